@@ -33,7 +33,7 @@ def write(run_dir: Path, **changes: object) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.yaml").write_text("recipe: stub\n")
     (run_dir / "summary.json").write_text(json.dumps({**OF_STUB, **changes}))
-    event = {"step": 3, "kind": "overflow", "scale_before": 4096.0, "scale_after": 512.0}
+    event = {"step": 3, "epoch": 1, "kind": "overflow", "scale_before": 4096.0, "scale_after": 512.0}
     (run_dir / "events.jsonl").write_text(json.dumps(event) + "\n")
     line = {"step": 100, "loss": 0.25, "loss_scale": 1024.0, "skipped_steps": 3, "epoch_end": True}
     (run_dir / "metrics.jsonl").write_text(json.dumps(line) + "\n")

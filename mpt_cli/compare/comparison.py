@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.report.history import read_lines
-from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.directory import RunDirectory, read_lines
 from mpt_cli.runs.expectations import known_values
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.load import load_settings

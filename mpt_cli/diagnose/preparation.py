@@ -15,12 +15,11 @@ from typing import Any
 
 from mpt_cli.engine.distribution import undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.report.history import read_lines
-from mpt_cli.runs.directory import RunDirectory, make_empty, random_name, remove_empty
+from mpt_cli.runs.directory import RunDirectory, make_empty, random_name, read_whole_lines, remove_empty
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.format import format_number
-from mpt_cli.telemetry.records import OVERFLOW, PHASE, Event, field_problem, required_fields
+from mpt_cli.telemetry.records import OVERFLOW, PHASE, Event
 
 
 def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
@@ -47,7 +46,9 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
 
     None where no step overflowed, ConfigError where the given one did not.
     """
-    events = _read_events(run.events_jsonl)
+    if not run.events_jsonl.is_file():
+        raise DataError(f"{run.events_jsonl} is missing.")
+    events = read_whole_lines(run.events_jsonl)
     found = [line for line in events if line["kind"] == OVERFLOW]
     steps = sorted({line["step"] for line in found})
     chosen = [line for line in found if step in (None, line["step"])]
@@ -65,21 +66,6 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
             began = earlier
     known = {field.name: line[field.name] for field in fields(Event) if field.name in line}
     return OverflowEvent(**{**known, "scale_before": float(line["scale_before"])}, borders=borders, began=began)
-
-
-def _read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a run; a partial last line is left out, as the run may still write or have been killed."""
-
-    def refuse() -> None:
-        raise DataError(f"{path} is damaged.")
-
-    if not path.is_file():
-        raise DataError(f"{path} is missing.")
-    found = list(read_lines(path, refuse))
-    for line in found:
-        if wrong := field_problem(Event, line, required_fields(Event)):
-            raise DataError(f"{path} is damaged: {wrong}.")
-    return found
 
 
 @contextmanager

@@ -1,68 +1,23 @@
 """A run as it lies on disk, whole or not: its lines and curves, and which of its files say nothing."""
 
-import json
 import os
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
-from mpt_cli.runs.directory import RunDirectory, read_json
+from mpt_cli.runs.directory import RunDirectory, read_json, read_lines
 from mpt_cli.runs.provenance import ENVIRONMENT, flatten
-from mpt_cli.settings.limits import LONGEST_LINE, open_file, parse_yaml, read_yaml_text
+from mpt_cli.settings.limits import parse_yaml, read_yaml_text
 from mpt_cli.telemetry.records import (
     OVERFLOW,
     Summary,
     as_number,
-    field_problem,
-    record_type,
-    required_fields,
 )
-
-_TAIL_BYTES = 8192
-
-
-def read_lines(path: Path, tell_damaged: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
-    """Yield every readable line of metrics.jsonl or events.jsonl; a missing file has none.
-
-    `tell_damaged` is called for each other line, also for one that is too long to be read, but not for a last one
-    without an end, which may be being written.
-    """
-    most = LONGEST_LINE
-    try:
-        with open_file(path) as file:
-            for raw in _cut_lines(file, most):
-                is_long = len(raw) > most
-                if not is_long and (found := json_object(raw.decode("utf-8", "replace"))) is not None:
-                    yield found
-                elif is_long or raw.endswith(b"\n"):
-                    tell_damaged()
-    except OSError:
-        return
-
-
-def _cut_lines(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
-    """Yield each line; of a line that is too long, one byte more than allowed, and skip the rest of it."""
-    while line := file.readline(most_bytes + 1):
-        yield line
-        while len(line) > most_bytes and not line.endswith(b"\n"):
-            line = file.readline(most_bytes + 1)
-
-
-def latest_line(path: Path) -> dict[str, Any] | None:
-    """Return the last whole line, without reading the rest of the file."""
-    try:
-        with open_file(path) as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return None
-    return next((found for line in reversed(lines) if (found := json_object(line)) is not None), None)
 
 
 def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[float]:
@@ -71,25 +26,6 @@ def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[float]:
     return [value for line in lines if (value := as_number(line.get(name))) is not None]
 
 
-def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:
-    """Read a line of metrics.jsonl or events.jsonl; None where it is damaged, or `is_whole` and lacks a field."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    record = record_type(found)
-    sampled = [value for name, value in found.items() if name.startswith("gradient_") and value is not None]
-    if any(as_number(value) is None for value in sampled):
-        return None
-    wrong = field_problem(_COMMON_FIELDS, found) or field_problem(
-        record, found, required_fields(record) if is_whole else ()
-    )
-    return found if wrong is None else None
-
-
-_COMMON_FIELDS = {"attempt": int, "seconds": float | None}
 STEP_FIELDS = ("learning_rate", "loss_scale", "examples_per_second", "skipped_steps")
 FIELDS_WITHOUT_CURVE = {
     "step",
@@ -105,7 +41,6 @@ FIELDS_WITHOUT_CURVE = {
     "phase",
 }
 LATEST_EVENTS = 30
-_LAYER_FIELDS = {"step", "layer", "kind", "dtype", "flushed", "subnormal", "overflowed"}
 
 
 @dataclass
@@ -221,8 +156,8 @@ def _note_unreadable(history: RunHistory, path: Path, why: str) -> None:
 
 def _lines_noting_damage(history: RunHistory, path: Path) -> Iterator[dict[str, Any]]:
     """Yield what can be read, and note as a gap how many lines can't."""
-    lost: list[None] = []
-    yield from map(printable_tree, read_lines(path, lambda: lost.append(None)))
+    lost: list[int] = []
+    yield from map(printable_tree, read_lines(path, lost.append))
     if lost:
         were = "s were" if len(lost) > 1 else " was"
         history.gaps.append(f"{path.name}: {len(lost)} damaged line{were} left out.")
@@ -240,10 +175,8 @@ def _read_config(history: RunHistory) -> None:
 def _read_metrics(history: RunHistory) -> None:
     path = history.run.metrics_jsonl
     for line in _lines_noting_damage(history, path):
-        step = as_number(line.get("step"))
-        if step is None:
-            continue
-        history.last_step = max(history.last_step, int(step))
+        step = line["step"]
+        history.last_step = max(history.last_step, step)
         target = history.epochs if line.get("epoch_end") else history.steps
         for name, value in line.items():
             if name not in FIELDS_WITHOUT_CURVE and (number := as_number(value)) is not None:
@@ -255,10 +188,7 @@ def _read_metrics(history: RunHistory) -> None:
 def _read_events(history: RunHistory) -> None:
     """Read the skips and the course of the scale: its value around each change, up to the last logged step."""
     for event in _lines_noting_damage(history, history.run.events_jsonl):
-        step = as_number(event.get("step"))
-        scales = as_number(event.get("scale_before")), as_number(event.get("scale_after"))
-        if step is not None and scales[0] is not None and scales[1] is not None:
-            _add_event(history, event, int(step), (scales[0], scales[1]))
+        _add_event(history, event)
     counted = history.steps.get("skipped_steps") or history.epochs.get("skipped_steps")
     if history.summary.get("skipped_steps") == 0 or (not history.summary and counted and max(counted.ys) == 0):
         history.skips, history.bad_steps = history.bad_steps, history.skips
@@ -269,21 +199,19 @@ def _read_events(history: RunHistory) -> None:
 
 def _read_layers(history: RunHistory) -> None:
     for line in _lines_noting_damage(history, history.run.layers_jsonl):
-        if not line.keys() >= _LAYER_FIELDS:
-            continue
         if history.layers and history.layers[-1]["step"] != line["step"]:
             history.layers = []
         history.layers.append(line)
 
 
-def _add_event(history: RunHistory, event: dict[str, Any], step: int, scales: tuple[float, float]) -> None:
-    kind = str(event.get("kind"))
+def _add_event(history: RunHistory, event: dict[str, Any]) -> None:
+    kind, step = event["kind"], event["step"]
+    before, after = float(event["scale_before"]), float(event["scale_after"])
     history.kinds[kind] = history.kinds.get(kind, 0) + 1
     history.latest_events.append(event)
     history.last_step = max(history.last_step, step)
     if kind == OVERFLOW:
         history.skips.append(step)
-    before, after = scales
     _add_scale(history, before, step, before)
     if before != after:
         history.scale.add(step, after)

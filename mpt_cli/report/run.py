@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.report.history import FIELDS_WITHOUT_CURVE, STEP_FIELDS, read_history, read_lines
+from mpt_cli.report.history import FIELDS_WITHOUT_CURVE, STEP_FIELDS, read_history
 from mpt_cli.report.run_page import headline, run_page, run_pictures
-from mpt_cli.runs.directory import RunDirectory, read_json
+from mpt_cli.runs.directory import RunDirectory, read_json, read_lines
 
 NOT_METRICS = {*FIELDS_WITHOUT_CURVE, *STEP_FIELDS, "memory_bytes"} - {"learning_rate"}
 

@@ -13,9 +13,8 @@ from typing import Any
 from mpt_cli.errors import BAD_DATA, MISMATCH, OK, TERMINATED, ConfigError, DataError, Problem
 from mpt_cli.jobs.executor import Command, Ending, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Limits, Queue, run_one
-from mpt_cli.report.history import read_lines
 from mpt_cli.reproduce.collection import ReproduceTarget
-from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, random_name, read_summary
+from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, random_name, read_lines, read_summary
 from mpt_cli.runs.expectations import ExpectationCheck, check_expectations
 from mpt_cli.runs.provenance import (
     environment_differences,

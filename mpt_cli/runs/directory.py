@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,10 +18,10 @@ from typing import Any, Self, TextIO
 
 from mpt_cli.errors import EXIT_CODES, DataError, naming
 from mpt_cli.files import write_json
-from mpt_cli.settings.limits import open_to_append, read_file, remove_file
+from mpt_cli.settings.limits import LONGEST_LINE, open_file, open_to_append, read_file, remove_file
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
-from mpt_cli.telemetry.records import Summary, field_problem
+from mpt_cli.telemetry.records import Summary, field_problem, line_problem
 from mpt_cli.telemetry.sink import File, TelemetryFiles
 from mpt_cli.version import SCHEMA_VERSION
 
@@ -84,6 +84,51 @@ def read_json(path: Path, record: type | Mapping[str, Any] | None = None) -> dic
     return value
 
 
+def read_lines(path: Path, tell_damaged: Callable[[int], None] = lambda number: None) -> Iterator[dict[str, Any]]:
+    """Yield every record of metrics.jsonl, events.jsonl or layers.jsonl; a missing file has none.
+
+    `tell_damaged` is called with the number of each other line (0 where the file can't be read), but not for a last one
+    without an end, which may be being written.
+    """
+    try:
+        with open_file(path) as file:
+            for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), start=1):
+                if (found := _read_record(line)) is not None:
+                    yield found
+                elif line.endswith(b"\n"):
+                    tell_damaged(number)
+    except FileNotFoundError:
+        return
+    except OSError:
+        tell_damaged(0)
+
+
+def read_whole_lines(path: Path) -> list[dict[str, Any]]:
+    """Return every record of such a file; DataError where a line is damaged."""
+
+    def refuse(number: int) -> None:
+        what = f"is damaged, see line {number}" if number else "can't be read"
+        raise DataError(f"{path} {what}. Take out the damaged line, or start a new run.")
+
+    return list(read_lines(path, refuse))
+
+
+def latest_line(path: Path) -> dict[str, Any] | None:
+    """Return the last whole record, without reading the rest of the file."""
+    with suppress(OSError), open_file(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return next(filter(None, map(_read_record, reversed(file.read().splitlines()))), None)
+    return None
+
+
+def _read_record(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+        return found if line_problem(found) is None else None
+    except (ValueError, RecursionError, TypeError, AttributeError):
+        return None
+
+
 def read_summary(path: Path) -> dict[str, Any]:
     """Return the content of summary.json as a dict, which later fields don't break.
 
@@ -96,6 +141,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 DEFAULT_PARENT = "runs"
+TAIL_BYTES = 8192
 LOCK_FILE = ".lock"
 # stems, also of temporary files
 UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment", "preprocessing", "config"}

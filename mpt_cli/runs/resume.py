@@ -2,25 +2,23 @@
 cut back to the checkpoint.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.files import write_atomic
+from mpt_cli.files import strict_json, write_atomic
 from mpt_cli.redaction import REDACTED
-from mpt_cli.runs.directory import RunDirectory, default_parent
+from mpt_cli.runs.directory import RunDirectory, default_parent, read_whole_lines
 from mpt_cli.runs.provenance import flatten, known_environment
-from mpt_cli.settings.limits import load_mapping, read_file
+from mpt_cli.settings.limits import load_mapping
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.relative_references import is_same_function
 from mpt_cli.settings.schema import MODEL_PARALLEL, PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import RULES, Builder, DataSettings, Loader, ModelSettings, mode_settings
-from mpt_cli.telemetry.records import Event, Summary, field_problem, record_from, record_type, required_fields
+from mpt_cli.telemetry.records import Event, Summary, record_from
 from mpt_cli.training.checkpoint import Checkpoint
 
 # What decides the variables, the examples or their order can't change in the middle of a run.
@@ -276,55 +274,22 @@ def truncate_telemetry(run: RunDirectory, step: int, epochs_completed: int) -> l
 
     The steps after it run again and write their lines again: without gaps and without doubles.
     """
-    is_before = _before(step, epochs_completed)
     for path in (run.metrics_jsonl, run.events_jsonl, run.layers_jsonl):
-        whole, kept = _kept_lines(path, is_before)
-        if len(kept) < whole:
-            write_atomic(path, "".join(line for line, _ in kept))
+        lines = read_whole_lines(path)
+        kept = _lines_before(lines, step, epochs_completed)
+        if len(kept) < len(lines):
+            write_atomic(path, "".join(f"{strict_json(line)}\n" for line in kept))
     return events_before(run, step, epochs_completed)
 
 
 def events_before(run: RunDirectory, step: int, epochs_completed: int) -> list[Event]:
     """Return the events that `truncate_telemetry` would keep; change nothing. DataError for a damaged file."""
-    _, kept = _kept_lines(run.events_jsonl, _before(step, epochs_completed), required_fields(Event))
-    return [record_from(Event, event) for _, event in kept]
+    kept = _lines_before(read_whole_lines(run.events_jsonl), step, epochs_completed)
+    return [record_from(Event, event) for event in kept]
 
 
-def _before(step: int, epochs_completed: int) -> Callable[[dict[str, Any]], bool]:
-    def is_before(line: dict[str, Any]) -> bool:
-        at_end_of_later = str(line.get("epoch_end")) == "True" and int(line["epoch"]) > epochs_completed
-        return int(line["step"]) <= step and not at_end_of_later
+def _lines_before(lines: Sequence[dict[str, Any]], step: int, epochs_completed: int) -> list[dict[str, Any]]:
+    def is_end_of_later(line: dict[str, Any]) -> bool:
+        return bool(line.get("epoch_end")) and line["epoch"] > epochs_completed
 
-    return is_before
-
-
-def _kept_lines(
-    path: Path, keep: Callable[[dict[str, Any]], bool], required: Sequence[str] = ()
-) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
-    """Return how many whole lines there are, and those to keep with their content, which has the `required` fields.
-
-    A partial last line does not count.
-    """
-    whole = _whole_lines(path)
-    try:
-        contents = [json.loads(line) for line in whole]
-        kept = [(line, content) for line, content in zip(whole, contents, strict=True) if keep(content)]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged(path, error) from error
-    if wrong := next(filter(None, (field_problem(record_type(line), line, required) for _, line in kept)), None):
-        raise _damaged(path, wrong)
-    return len(whole), kept
-
-
-def _damaged(path: Path, why: Any) -> DataError:
-    return DataError(f"{path} is damaged: {why}. Take out the damaged line, or start a new run.")
-
-
-def _whole_lines(path: Path) -> list[str]:
-    if not path.exists():
-        return []
-    try:
-        text = read_file(path, None)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is damaged: {error}. Bring it back, or start a new run.") from error
-    return [line + "\n" for line in text.split("\n")[:-1]]
+    return [line for line in lines if line["step"] <= step and not is_end_of_later(line)]

@@ -15,9 +15,8 @@ from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.executor import Command, Ending
 from mpt_cli.jobs.launchers import recorded_launcher
 from mpt_cli.jobs.queue import Observer, Running
-from mpt_cli.report.history import latest_line
 from mpt_cli.report.tables import TableColumn, plain_lines, rich_table
-from mpt_cli.runs.directory import read_holder
+from mpt_cli.runs.directory import latest_line, read_holder
 from mpt_cli.sweep.directory import NOT_RUN, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import Job
 from mpt_cli.telemetry.console import PrintableConsole

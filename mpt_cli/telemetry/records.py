@@ -5,6 +5,7 @@ What stands in a file of a run is held against the types of its record here, and
 damaged, or hostile.
 """
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
@@ -236,12 +237,6 @@ class Snapshot:
     phase: int | None = None  # its number, from 1, in a run of several
 
 
-def record_type(line: Mapping[str, Any]) -> type:
-    """Return the type of a line of layers.jsonl, events.jsonl or metrics.jsonl; the last has no kind."""
-    own = {"exponents": LayerSample, "kind": Event}
-    return next((record for name, record in own.items() if name in line), Snapshot)
-
-
 @dataclass(frozen=True)
 class Summary:
     """How a run ended: the content of summary.json.
@@ -359,12 +354,7 @@ def field_problem(
     if missing:
         return f"{missing[0]} is missing"
     wrong = [name for name, hint in hints.items() if name in tree and not _fits(hint, tree[name])]
-    return f"{wrong[0]} must not be {_shortened(tree[wrong[0]])}" if wrong else None
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}…"
+    return f"{wrong[0]} must not be {reprlib.repr(tree[wrong[0]])}" if wrong else None
 
 
 def _fits(hint: Any, value: Any) -> bool:
@@ -401,6 +391,21 @@ def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
         del own["phase"]  # there is only one
     own |= {f"gradient_{name}": None if sample is None else getattr(sample, name) for name in GRADIENT_FIELDS}
     return {**own, **{name: value for name, value in metrics.items() if name not in own}}
+
+
+def line_problem(line: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a line of layers.jsonl, events.jsonl or metrics.jsonl; the last alone has no kind."""
+    record = LayerSample if "exponents" in line else Event if "kind" in line else Snapshot
+    required = () if record is Snapshot else required_fields(record)  # what a line of metrics lacks is not drawn
+    return field_problem({**_type_hints(record), **_BESIDE_RECORD}, line, ("step", *required))
+
+
+_BESIDE_RECORD = {
+    "step": int,
+    "attempt": int,
+    "seconds": float | None,
+    **{f"gradient_{name}": float | None for name in GRADIENT_FIELDS},
+}
 
 
 def record_from(record: type[R], tree: Mapping[str, Any]) -> R:

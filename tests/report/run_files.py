@@ -61,6 +61,7 @@ def overflow(step: int, before: float = 2048.0, after: float = 1024.0) -> dict[s
     """A line of events.jsonl."""
     return {
         "step": step,
+        "epoch": 1,
         "kind": "overflow",
         "scale_before": before,
         "scale_after": after,

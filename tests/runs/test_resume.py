@@ -201,7 +201,7 @@ def test_what_lies_after_the_checkpoint_is_cut_off() -> None:
 def test_a_damaged_record_is_named() -> None:
     run = _run(Path("here"))
     run.metrics_jsonl.write_text('{"step": 1}\nrubbish\n')
-    with pytest.raises(DataError, match=r"metrics.jsonl is damaged: Expecting value.* Take out the damaged line"):
+    with pytest.raises(DataError, match=r"metrics.jsonl is damaged, see line 2. Take out the damaged line"):
         truncate_telemetry(run, 1, 0)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from mpt_cli import settings
 from mpt_cli.cli import main
-from mpt_cli.report import history
 from mpt_cli.report.history import read_history
+from mpt_cli.runs import directory
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.limits import MOST_PROBLEMS
 
@@ -89,7 +89,7 @@ def test_a_line_that_is_too_long_is_left_out_and_said(tmp_path, monkeypatch):
     long = '{"step": 2, "loss": 2.0, "more": "' + "x" * 1000 + '"}\n'
     run.metrics_jsonl.write_text('{"step": 1, "loss": 1.0}\n' + long + '{"step": 3, "loss": 3.0}\n')
     assert list(read_history(tmp_path).steps["loss"].ys) == [1.0, 2.0, 3.0]
-    monkeypatch.setattr(history, "LONGEST_LINE", 100)
+    monkeypatch.setattr(directory, "LONGEST_LINE", 100)
     story = read_history(tmp_path)
     assert list(story.steps["loss"].ys) == [1.0, 3.0]
     assert "metrics.jsonl: 1 damaged line was left out." in story.gaps

@@ -14,8 +14,8 @@ from rich.console import Console
 from sweep_stubs import started
 
 from mpt_cli.cli import main
-from mpt_cli.report.history import latest_line
 from mpt_cli.report.tables import plain_lines
+from mpt_cli.runs.directory import latest_line
 from mpt_cli.sweep import report
 from mpt_cli.sweep.directory import last_sentence, read_results
 from mpt_cli.sweep.hyperparameters import importances
