@@ -167,15 +167,12 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
 
     store = CheckpointStore(start.run.checkpoints, start.settings.trainer.keep_checkpoints, telemetry.message)
     session = prepare(start.program, platform, telemetry, store)
-    telemetry.tally.add(events_before(start.run, *start.position))
-    telemetry.cut_files = partial(truncate_telemetry, start.run)
     if start.checkpoint is not None:
         # raises for a checkpoint of another model: then the files stay as they are
         session.resume(start.checkpoint)
         if start.changes:
             session.callbacks.go_on()
-    if start.attempt > 1:
-        telemetry.rewind(*start.position)
+    telemetry.tally.add(truncate_telemetry(start.run, *start.position))
     changes = format_changes(start.changes, _without_effect(start, session), session.parts.scaling.mode)
     for note in [*start.notes, *changes]:
         telemetry.message(note)

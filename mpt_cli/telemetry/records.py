@@ -92,6 +92,7 @@ class RunHeader:
     callbacks: str = ""  # "EarlyStopping, PSNR"
     phases: tuple[str, ...] = ()  # a line for each: "2 epochs, learning rate 0.01, freeze base (…)"
     attempt: int = 1  # 2 and more: a resumed run, appending to the files of the ones before
+    skipped_steps: int = 0  # by these
 
 
 @dataclass(frozen=True)

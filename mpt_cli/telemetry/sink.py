@@ -49,12 +49,6 @@ class Sink:
     def flush(self) -> None:
         """Write everything so far into the files."""
 
-    def suspend(self) -> None:
-        """Flush and close files whose lines after a certain step are about to be removed."""
-
-    def rewind(self, step: int, skipped_steps: int) -> None:
-        """Open the files again: the run is back at `step`, with so many skipped steps before it."""
-
     def message(self, text: str) -> None:
         """Receive a sentence for the person watching."""
 
@@ -79,7 +73,6 @@ class Sink:
 
 REMINDER_SECONDS = 30.0  # between two sentences on a phase that still lasts
 R = TypeVar("R", RunHeader, Summary)
-CutFiles = Callable[[int, int], list[Event]]  # step and completed epochs -> the events that stay
 
 
 class Telemetry:
@@ -101,7 +94,6 @@ class Telemetry:
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = tuple(sinks)
         self.tally = EventTally()
-        self.cut_files: CutFiles = lambda step, epochs_completed: []  # what takes lines out of the files of the run
         self._write_error: str | None = None
 
     def start(self, header: RunHeader) -> None:
@@ -142,15 +134,6 @@ class Telemetry:
         """Write everything so far into the files: a checkpoint must not be ahead of the record."""
         for sink in self.sinks:
             sink.flush()
-
-    def rewind(self, step: int, epochs_completed: int) -> None:
-        """Forget what was reported after `step`, in the files too: the run goes on from there a second time."""
-        for sink in self.sinks:
-            sink.suspend()
-        self.tally = EventTally(self.tally.scaling)
-        self.tally.add(self.cut_files(step, epochs_completed))
-        for sink in self.sinks:
-            sink.rewind(step, len(self.tally.skip_steps))
 
     def message(self, text: str) -> None:
         for sink in self.sinks:
@@ -248,32 +231,24 @@ class LineFile:
     disk that is full for a while costs nothing. DataError when the file can't be opened, when `flush` or `close` is
     called all the same, and when too much waits.
 
-    With `when_needed` there is no file before the first line, and opening it is a part of writing to it.
+    There is no file before `open` or the first line.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, when_needed: bool = False) -> None:
-        self.path = path
-        self._clock = clock
-        self._when_needed = when_needed
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self._clock = path, clock
         self._descriptor = -1
         self._lines: list[str] = []
         self._unwritten = b""  # lines a write did not take
         self._flushed_at = clock()
         self.write_error: str | None = None
-        self.open()
 
     def open(self) -> None:
-        """Append to the file as it is now; also after `close`, when somebody else may have changed it."""
-        if self._when_needed:
-            return
+        """Append to the file as it is now."""
         try:
-            self._open()
+            repair_tail(self.path)
+            self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             raise _cannot_write(self.path, error) from error
-
-    def _open(self) -> None:
-        repair_tail(self.path)
-        self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def add(self, line: str) -> None:
         self._lines.append(line)
@@ -290,8 +265,8 @@ class LineFile:
         data = b"".join([self._unwritten, *(line.encode() + b"\n" for line in self._lines)])
         self._flushed_at, self._lines = self._clock(), []
         try:
-            if data and self._descriptor < 0 and self._when_needed:
-                self._open()
+            if data and self._descriptor < 0:
+                self.open()
             while data:
                 data = data[os.write(self._descriptor, data) :]
             self.write_error = None

@@ -81,14 +81,27 @@ def _is_live_terminal(stream: TextIO) -> bool:
     return stream.isatty() and not dumb and (stream.encoding or "").lower().replace("-", "") == "utf8"
 
 
-class FileSink(Sink):
-    """Lines in files that are written and let go together; the first of them has the snapshots."""
+class JsonlSink(Sink):
+    """A line per snapshot, per event and, in a file made by the first, per `LayerSample`, every line with
+    `schema_version` and `attempt`.
 
-    def __init__(self, *files: LineFile) -> None:
-        self._files = files
+    In the file within a second; at once with every batch of events and at the end of an epoch.
+    """
+
+    def __init__(self, metrics_path: Path, events_path: Path, layers_path: Path) -> None:
+        self._metrics, self._events, self._layers = map(LineFile, (metrics_path, events_path, layers_path))
+        self._files = self._metrics, self._events, self._layers
+        self._common: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "attempt": 1}
+        self._started_at = time.monotonic()
+
+    def start(self, header: RunHeader) -> None:
+        self._metrics.open()
+        self._events.open()
+        self._common["attempt"] = header.attempt
+        self._started_at = time.monotonic()
 
     def progress(self, step: int, epoch: int, phase: str) -> None:
-        self._files[0].poll()
+        self._metrics.poll()
 
     def write_error(self) -> str | None:
         return next(filter(None, (file.write_error for file in self._files)), None)
@@ -97,38 +110,10 @@ class FileSink(Sink):
         for file in self._files:
             file.flush()
 
-    def suspend(self) -> None:
-        for file in self._files:
-            file.close()
-
-    def rewind(self, step: int, skipped_steps: int) -> None:
-        for file in self._files:
-            file.open()
-
     def close(self) -> None:
         with ExitStack() as stack:  # each, also where another fails
             for file in reversed(self._files):
                 stack.callback(file.close)
-
-
-class JsonlSink(FileSink):
-    """A line per snapshot, per event and, in a file made by the first, per `LayerSample`, every line with
-    `schema_version` and `attempt`.
-
-    In the file within a second; at once with every batch of events and at the end of an epoch.
-    """
-
-    def __init__(self, metrics_path: Path, events_path: Path, layers_path: Path) -> None:
-        self._metrics = LineFile(metrics_path)
-        self._events = LineFile(events_path)
-        self._layers = LineFile(layers_path, when_needed=True)
-        super().__init__(self._metrics, self._events, self._layers)
-        self._common: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "attempt": 1}
-        self._started_at = time.monotonic()
-
-    def start(self, header: RunHeader) -> None:
-        self._common["attempt"] = header.attempt
-        self._started_at = time.monotonic()
 
     def snapshot(self, snapshot: Snapshot) -> None:
         seconds = round(time.monotonic() - self._started_at, 3)
@@ -186,9 +171,6 @@ class TensorBoardSink(Sink):
 
     def start(self, header: RunHeader) -> None:
         self._begins_anew = header.attempt > 1
-
-    def rewind(self, step: int, skipped_steps: int) -> None:
-        self._begins_anew = True
 
     def snapshot(self, snapshot: Snapshot) -> None:
         self._write(snapshot.step, tracker_scalars(snapshot))

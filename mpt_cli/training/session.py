@@ -258,6 +258,7 @@ class Session(Trainer):
             callbacks=_describe_callbacks(self),
             phases=parts.phases.lines,
             attempt=attempt,
+            skipped_steps=self.counters.skipped,
         )
 
 

@@ -162,15 +162,10 @@ class Narrator:
         self._skipped = 0
 
     def start(self, header: RunHeader) -> None:
-        self._scaling, self._total_steps = header.scaling, header.total_steps
+        self._scaling, self._total_steps, self._skipped = header.scaling, header.total_steps, header.skipped_steps
 
     def add(self, events: Sequence[Event]) -> None:
         self._pending += [event for event in events if event.kind in (OVERFLOW, GROWTH, DECLINE)]
-
-    def recount(self, skipped_steps: int) -> None:
-        """Take the trainer's count of skips, which includes those of earlier attempts."""
-        if not self._pending:
-            self._skipped = skipped_steps
 
     def sentences(self, at_once: bool = False) -> list[str]:
         """Return the sentence that is due now, most often none; `at_once` empties what is pending."""
@@ -278,19 +273,11 @@ class EpochConsole(Sink, ABC):
         self._print_sentences()
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        self._narrator.recount(snapshot.skipped_steps)
         if snapshot.epoch_end:
             self._end_epoch(snapshot)
 
     def close(self) -> None:
         self._print_sentences(at_once=True)
-
-    def suspend(self) -> None:
-        self._print_sentences(at_once=True)
-
-    def rewind(self, step: int, skipped_steps: int) -> None:
-        self._narrator.recount(skipped_steps)
-        self._epoch_started_at = self._clock()
 
     def _end_epoch(self, snapshot: Snapshot) -> None:
         now = self._clock()
@@ -422,10 +409,6 @@ class ConsoleLog(PlainConsole):
 
     def write_error(self) -> str | None:
         return self._file.write_error
-
-    def suspend(self) -> None:
-        super().suspend()
-        self._file.flush()
 
     def close(self) -> None:
         try:
