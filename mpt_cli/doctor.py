@@ -55,7 +55,6 @@ class DoctorReport:
     missing: list[dict[str, str]]  # name, purpose, and the command for install
     runs_parent: str
     runs_parent_writable: bool
-    terminal: dict[str, Any]
 
     @property
     def backend(self) -> BackendReport | None:
@@ -89,7 +88,6 @@ def doctor() -> DoctorReport:
         missing=_missing_packages(machine, backends),
         runs_parent=str(Path(DEFAULT_PARENT).absolute()),
         runs_parent_writable=_is_writable(Path(DEFAULT_PARENT).absolute()),
-        terminal=_terminal(),
     )
 
 
@@ -147,15 +145,6 @@ def _is_writable(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
-def _terminal() -> dict[str, Any]:
-    return {
-        "interactive": sys.stdout.isatty(),
-        "type": os.environ.get("TERM", ""),
-        "encoding": sys.stdout.encoding,
-        "color": "NO_COLOR" not in os.environ,
-    }
-
-
 def doctor_report_rows(report: DoctorReport) -> list[tuple[str, str]]:
     """Return the whole report as label and text."""
     rows = [("versions", ", ".join(f"{name} {version}" for name, version in report.versions.items()))]
@@ -165,8 +154,6 @@ def doctor_report_rows(report: DoctorReport) -> list[tuple[str, str]]:
     rows += [("missing", "{name}, for {purpose}: {install}".format_map(each)) for each in report.missing]
     writable = "can be written" if report.runs_parent_writable else "can NOT be written: set run_dir"
     rows.append(("runs", f"{report.runs_parent} {writable}"))
-    terminal = "live screen" if report.terminal["interactive"] else "plain lines (not a terminal)"
-    rows.append(("terminal", f"{terminal}, {report.terminal['encoding']}"))
     return [*rows, ("result", _format_result(report))]
 
 

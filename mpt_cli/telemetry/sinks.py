@@ -1,8 +1,8 @@
 """Sinks that write, and which of them, with which console, a run has: from its settings and from where its output goes.
 
 Files: metrics.jsonl and its like, the record other programs read; they grow by whole lines alone, so that a killed run
-leaves them readable. And scalars by their names for programs that draw curves,
-all optional extras: TensorBoard, MLflow, Weights & Biases.
+leaves them readable. And scalars by their names for programs that draw curves, all optional extras: TensorBoard,
+MLflow, Weights & Biases.
 
 What a tracker's own variables ask for goes first: with MLFLOW_TRACKING_URI lines go to that server, with
 WANDB_MODE=online to wandb's. Trackers can't take points back: a resumed run is a run of its own there. metrics.jsonl is
@@ -286,12 +286,10 @@ class WandbSink(Sink):
                 config=_params(header),
                 settings=wandb.Settings(silent=True, console="off"),
             )
-            self._run.define_metric("step")
-            self._run.define_metric("*", step_metric="step")  # its own count of steps must never go back
 
     def snapshot(self, snapshot: Snapshot) -> None:
         with _named_errors("wandb"):
-            self._run.log({**tracker_scalars(snapshot), "step": snapshot.step})
+            self._run.log(tracker_scalars(snapshot), step=snapshot.step)
 
     def finish(self, summary: Summary) -> None:
         with _named_errors("wandb"):

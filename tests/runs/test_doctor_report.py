@@ -30,7 +30,6 @@ REPORT = DoctorReport(
     missing=[{"name": "jax", "purpose": "backend=jax", "install": "pip install 'mpt-cli[jax]'"}],
     runs_parent="/here/runs",
     runs_parent_writable=True,
-    terminal={"interactive": False, "type": "xterm", "encoding": "utf-8", "color": True},
 )
 
 
