@@ -22,21 +22,7 @@ from mpt_cli.telemetry.records import field_problem
 from mpt_cli.version import __version__
 
 GIT_SECONDS = 5.0  # a run must not wait for a slow file system
-# A checkout's own configuration and hooks may name programs to run; recording a commit must start none of them, and
-# fetch nothing that the checkout lacks.
-HARMLESS = {"core.fsmonitor": "false", "core.hooksPath": os.devnull, "core.pager": "cat"}
-ALONE = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
-DIFF = (
-    "diff",
-    "HEAD",
-    "--no-ext-diff",
-    "--no-textconv",
-    "--no-color",
-    "--binary",
-    "--submodule=short",
-    "--ignore-submodules=dirty",
-)
-_FILTER = re.compile(r"filter\..*\.(process|clean|smudge|required)", re.DOTALL | re.IGNORECASE)
+DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--ignore-submodules=dirty")
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -46,36 +32,21 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
     Untracked files are not part of it. `modified` is None where git took too long to tell.
     """
-    commit = _git(folder, "rev-parse", "HEAD")
+    commit, diff = _git(folder, "rev-parse", "HEAD"), _git(folder, *DIFF)
     if commit is None:
         return None
-    keys = (_git(folder, "config", "--list", "--name-only", "-z") or b"").decode(errors="surrogateescape").split("\0")
-    diff = _git(folder, *DIFF, settings=dict.fromkeys(filter(_FILTER.fullmatch, keys), ""))
     modified = None if diff is None else bool(diff)
     digest = hashlib.sha256(diff).hexdigest() if diff else None
     return {"commit": commit.decode().strip(), "modified": modified, "diff_hash": digest}
 
 
-def _git(folder: Path, *arguments: str, settings: Mapping[str, str] | None = None) -> bytes | None:
-    """Return what git prints, with these settings over those of the checkout; None where it fails."""
-    given = {**HARMLESS, **(settings or {})}
-    numbered = {
-        f"GIT_CONFIG_{kind}_{number}": text
-        for number, pair in enumerate(given.items())
-        for kind, text in zip(("KEY", "VALUE"), pair, strict=True)
-    }
-    environment = {**os.environ, **ALONE, "GIT_CONFIG_COUNT": str(len(given)), **numbered}
+def _git(folder: Path, *arguments: str) -> bytes | None:
+    """Return what git prints; None where it fails."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            env=environment,
-            capture_output=True,
-            timeout=GIT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, timeout=GIT_SECONDS, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout if done.returncode == 0 else None
 
 
 NAMED_PACKAGES = ("tensorflow", "keras", "jax", "jaxlib", "numpy", "hydra-core", "omegaconf", "rich", "scikit-learn")

@@ -1,5 +1,3 @@
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -71,41 +69,6 @@ def test_each_state_of_a_checkout_has_its_own_hash(checkout: Path) -> None:
         assert state is not None and state["modified"]
         hashes.add(state["diff_hash"])
     assert len(hashes) == 2
-
-
-def test_recording_starts_no_program_that_the_checkout_names(checkout: Path) -> None:
-    trap = checkout / "trap.sh"
-    trap.write_text(f"#!/bin/sh\ntouch {checkout}/sprung\n")
-    trap.chmod(0o755)
-    for key in (
-        "core.fsmonitor",
-        "diff.external",
-        "filter.x.process",
-        "filter.x.clean",
-        "diff.x.textconv",
-        "core.sshCommand",
-        "remote.origin.uploadpack",
-        "core.pager",
-    ):
-        subprocess.run(["git", "config", key, str(trap)], cwd=checkout, check=True)
-    for key, value in (
-        ("filter.x.required", "true"),
-        ("remote.origin.url", "."),
-        ("remote.origin.promisor", "true"),
-        ("extensions.partialClone", "origin"),
-        ("core.repositoryformatversion", "1"),
-    ):
-        subprocess.run(["git", "config", key, value], cwd=checkout, check=True)
-    (checkout / ".gitattributes").write_text("*.py filter=x diff=x\n")
-    shutil.copy(trap, checkout / ".git/hooks/post-index-change")
-    os.utime(checkout / "a.py", (1, 1))  # git reads it, as its time has changed
-    assert git_state(checkout)["modified"] is False
-    (checkout / "a.py").write_text("2\n")
-    assert git_state(checkout)["modified"] is True
-    for path in [path for path in (checkout / ".git/objects").glob("??/*") if path.is_file()]:
-        path.unlink()  # which git would fetch
-    git_state(checkout)
-    assert not (checkout / "sprung").exists()
 
 
 def test_without_a_checkout_or_without_git_there_is_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
