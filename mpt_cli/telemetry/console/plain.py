@@ -418,4 +418,4 @@ class ConsoleLog(PlainConsole):
 
     def _append(self, line: str) -> None:
         self._file.add(line)
-        self._file.poll()
+        self._file.poll(now=True)  # for those who watch, also while a compiler keeps the run from its next line
