@@ -50,7 +50,8 @@ def _watch_run(run: RunDirectory) -> int:
     offset = 0
     for abandoned in watch_directory(run.path, LOOK_SECONDS):
         ending = run.ending if abandoned else {}  # before the lines, so that none of its end is missed
-        offset = _print_new_lines(run.console_log, offset)
+        while (end := _print_new_lines(run.console_log, offset)) > offset:
+            offset = end
         if "exit_code" in ending:
             return int(ending["exit_code"])
         if abandoned >= LOOKS_TO_BE_SURE:
@@ -63,16 +64,17 @@ def _watch_run(run: RunDirectory) -> int:
 
 
 def _print_new_lines(path: Path, offset: int) -> int:
-    """Print the whole lines that the file has after `offset` bytes, and return where they end."""
+    """Print whole lines that the file has after `offset` bytes, and return where they end."""
     try:
         with open_file(path) as file:
             file.seek(offset)
-            while (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
-                say(line.decode("utf-8", "replace").rstrip("\n"))
-                offset += len(line)
+            new = file.read(LONGEST_LINE)
     except OSError:
-        pass
-    return offset
+        return offset
+    whole = new[: new.rfind(b"\n") + 1]
+    for line in whole.decode("utf-8", "replace").split("\n")[:-1]:
+        say(line)
+    return offset + len(whole)
 
 
 def _watch_sweep(path: Path) -> int:
