@@ -7,10 +7,9 @@ from there between two calls, so that `steps_per_execution` hides none.
 import atexit
 import math
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,21 +17,24 @@ from typing import Any, TextIO
 import keras
 import numpy as np
 
-from mpt_cli.data.examples import Batch
-from mpt_cli.engine.build import build_engine
-from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.faults import FaultSearch
-from mpt_cli.engine.feed import StepChunk
 from mpt_cli.errors import ConfigError, Problem, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_custom_train_step, keep_skips_whole
 from mpt_cli.precision.keras_internals import build_before_tracing, lacks_variables, optimizer_values_in_fit
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
 from mpt_cli.python_api import RunArguments, given_settings
-from mpt_cli.recording import NO_LOSS, NO_SAMPLES, Recording, RecordingOptions, policy_on_record, scaling_on_record
+from mpt_cli.recording import (
+    NO_LOSS,
+    Recording,
+    RecordingOptions,
+    SampleBudget,
+    policy_on_record,
+    scaling_on_record,
+)
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, numbered_path
-from mpt_cli.samples.gradient_samples import build_sampler, layers_to_compile
+from mpt_cli.samples.latest_step import LatestBatch, TapedCalls
 from mpt_cli.samples.value_ranges import is_rounded
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health import Stop
@@ -63,22 +65,6 @@ def scaled(optimizer: Any, settings: Settings, scaling: Scaling) -> LossScaleOpt
     if isinstance(optimizer, LossScaleOptimizer):
         return optimizer
     return wrap_optimizer(unwrapped(optimizer), settings.loss_scale, scaling)
-
-
-@dataclass
-class SampleBudget:
-    """The seconds of the fits of a program, and of the samples that were taken at their ends: after the first at most
-    this share."""
-
-    fits: float = 0.0
-    samples: float = 0.0
-    share: float = 0.02
-
-    @contextmanager
-    def sampling(self) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.samples += time.perf_counter() - started
 
 
 def _said_and_ended(hook: Callable[..., None]) -> Callable[..., None]:
@@ -145,7 +131,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         self.asked = RunArguments(loss_scale=loss_scale, name=name, more=dict(settings or {}))
         self.command: Sequence[str] = ()  # the words behind `mpt` that run the script it is in
         self.others: Sequence[Any] = ()  # the callbacks beside it, where they are known
-        self.examples: Batch | None = None  # some of those that are trained on, where they are known
+        self.calls: TapedCalls | None = None  # that a train_step of the model's own makes, where they are seen
         self.budget = SampleBudget()
         self.say: Callable[[str], None] = lambda sentence: print(f"mpt: {sentence}", file=sys.stderr)
         self.stream: TextIO | None = None  # of a console that was asked for; None: standard output, where fit is silent
@@ -270,12 +256,21 @@ class _FitRecording(Recording):
         model.optimizer.allows_unscaled = self.own_step
         if not self.own_step and "train_step" not in vars(model):
             keep_skips_whole(model)
+        self.latest = self._keep_batches()
         if model.train_function is None or log.train_function is not model.train_function:
             backend_step().keep_skipped_batches(model)
             log.train_function = model.train_function
         if not self.own_step and keras.backend.backend() == "tensorflow" and lacks_variables(model):
             build_before_tracing(model)
         return [NO_RESUME, NO_SPEED] + [NOT_WHOLE] * self.own_step
+
+    def _keep_batches(self) -> LatestBatch | None:
+        """None where a sample can't repeat a step of its own, or that of one of several replicas."""
+        replicas = getattr(getattr(self.model, "distribute_strategy", None), "num_replicas_in_sync", 1)
+        calls = self.recorder.calls if self.own_step else None
+        if not is_rounded(self.model) or replicas > 1 or (self.own_step and calls is None):
+            return None
+        return LatestBatch.of(self.model, calls)
 
     def _begin(self, logs: Mapping[str, Any]) -> bool:
         """After the first call: whether it was the optimizer of `compile` that made a step."""
@@ -366,27 +361,8 @@ class _FitRecording(Recording):
             logs["loss"] = float(np.mean(self.losses))
 
     def finish(self) -> None:
-        if self.recorder.examples is not None and not self.own_step and self.subject.is_rounded:
-            self._sample(self.recorder.examples)
+        self.sample([] if self.latest is None else self.latest.take(), self.recorder.budget)
         super().finish()
-
-    def _sample(self, examples: Batch) -> None:
-        """What half precision does to a batch, as `mpt train` looks at it; only where compiling that is little
-        beside the fit."""
-        budget = self.recorder.budget
-        budget.fits += self.stopwatch.run_seconds
-        if budget.samples > budget.share * budget.fits:
-            return
-        engine = build_engine(self.model, keras.backend.backend() == "jax", Distribution())
-        sampler = build_sampler(engine, "auto", self.telemetry.message, layers_to_compile(engine))
-        if not sampler.is_affordable(self.stopwatch.run_seconds):
-            return
-        rows = np.arange(len(keras.tree.flatten(examples.x)[0]), dtype=np.int32)[None]
-        with budget.sampling():
-            look = self.take_sample(sampler, StepChunk(engine.to_device(examples), rows, 1))
-        if look is not None:
-            self.missing.remove(NO_SAMPLES)
-            self._write_environment()
 
     def _look(self) -> None:
         self.progress.step_in_epoch = self.asked - self.asked_before_epoch

@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TextIO
 
@@ -26,6 +26,8 @@ from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, write_summary
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
+from mpt_cli.samples.gradient_samples import build_sampler
+from mpt_cli.samples.latest_step import LatestStep, steps_of
 from mpt_cli.settings.load import resolved_tree
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer, LossScaleSettings
@@ -53,7 +55,15 @@ APPLIED = {  # keys that act in what is only recorded, or are known of it, by se
 }
 
 NO_SAMPLES = "losses of half precision by layer: mpt.fit samples them"
-UNCHECKED = "mpt.fit samples it; mpt run does so only for a fit on arrays whose net is small or whose run is long."
+LOOK = "mpt.diagnose(model, x, y) looks at a compiled model."
+UNSEEN = (
+    "its step can't be repeated: a loss of its own, weights outside of the models that it calls, shapes that are not "
+    "known in tracing, or several replicas. " + LOOK
+)
+TOO_LONG = "it would take too long beside the training. " + LOOK
+HIDDEN = "gradients of the loss are 0 or nearly so before they come to the model. Raise the loss scale to keep them."
+OVERFLOWED = "the gradients of the last step overflowed. " + LOOK
+UNFINISHED = "it is looked at once the training is over."
 NO_PROGRAM = "settings of the program (loss, data, callbacks, schedule of the rate, seed), and the trained model"
 
 
@@ -72,6 +82,22 @@ class RecordingOptions:
     is_rounded: bool = False
     is_quiet: bool = True
     stream: TextIO | None = None
+
+
+@dataclass
+class SampleBudget:
+    """The seconds of the trainings of a program, and of the samples at their ends: after the first at most this
+    share."""
+
+    trainings: float = 0.0
+    samples: float = 0.0
+    share: float = 0.02
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.samples += time.perf_counter() - started
 
 
 class StepRate:
@@ -117,7 +143,7 @@ class Recording(Record, ABC):
         super().__init__(counters, HealthRules(settings.loss_scale, settings.trainer, self.scaling), Stopwatch())
         self.stopwatch.begin()
         self.pace = StepRate()
-        self.unchecked = UNCHECKED if subject.is_rounded else ""
+        self.unchecked = UNFINISHED if subject.is_rounded else ""
         self.stack = ExitStack()
 
     @property
@@ -195,7 +221,8 @@ class Recording(Record, ABC):
         self.telemetry.start(header)
 
     def counter_options(self) -> CounterOptions:
-        rule, variables = self.scaling.rule, tuple(v.path for v in self.variables)
+        rule = self.scaling.rule
+        variables = tuple(getattr(v, "path", v.name) for v in self.variables)  # a tf.Variable has a name alone
         return CounterOptions(
             variables,
             rule.lowest,
@@ -250,6 +277,33 @@ class Recording(Record, ABC):
         """A line of the log."""
         mean = self.counters.take_mean_loss()
         self.line(metrics.get("loss") if epoch_end or not self.tells_loss else mean, metrics, epoch_end=epoch_end)
+
+    def sample(self, latest: Sequence[LatestStep], budget: SampleBudget) -> None:
+        """Look at what half precision makes of the latest step, unless that costs too much beside the training."""
+        if not self.subject.is_rounded:
+            return
+        seconds, steps = self.stopwatch.run_seconds, steps_of(self.variables, latest)
+        budget.trainings += seconds
+        if not steps or any(step.hides_flushed for step in steps):
+            self.unchecked = HIDDEN if steps else UNSEEN
+            return
+        say = self.telemetry.message
+        samplers = [build_sampler(step.model, "auto", say, is_seeded=step.is_seeded) for step in steps]
+        is_spent = budget.samples > budget.share * budget.trainings
+        if is_spent or not all(sampler.is_affordable(seconds) for sampler in samplers):
+            self.unchecked = TOO_LONG
+            return
+        self.unchecked = OVERFLOWED
+        with budget.sampling():
+            looks = [self.take_sample(each, step.batch) for each, step in zip(samplers, steps, strict=True)]
+        found = [look.sample for look in looks if look is not None and look.sample is not None]
+        if any(step.is_seeded for step in steps):  # whose gradient of the loss may have gone another way
+            found = [sample for sample in found if sample.norm or sample.flushed_share]
+        self.counters.sample = None
+        if len(found) == len(steps):
+            self.counters.sample = max(found, key=lambda sample: (len(sample.faults), sample.flushed_share))
+            self.missing.remove(NO_SAMPLES)
+            self._write_environment()
 
     def finish(self) -> None:
         """At the end of what was recorded."""
@@ -345,8 +399,16 @@ class LoopRecording(Recording):
 
     no_loss = NO_LOSS + "gradients were applied elsewhere than they were taken"
 
-    def __init__(self, subject: RecordingOptions, optimizer: LossScaleOptimizer) -> None:
+    def __init__(
+        self,
+        subject: RecordingOptions,
+        optimizer: LossScaleOptimizer,
+        latest: Callable[[], Sequence[LatestStep]],
+        budget: SampleBudget,
+    ) -> None:
+        """`latest` gives what the loop has called last."""
         super().__init__(subject, optimizer, list(NOT_OF_A_LOOP))
+        self.latest, self.budget = latest, budget
         self.progress.epoch = 1
         self._lock = threading.Lock()
         self.is_over = False
@@ -357,6 +419,10 @@ class LoopRecording(Recording):
 
     def exit_code(self, usual: int) -> int:
         return usual if self.stop is None else NUMERICAL
+
+    def finish(self) -> None:
+        self.sample(self.latest(), self.budget)
+        super().finish()
 
     def header(self, **facts: Any) -> RunHeader:
         return super().header(
@@ -425,11 +491,9 @@ class DrainThread:
 
     def _work(self) -> None:
         while not self._over.wait(self.SECONDS):
-            try:
+            with suppress(Exception):  # the script must not suffer from what watches it: the rest is taken at the end
                 for recording in list(self.recordings):
                     recording.drain()
-            except Exception:  # the script must not suffer from what watches it, and the rest is taken at the end
-                return
 
     def close(self) -> None:
         self._over.set()

@@ -18,28 +18,27 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from mpt_cli import python_api
-from mpt_cli.data.examples import Batch
 from mpt_cli.errors import OK, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16
 from mpt_cli.precision.keras_internals import direct_trainable_variables
 from mpt_cli.precision.policy import policy_inside, set_global_policy
 from mpt_cli.precision.rounded_weights import NARROW
 from mpt_cli.precision.train_step import unwrapped
-from mpt_cli.recorder import Recorder, SampleBudget
+from mpt_cli.recorder import Recorder
 from mpt_cli.recording import (
     RING_ROWS,
     DrainThread,
     LoopRecording,
     RecordingOptions,
+    SampleBudget,
     policy_on_record,
     scaling_on_record,
 )
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, numbered_path
-from mpt_cli.samples.digits import first_examples
+from mpt_cli.samples.latest_step import TapedCalls
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, BackendSettings, Settings
 from mpt_cli.settings.variants import GivenData, GivenModel
 from mpt_cli.telemetry.health import GOOD_VERDICTS, UNCHECKED
@@ -81,6 +80,7 @@ class ScriptRun:
     begun: list[Run] = field(default_factory=list)  # of fits and calls of `mpt.fit`, then of loops
     drain: DrainThread = field(default_factory=DrainThread)
     fits: list[Any] = field(default_factory=list)  # models in fits that have a record; None for a fit of mpt's
+    calls: TapedCalls = field(default_factory=TapedCalls)
     budget: SampleBudget = field(default_factory=SampleBudget)
     places: int = 0  # run directories so far
 
@@ -165,7 +165,9 @@ class ScriptRun:
         try:
             with _outside():
                 wrapper.keep_step_log(RING_ROWS)
-                self.loops[id(wrapper)] = LoopRecording(self._subject_of(wrapper), wrapper)
+                self.loops[id(wrapper)] = LoopRecording(
+                    self._subject_of(wrapper), wrapper, self.calls.steps, self.budget
+                )
         except Exception as error:  # the script must not suffer from what watches it
             self.note(f"not recorded: a loop of the script's own. {summarise_error(error)}")
             return
@@ -387,15 +389,6 @@ def _compiles(seen: ScriptRun) -> Iterator[Patch]:
     yield keras.Model, "compile", make
 
 
-def _first_examples(x: Any = None, y: Any = None, sample_weight: Any = None, **_: Any) -> Batch | None:
-    """Return the arrays a fit on NumPy arrays trains on first; None of other data, which can be read only once."""
-    examples = Batch(x, y, sample_weight)
-    arrays = [array for array in keras.tree.flatten(examples) if array is not None]
-    if x is None or not all(isinstance(array, np.ndarray) and array.ndim for array in arrays):
-        return None
-    return Batch(*map(first_examples, examples))
-
-
 def _fits(seen: ScriptRun) -> Iterator[Patch]:
     """Every `fit` has a Recorder among its callbacks; `train_on_batch` on JAX has no record, which is said."""
 
@@ -415,7 +408,7 @@ def _fits(seen: ScriptRun) -> Iterator[Patch]:
             if not has_optimizer:
                 return fit(model, *arguments, **named)
             recorder = _recorder(seen)
-            recorder.others, recorder.examples = given, _first_examples(**bound.arguments)
+            recorder.others = given
             bound.arguments["callbacks"] = [*given, recorder]
             with seen.fitting(model), seen.noting([recorder]):
                 try:
@@ -462,6 +455,7 @@ def _recorder(seen: ScriptRun) -> Recorder:
     recorder = Recorder(loss_scale=asdict(settings.loss_scale), settings=more, name=seen.title)
     recorder.command, recorder.say, recorder.stream, recorder.is_alone = seen.command, seen.note, sys.stderr, False
     recorder.budget, recorder.place = seen.budget, seen.place
+    recorder.calls = seen.calls if seen.passes is not None else None
     return recorder
 
 
@@ -540,18 +534,50 @@ def _tapes(seen: ScriptRun) -> Iterator[Patch]:
 
     def make(gradient: Any) -> Any:
         def scaled(tape: Any, target: Any, sources: Any, output_gradients: Any = None, **named: Any) -> Any:
-            def take(seeds: Any) -> Any:
-                return gradient(tape, target, sources, seeds, **named)
-
             flat = tf.nest.flatten(sources)
             is_ours = _calling_module().startswith("mpt_cli.")
             if is_ours or not any(isinstance(each, (keras.Variable, tf.Variable)) for each in flat):
-                return take(output_gradients)
+                return gradient(tape, target, sources, output_gradients, **named)
             found = seen.passes.find(target, flat, seen.first_scale)
+            calls = seen.calls.calls_with(flat) if _replicas() == 1 else []
+
+            def take(seeds: Any) -> Any:
+                outputs = [out for call in calls for out in call.outputs]
+                gradients, beside = gradient(tape, target, [sources, outputs], seeds, **named)
+                seen.calls.keep(calls, beside, found.scale)
+                return gradients
+
             if found.scales and not is_scalable(target):
                 seen.note(NOT_SCALED)
             return found.take(take, target, flat, output_gradients)
 
         return _as_it_is(scaled)
 
+    def make_enter(enter: Any) -> Any:
+        def entered(tape: Any) -> Any:
+            if not _calling_module().startswith("mpt_cli."):
+                seen.calls.open(tape)
+            return enter(tape)
+
+        return entered
+
+    def make_exit(leave: Any) -> Any:
+        def left(tape: Any, *error: Any) -> Any:
+            seen.calls.close(tape)
+            return leave(tape, *error)
+
+        return left
+
+    def make_call(call: Any) -> Any:
+        @wraps(call)  # as part of Keras, which autograph leaves as it is
+        def noted(layer: Any, *inputs: Any, **named: Any) -> Any:
+            if not isinstance(layer, keras.Model) or len(inputs) != 1 or named.keys() - {"training"}:
+                return call(layer, *inputs, **named)
+            return seen.calls.note(layer, lambda: call(layer, *inputs, **named), inputs[0])
+
+        return noted
+
     yield tf.GradientTape, "gradient", make
+    yield tf.GradientTape, "__enter__", make_enter
+    yield tf.GradientTape, "__exit__", make_exit
+    yield keras.Layer, "__call__", make_call

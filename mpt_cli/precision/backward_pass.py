@@ -5,7 +5,7 @@ does with them. Whether they are finite is noted before anything is computed fro
 share its scale and its decision; what a step of several passes did to the weights is put back where it is skipped.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -16,17 +16,11 @@ from mpt_cli.precision.finite import GradientMeasurement, dense, unscale
 from mpt_cli.precision.keras_internals import step_options
 from mpt_cli.precision.optimizer import LossScaleOptimizer
 from mpt_cli.precision.step_tensorflow import apply, is_readable
+from mpt_cli.precision.train_step import ids_of
 
 Tensor = Any
 FirstScale = Callable[[Callable[[list[Any]], bool]], float | None]  # is told how to ask whether a list has any of them
 USED = 2.0  # is added to whether a pass was bad once an optimizer has used it: the next gradients begin anew
-
-
-def ids_of(variables: Iterable[Any]) -> set[int]:
-    """Of Keras's variables and of TensorFlow's inside them, which a program may take gradients of just as well."""
-    return {
-        id(each) for variable in variables for each in (variable, getattr(variable, "value", None)) if each is not None
-    }
 
 
 def is_scalable(target: Any) -> bool:
@@ -58,7 +52,7 @@ class BackwardPass:
             return gradient(seeds)
         targets = tf.nest.flatten(target)
         seeds = [None] * len(targets) if seeds is None else tf.nest.flatten(seeds)
-        scale = self._scale.read_value()
+        scale = self.scale
         found = gradient(
             [
                 ops.cast(scale, each.dtype) * (_ones(each) if seed is None else seed)
@@ -82,6 +76,11 @@ class BackwardPass:
             bad = tf.cast(tf.logical_not(_are_finite(gradients)), "float32")
             self._state.assign(tf.where(self._state < USED, tf.maximum(self._state, bad), bad))
         return gradients, values
+
+    @property
+    def scale(self) -> Tensor:
+        """The scale of the next gradients."""
+        return self._scale.read_value()
 
     @property
     def goes_on(self) -> bool:

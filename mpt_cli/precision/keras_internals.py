@@ -36,6 +36,19 @@ def predict_in_training(model: Any, x: Any) -> Tensor:
     return forward(x, training=True) if model._call_has_training_arg else forward(x)
 
 
+def logits_of(x: Tensor) -> Tensor:
+    """Return the logits behind what a sigmoid or softmax gave, which Keras's losses take instead on TensorFlow; else
+    `x`."""
+    return getattr(x, "_mpt_logits", getattr(x, "_keras_logits", x))
+
+
+def keep_logits(x: Tensor, probed: Tensor) -> Tensor:
+    """Return `probed` with the logits of `x`, under a name that Keras's losses do not look for: they go through it."""
+    if (logits := logits_of(x)) is not x:
+        probed._mpt_logits = logits
+    return probed
+
+
 def replace_values(variables: Sequence[Any], values: Sequence[Tensor]) -> None:
     """Assign arrays of the right shape and dtype; the conversions of `assign` take 12 ms with 600 variables."""
     for variable, value in zip(variables, values, strict=True):

@@ -12,7 +12,7 @@ frozen discriminator's moving statistics) meets it and skips too; the next step 
 all its optimizers applied.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -78,6 +78,13 @@ class ForwardOrder:
             for variable in own:
                 found[id(variable)] = min(found.get(id(variable), (len(own), place)), (len(own), place))
         return [found[id(variable)][1] if id(variable) in found else -1 for variable in variables]
+
+
+def ids_of(variables: Iterable[Any]) -> set[int]:
+    """Of Keras's variables and of TensorFlow's inside them, which a program may take gradients of just as well."""
+    return {
+        id(each) for variable in variables for each in (variable, getattr(variable, "value", None)) if each is not None
+    }
 
 
 def assign(variables: Sequence[Any], values: Sequence[Tensor]) -> None:

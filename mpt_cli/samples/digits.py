@@ -54,20 +54,20 @@ class LostDigits(NamedTuple):
         return describe_digits(self.noise, self.layers, self.noise_left)
 
 
-def measure_digits(model: Any, batch: Any) -> LostDigits | None:
-    """Of `(x, y, sample_weight)`, at most `MOST_EXAMPLES` of it, in inference; nothing in the model changes.
+def measure_digits(model: Any, batch: Any, has_loss: bool = True) -> LostDigits | None:
+    """Of `(x, y, sample_weight)`, at most `MOST_EXAMPLES` of it, in inference; nothing in the model changes. Without
+    `has_loss` the model's compiled loss is not that of the batch.
 
     None where the outputs are the same for all examples, where there is only one, and where the model draws random
     numbers in inference or can't be called there.
     """
     with suppress(Exception):  # of the model's own code: a look must never end what it looks at
-        return _measure(model, batch)
+        return _measure(model, _first_examples(batch), has_loss and model.compiled)
     return None
 
 
-def _measure(model: Any, batch: Any) -> LostDigits | None:
+def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    x, y = first_examples(x), first_examples(y)
     with computing_in_float32(model):
         exact = _outputs(model, x)
     noise = _noise(_outputs(model, x), exact)
@@ -76,7 +76,8 @@ def _measure(model: Any, batch: Any) -> LostDigits | None:
         return LostDigits(of_targets, (TARGETS,))
     if noise is None:
         return None
-    least = LOST if noise > LOST or not _raises_loss(model, batch, noise) else LOST_WITH_LOSS
+    harms = LOST >= noise > LOST_WITH_LOSS and has_loss and _raises_loss(model, batch)
+    least = LOST_WITH_LOSS if harms else LOST
     if noise <= least or (_noise(*_outputs_in_training(model, x)) or 0.0) <= least:
         return LostDigits(noise)
     with computing_in_float32(model):
@@ -93,11 +94,8 @@ def _measure(model: Any, batch: Any) -> LostDigits | None:
     return LostDigits(noise, (ALL_LAYERS,), noise)
 
 
-def _raises_loss(model: Any, batch: Any, noise: float) -> bool:
-    """Return whether the loss of the batch is more than `MOST_LOSS` times that in float32; False below
-    `LOST_WITH_LOSS`, and before the model has a loss."""
-    if noise <= LOST_WITH_LOSS or not model.compiled:
-        return False
+def _raises_loss(model: Any, batch: Any) -> bool:
+    """Return whether the loss of the batch is more than `MOST_LOSS` times that in float32."""
     rounded = _loss(model, batch)
     with computing_in_float32(model):
         return rounded > MOST_LOSS * _loss(model, batch) >= 0
@@ -143,7 +141,7 @@ def _distinct(values: NDArray[Any], dtype: str) -> int:
     return len(np.unique(ops.convert_to_numpy(ops.cast(ops.cast(values, dtype), "float32"))))
 
 
-def first_examples(arrays: Any) -> Any:
+def _first_examples(arrays: Any) -> Any:
     """At most `MOST_EXAMPLES` of each array; None stays."""
     return keras.tree.map_structure(lambda array: None if array is None else array[:MOST_EXAMPLES], arrays)
 

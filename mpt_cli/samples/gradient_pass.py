@@ -35,8 +35,9 @@ class GradientPass:
         jit_compile: bool = False,
         step_wrapper: StepWrapper | None = None,
         few: bool = False,
+        loss: Callable[[Any, Sequence[list[Tensor]], Any], Tensor] = pure_loss,
     ) -> None:
-        self.model, self.counter = counter.model, counter
+        self.model, self.counter, self.loss = counter.model, counter, loss
         self._scale: Tensor = None  # of the pass that is being traced
         wrapped: Callable[..., Any] = step_wrapper or (lambda step: step)
         if keras.backend.backend() == "tensorflow":
@@ -97,7 +98,7 @@ class GradientPass:
     def _losses(self, state: Sequence[list[Tensor]], sinks: list[Tensor], batch: Any) -> tuple[Tensor, Tensor]:
         """Return the scaled loss and the plain one."""
         with self.counter.installed(sinks):
-            loss = pure_loss(self.model, state, batch)
+            loss = self.loss(self.model, state, batch)
         return loss * self._scale, loss
 
 

@@ -1,31 +1,35 @@
 """A look now and then at what half precision makes of a training step: per layer, both ways, against float32.
 
-One batch goes through the model as it trains and with every layer in float32, and a few times more for the head-room.
+One batch goes through the model as it trains and with every layer in float32.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
-from mpt_cli.engine.feed import StepChunk
 from mpt_cli.engine.loop import Engine
 from mpt_cli.errors import first_line
 from mpt_cli.precision.policy import parts_of
-from mpt_cli.samples.digits import MOST_EXAMPLES, LostDigits, measure_digits
+from mpt_cli.samples.digits import measure_digits
 from mpt_cli.samples.gradient_pass import GradientPass, is_compiled_once
-from mpt_cli.samples.value_ranges import RangeCounter, RangeMap, ValueRanges, count_updates, layers_without_loss
+from mpt_cli.samples.value_ranges import (
+    RangeCounter,
+    RangeMap,
+    ValueRanges,
+    count_updates,
+    layers_without_loss,
+    pure_loss,
+    seeded_loss,
+)
 from mpt_cli.telemetry.records import DEAD, DIGITS, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
 GRADIENTS = "the sample of the gradients"  # to be compiled
 FIRST_SAMPLE_STEP = 100  # so that a short run has a sample too
 LARGEST_FLOAT16 = 65504.0
-FARTHEST = 3  # doublings above the predicted one at which an overflow is looked for
-LARGEST_SCALE = 2.0**126
-
 
 EVERY_STEPS, MOST_SHARE = 2000, 0.01  # of an interval that adapts
 # What compiling the first sample takes, in seconds of a core, and for each layer (on JAX and an Intel Xeon an MLP: 0.7
@@ -45,41 +49,30 @@ class SampleResult(NamedTuple):
 class GradientSampler:
     """Takes samples every `every_steps` steps, and one at `FIRST_SAMPLE_STEP`, each at the next line of the log.
 
-    Each is three to five passes outside of the training loop, compiled once where the engine compiles them. With
+    Each is two passes outside of the training loop, compiled once where the engine compiles them. With
     `most_share` one is left out where it would take more than this share of the time since the one before, and the
     first where compiling it, which takes about `compile_seconds`, is too much for a run as short. One that fails (a
     model that can't be called without side effects, too little memory) is reported through `say`, and no other is
-    tried.
+    tried. `engine` is what trains the model, where it is one of ours. With `is_seeded` a batch is that of
+    `seeded_loss`.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        model: Any,
         every_steps: int,
         say: Callable[[str], None],
         most_share: float | None = None,
         compile_seconds: float = 0.0,
+        engine: Engine | None = None,
+        is_seeded: bool = False,
     ) -> None:
-        self.engine, self.every_steps, self.say, self.most_share = engine, every_steps, say, most_share
-        self.compile_seconds = compile_seconds
+        self.model, self.every_steps, self.say, self.most_share = model, every_steps, say, most_share
+        self.compile_seconds, self.engine, self.is_seeded = compile_seconds, engine, is_seeded
         self._works, self.failure = True, ""  # why not, where no sample can be had
         self._ended_at = -math.inf  # of the latest
         self._passes, self._pass_seconds = 0, math.inf  # of the latest, and of the quickest: the first ones compile
         self._passes_of: dict[tuple[int, ...], GradientPass] = {}
-
-    def position(self) -> dict[str, float]:
-        """Return what the next sample is judged by, for a checkpoint: a resumed run takes those that the unbroken one
-        does."""
-        return {
-            "age_seconds": time.monotonic() - self._ended_at,
-            "passes": self._passes,
-            "pass_seconds": self._pass_seconds,
-        }
-
-    def resume(self, position: Mapping[str, Any]) -> None:
-        """Go on from what `position` gave, also after a round trip through strict JSON."""
-        self._ended_at = time.monotonic() - float(position["age_seconds"])
-        self._passes, self._pass_seconds = int(position["passes"]), float(position["pass_seconds"])
 
     def is_due(self, step: int, log_every_steps: int) -> bool:
         """Return whether the line of the log after `step`, the first since `log_every_steps` before, has a sample."""
@@ -96,11 +89,11 @@ class GradientSampler:
             return self.compile_seconds <= max(MOST_FIRST_SHARE * run_seconds, MOST_SECONDS_AT_END * is_over)
         return self._passes * self._pass_seconds <= self.most_share * (time.monotonic() - self._ended_at)
 
-    def take(self, chunk: StepChunk, step: int, scale: float) -> SampleResult | None:
-        """Return what the last batch of `chunk` shows at this loss scale; None where that can't be had."""
+    def take(self, batch: Any, step: int, scale: float) -> SampleResult | None:
+        """Return what a batch `(x, y, sample_weight)` shows at this loss scale; None where that can't be had."""
         self._passes = 0
         try:
-            return self._sample(chunk, step, scale)
+            return self._sample(batch, step, scale)
         except Exception as error:  # a look must never end what it looks at
             self._works, self.failure = False, f"gradients can't be sampled here ({first_line(error)[:200]})"
             self.say(f"{self.failure}; training goes on without")
@@ -108,15 +101,15 @@ class GradientSampler:
         finally:
             self._ended_at = time.monotonic()
 
-    def _sample(self, chunk: StepChunk, step: int, scale: float) -> SampleResult:
-        """Two passes of the batch, as the model trains and in float32, and a few at higher scales for the head-room.
+    def _sample(self, batch: Any, step: int, scale: float) -> SampleResult:
+        """Two passes of the batch, as the model trains and in float32.
 
         Dropout draws anew for each dtype: shares are of two draws of it.
         """
 
-        def measure(in_float32: bool, doublings: int = 0) -> ValueRanges:
+        def measure(in_float32: bool) -> ValueRanges:
             started = time.monotonic()
-            found = self._ranges(chunk, scale * 2.0**doublings, in_float32)
+            found = self._ranges(batch, scale, in_float32)
             self._passes, self._pass_seconds = self._passes + 1, min(self._pass_seconds, time.monotonic() - started)
             return found
 
@@ -125,8 +118,10 @@ class GradientSampler:
             scale /= 4.0
             base = measure(in_float32=False)
         shadow = measure(in_float32=True)
-        places = RangeMap.of(self.engine.model, self._pass(False).counter.probes)
-        updates = count_updates(self.engine.model, shadow.gradients, scale) if shadow.gradients else None
+        places = RangeMap.of(self.model, self._pass(False).counter.probes)
+        updates = None
+        if shadow.gradients and not self.is_seeded:
+            updates = count_updates(self.model, shadow.gradients, scale)
         rows = places.layer_samples(base, shadow, updates)
         if not base.is_finite:
             return SampleResult(None, rows)
@@ -136,16 +131,12 @@ class GradientSampler:
         flushed, small = np.array([(r.flushed, r.subnormal) for r in weights]).T @ values / max(values.sum(), 1.0)
         room = None
         if largest and places.has_float16:
-            room = _headroom(
-                lambda doublings: measure(False, doublings).is_finite,
-                places.doublings_to_overflow(shadow),
-                math.log2(LARGEST_SCALE / scale),
-            )
-            exact = math.log2(LARGEST_FLOAT16 / largest)
-            room = exact if room == math.floor(exact) else room
-        norm, idle = math.sqrt(squares) / scale, layers_without_loss(self.engine.model)
+            exact, of_all = math.log2(LARGEST_FLOAT16 / largest), places.doublings_to_overflow(shadow)
+            room = exact if of_all is None or exact < of_all + 1 else float(of_all)
+        norm, idle = math.sqrt(squares) / scale, layers_without_loss(self.model)
         faults = {name: fault for name, fault in places.faults(rows).items() if fault != DEAD or name not in idle}
-        digits = self._digits(chunk)
+        shown = batch[0][:1] if self.is_seeded else batch  # of the calls the first
+        digits = measure_digits(self.model, shown, has_loss=not self.is_seeded)
         faults |= dict.fromkeys([] if digits is None else digits.layers, DIGITS)
         sample = GradientSample(
             step,
@@ -160,40 +151,31 @@ class GradientSampler:
         )
         return SampleResult(sample, rows)
 
-    def _ranges(self, chunk: StepChunk, scale: float, in_float32: bool) -> ValueRanges:
-        """Return what flows in a training step of the last batch. Of several replicas that of the first, before
-        gradients are added up: there they are flushed or not."""
-        engine, row = self.engine, chunk.batch_indices[chunk.count - 1]
-        batch = engine.batch(chunk.source, row[: len(row) // engine.replicas])
-        compiles = is_compiled_once(engine.model)
-        with engine.called(GRADIENTS, (*row.shape, in_float32)) if compiles else nullcontext():
+    def _ranges(self, batch: Any, scale: float, in_float32: bool) -> ValueRanges:
+        """Return what flows in a training step. Of several replicas the batch is that of the first, before gradients
+        are added up: there they are flushed or not."""
+        engine, shape = self.engine, keras.tree.flatten(batch)[0].shape
+        if engine is None or not is_compiled_once(self.model):
+            return self._pass(in_float32)(batch, scale)
+        with engine.called(GRADIENTS, (*shape, in_float32)):
             return self._pass(in_float32)(batch, scale / engine.replicas)
 
     def _pass(self, in_float32: bool) -> GradientPass:
-        key = (in_float32, *map(id, self.engine.model.trainable_variables))  # others in another phase
+        key = (in_float32, *map(id, self.model.trainable_variables))  # others in another phase
         if key not in self._passes_of:
-            self._passes_of[key] = GradientPass(RangeCounter(self.engine.model, in_float32), few=True)
+            counter, loss = RangeCounter(self.model, in_float32), seeded_loss if self.is_seeded else pure_loss
+            self._passes_of[key] = GradientPass(counter, few=True, loss=loss)
         return self._passes_of[key]
 
-    def _digits(self, chunk: StepChunk) -> LostDigits | None:
-        row = chunk.batch_indices[chunk.count - 1][:MOST_EXAMPLES]
-        return measure_digits(self.engine.model, self.engine.batch(chunk.source, row))
 
-
-def layers_to_compile(engine: Engine) -> int:
-    """Return how many layers and operations the first sample compiles; 0 where it is not compiled."""
-    return len(parts_of(engine.model)) if is_compiled_once(engine.model) else 0
-
-
-def build_sampler(
-    engine: Engine, every_steps: int | str, say: Callable[[str], None], compiled_layers: int
-) -> GradientSampler:
-    """With an interval that adapts where `every_steps` is auto, exactly so many steps otherwise; see
-    `layers_to_compile`."""
+def build_sampler(model: Any, every_steps: int | str, say: Callable[[str], None], **options: Any) -> GradientSampler:
+    """With an interval that adapts where `every_steps` is auto, exactly so many steps otherwise. `options` are further
+    ones of a `GradientSampler`."""
     if isinstance(every_steps, int):
-        return GradientSampler(engine, every_steps, say)
-    compile_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * compiled_layers if compiled_layers else 0.0
-    return GradientSampler(engine, EVERY_STEPS, say, MOST_SHARE, compile_seconds)
+        return GradientSampler(model, every_steps, say, **options)
+    compiles = is_compiled_once(model)
+    compile_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * len(parts_of(model)) if compiles else 0.0
+    return GradientSampler(model, EVERY_STEPS, say, MOST_SHARE, compile_seconds, **options)
 
 
 def _lost_updates(rows: list[LayerSample]) -> float | None:
@@ -201,20 +183,3 @@ def _lost_updates(rows: list[LayerSample]) -> float | None:
     sizes = {row.variable: (row.values, row.flushed) for row in rows if row.kind == UPDATES}
     moved = sum(values for values, _ in sizes.values())
     return sum(values * flushed for values, flushed in sizes.values()) / moved if moved else None
-
-
-def _headroom(is_finite: Callable[[int], bool], predicted: int | None, most: float) -> float:
-    """Return the largest number of doublings after which a real pass is finite, looked for around the predicted one.
-
-    >>> _headroom(lambda k: k <= 7, 6, 100), _headroom(lambda k: k <= 7, 20, 100), _headroom(lambda k: k <= 40, 20, 100)
-    (7.0, 7.0, 23.0)
-    """
-    power = int(min(max(predicted or 0, 0), most))
-    if power == 0 or is_finite(power):
-        above = range(power + 1, int(min(power + FARTHEST, most)) + 1)
-        return float(next((k - 1 for k in above if not is_finite(k)), power + FARTHEST))
-    low, middle = 0, power - 1
-    while power > low + 1:
-        low, power = (middle, power) if is_finite(middle) else (low, middle)
-        middle = (low + power) // 2
-    return float(low)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import SINK_SIZE, statistics_of_each
 from mpt_cli.precision.gradients.custom_gradients import custom_gradient, is_float_tensor, map_floats
-from mpt_cli.precision.keras_internals import calls_through
+from mpt_cli.precision.keras_internals import calls_through, keep_logits
 from mpt_cli.precision.policy import layers_of
 
 Counts = NDArray[np.float32]
@@ -71,7 +71,7 @@ class Probes:
             else:  # training takes no gradient through it, and TensorFlow has none of a rotated image, say
                 outputs = call(*map_floats(ops.stop_gradient, arguments), **map_floats(ops.stop_gradient, named))
                 outputs = map_floats(lambda x: reduce(_keep_reachable, before, x), outputs)
-            outputs = map_floats(lambda x: insert_probe(x, out_of), outputs)
+            outputs = map_floats(lambda x: keep_logits(x, insert_probe(x, out_of)), outputs)
             self._leave(index, _float_tensors(outputs), is_trained)
             return outputs
 

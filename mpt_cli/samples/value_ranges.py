@@ -16,12 +16,14 @@ from keras import ops
 
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
+from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import (
     call_behind,
     compiled_loss_weights,
     computing_in_float32,
     configured_rate,
     inner_layers,
+    logits_of,
     predict_in_training,
     training_loss,
 )
@@ -58,16 +60,36 @@ def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
     lists, in any dtype. What the step would change (statistics, seeds, metrics) is computed and thrown away, on both
     backends.
     """
-    variables = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+    with _stateless(model, state):
+        y_pred = predict_in_training(model, x)
+        loss = training_loss(model, x, y, y_pred, weight)
+    return ops.cast(loss, "float32")
+
+
+def seeded_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
+    """Return a float32 scalar whose gradients are those of a loss that only a program knows.
+
+    `batch` are calls of the model: the inputs, the gradients of the scaled loss by the float outputs, and the scale.
+    `state` is that of `pure_loss`.
+    """
+    loss = ops.zeros((), "float32")
+    with _stateless(model, state):
+        for x, gradients, scale in batch:
+            outputs = map(logits_of, filter(is_float_tensor, keras.tree.flatten(predict_in_training(model, x))))
+            loss += sum(ops.sum(_wide(out) * _wide(g)) for out, g in zip(outputs, gradients, strict=True)) / scale
+    return loss
+
+
+@contextmanager
+def _stateless(model: Any, state: Sequence[list[Tensor]]) -> Iterator[None]:
+    variables = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
     scope = keras.StatelessScope(collect_losses=True)
     for group, values in zip(variables, state, strict=True):
         # not as an argument, which casts each value to the dtype of its variable
         scope.state_mapping.update({id(v): value for v, value in zip(group, values, strict=True)})
     with scope:
-        y_pred = predict_in_training(model, x)
-        loss = training_loss(model, x, y, y_pred, weight)
-    return ops.cast(loss, "float32")
+        yield
 
 
 class ValueRanges(NamedTuple):

@@ -32,7 +32,6 @@ from mpt_cli.telemetry.format import (
     format_fraction,
     format_number,
     format_scale,
-    format_seconds,
     format_share,
 )
 from mpt_cli.telemetry.records import (
@@ -232,13 +231,20 @@ def _describe_dead(run_state: RunState) -> str | None:
     )
 
 
-def describe_unmoved(found: UnmovedWeights) -> str:
-    """Return that no weight has changed, why, and what to do.
+def describe_unmoved(found: UnmovedWeights, is_checked: bool = True) -> str:
+    """Return that no weight has changed, why, and what to do; `is_checked` is whether a sample saw that float16 did not
+    flush their gradients.
 
     >>> describe_unmoved(UnmovedWeights(0, 1e-9))[:53]
     'Not one bit of any kernel has changed since the start'
     """
     since = f"step {format_count(found.since_step)}" if found.since_step else "the start"
+    if not is_checked:
+        return (
+            f"Not one bit of any kernel has changed since {since}. Either float16 flushes their gradients to 0, which "
+            "was not checked (loss_scale=dynamic keeps more of them), or updates at learning rate "
+            f"{found.learning_rate:g} are too small for the weights (raise it)."
+        )
     return (
         f"Not one bit of any kernel has changed since {since}, though the gradients are not 0: at learning rate "
         f"{found.learning_rate:g} updates are less than half a unit in the last place of the weights (2^-25 to "
@@ -249,9 +255,10 @@ def describe_unmoved(found: UnmovedWeights) -> str:
 
 def _ends_as_it_began(run_state: RunState) -> str | None:
     only_zero_gradients = 0 < run_state.applied_steps <= run_state.streaks.zero_steps
-    if run_state.unmoved is None or only_zero_gradients:
+    if run_state.unmoved is None or only_zero_gradients or run_state.layers_that(FLUSHED):
         return None
-    return describe_unmoved(run_state.unmoved)
+    may_be_flushed = run_state.scaling.is_needed and bool(run_state.unchecked)
+    return describe_unmoved(run_state.unmoved, is_checked=not may_be_flushed)
 
 
 def _ends_unmoved(run_state: RunState) -> str | None:
@@ -354,26 +361,11 @@ def _remark_flushed(run_state: RunState) -> str | None:
     )
 
 
-INPUT_SHARE, INPUT_SECONDS = 0.3, 5.0  # of the time, and in all: below, a quicker input gains little
-
-
-def _remark_input(run_state: RunState) -> str | None:
-    waited, whole = run_state.input_seconds, run_state.input_seconds + run_state.step_seconds
-    if waited < INPUT_SECONDS or waited <= INPUT_SHARE * whole:
-        return None
-    return (
-        f"Steps waited for their data {waited / whole:.0%} of the time ({format_seconds(waited)}), so a quicker "
-        "device gains little. Let the loader do less for each example, or prepare the data once and keep "
-        "the result."
-    )
-
-
 # what a good verdict adds where it holds
 REMARKS = (
     _remark_bad_values,
     _describe_dead,
     _remark_flushed,
-    _remark_input,
 )
 
 

@@ -181,7 +181,8 @@ class GradientSample:
     float32 run of the same batch with the same weights.
 
     `norm` is that of all unscaled gradients together; `headroom_doublings` how often the scale could double before a
-    gradient of a weight overflows, None where all are zero or nothing is in float16. On N replicas
+    gradient of a weight or output passes 65504, by their sizes in float32, None where all are zero or nothing is in
+    float16. On N replicas
     (`distribute=mirrored`) the gradients are those of the first before they are added up: of its share of the batch,
     divided by N. `faults` are the layers that do not train as they would in float32, in the order of the forward pass:
     where the outputs vanished (all but a few are 0), overflowed, where the gradients of the weights were flushed, or

@@ -152,8 +152,6 @@ class RunState:
     epoch_is_whole: bool = True
     weights_are_finite: bool = True
     unchecked: str = ""  # why nothing is known of what half precision does to the numbers; empty where it is known
-    input_seconds: float = 0.0  # that steps waited for their data
-    step_seconds: float = 0.0  # that they took themselves
 
     @property
     def skipped_steps(self) -> int:

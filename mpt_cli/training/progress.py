@@ -2,8 +2,6 @@
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from signal import Signals
 from typing import Any, NamedTuple, Self
@@ -112,7 +110,6 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.examples, self.seconds = 0, 0.0
-        self.input_seconds = 0.0  # that steps waited for their data
         self.earlier_seconds = 0.0  # of the attempts before this one
         self._began: float | None = None
         self._seen: set[int] = set()
@@ -140,23 +137,13 @@ class Stopwatch:
             "run_seconds": self.run_seconds,
             "timed_seconds": self.seconds,
             "timed_examples": self.examples,
-            "input_seconds": self.input_seconds,
         }
 
     def resume(self, position: dict[str, float]) -> None:
         """Go on from what `position` gave."""
         self.earlier_seconds, self.seconds = position["run_seconds"], position["timed_seconds"]
         self.examples = int(position["timed_examples"])
-        self.input_seconds = position["input_seconds"]
         self._window = (self.examples, self.seconds)
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count the wait for the data of the next steps; that of the very first is part of the start."""
-        counts, started = not self.is_unused, time.perf_counter()
-        yield
-        if counts:
-            self.input_seconds += time.perf_counter() - started
 
     def start(self) -> None:
         self._started = time.perf_counter()

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.engine.backend import memory_in_use, peak_memory
-from mpt_cli.engine.feed import StepChunk
 from mpt_cli.precision.finite import are_finite
 from mpt_cli.samples.gradient_samples import GradientSampler, SampleResult
 from mpt_cli.settings.schema import Settings
@@ -33,21 +32,14 @@ class Record:
 
     def run_state(self) -> RunState:
         """Return what health rules and verdict go by, as of the last step."""
-        watch = self.stopwatch
         return build_run_state(
             self.counters,
             self.telemetry.tally,
             self.health.scaling,
             self.progress.metrics,
-            input_seconds=watch.input_seconds,
-            step_seconds=watch.seconds,
             unmoved=None if self.weight_watch is None else self.weight_watch.found,
-            unchecked="" if self.counters.sample is not None else self.why_unchecked(),
+            unchecked="" if self.counters.sample is not None else self.unchecked,
         )
-
-    def why_unchecked(self) -> str:
-        """Return `unchecked`, unless it was tried."""
-        return self.unchecked
 
     def record_steps(self, records: StepRecords) -> None:
         """The next steps, the last of which is `step_in_epoch` of `progress`."""
@@ -57,10 +49,12 @@ class Record:
         """Return the events of steps with what more is known of them."""
         return events
 
-    def take_sample(self, sampler: GradientSampler, chunk: StepChunk) -> SampleResult | None:
-        """Look at what half precision makes of the last batch of `chunk`; None where that can't be seen."""
-        look = sampler.take(chunk, self.counters.seen, self.counters.scale)
-        if look is not None:
+    def take_sample(self, sampler: GradientSampler, batch: Any) -> SampleResult | None:
+        """Look at what half precision makes of a batch; None where that can't be seen."""
+        look = sampler.take(batch, self.counters.seen, self.counters.scale)
+        if look is None:
+            self.unchecked = f"{sampler.failure}."
+        else:
             self.telemetry.layers(self.counters.seen, self.counters.scale, look.layers)
             self.counters.sample = look.sample or self.counters.sample
         return look
@@ -76,7 +70,8 @@ class Record:
         if watch is None or counters.streaks.zero_steps:  # without gradients nothing is to move
             return
         if (found := watch.look(counters.learning_rate)) is not None:
-            self.telemetry.message(f"step {counters.seen}: {describe_unmoved(found)}")
+            is_checked = counters.sample is not None or not self.health.scaling.is_needed
+            self.telemetry.message(f"step {counters.seen}: {describe_unmoved(found, is_checked)}")
 
     def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
         """A line of the log; `others` are further fields of a `Snapshot`."""

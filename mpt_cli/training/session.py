@@ -14,7 +14,7 @@ from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.train_step import custom_steps, has_custom_compute_loss, optimizers_of
-from mpt_cli.samples.gradient_samples import build_sampler, layers_to_compile
+from mpt_cli.samples.gradient_samples import build_sampler
 from mpt_cli.samples.value_ranges import is_rounded
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.variants import CustomOptimizer
@@ -111,7 +111,7 @@ class Session(Trainer):
         if is_rounded(self.parts.model):
             self.unchecked = NO_SAMPLES_ASKED if every is None else NO_SAMPLE_YET if may_sample else LOSS_IS_ITS_OWN
             if every is not None and may_sample:
-                self.sampler = build_sampler(engine, every, self.telemetry.message, layers_to_compile(engine))
+                self.sampler = build_sampler(engine.model, every, self.telemetry.message, engine=engine)
 
     def _compiling(self, function: str) -> AbstractContextManager[None]:
         may_go_without = self.parts.settings.backend.name == "tensorflow" and self.parts.jit_compile
@@ -176,8 +176,6 @@ class Session(Trainer):
         other_fixed = not parts.scaling.moves and counters.scale != saved_scale(checkpoint)
         if self.sampler is None or not is_same_mode or other_fixed:
             counters.sample = None  # it says nothing of gradients that are not computed or scaled as then
-        if self.sampler is not None and "sampler" in position:
-            self.sampler.resume(position["sampler"])
         self.logged_step = 0
         self.watch_weights(has_moved=position.get("has_moved", True))
         has_callbacks = self.callbacks and "callbacks" in position
@@ -197,8 +195,6 @@ class Session(Trainer):
         position = dict[str, Any]()
         if self.weight_watch is not None:
             position["has_moved"] = self.weight_watch.has_moved
-        if self.sampler is not None:
-            position["sampler"] = self.sampler.position()
         if not self.callbacks:
             return position, {}
         position["callbacks"], arrays = self.callbacks.position()

@@ -195,10 +195,6 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         count = self._call_steps(self.validation_stopwatch, most)
         return None if self._must_stop() else feed.take(count, self._must_stop)
 
-    def why_unchecked(self) -> str:
-        failure = "" if self.sampler is None else self.sampler.failure
-        return f"{failure}." if failure else self.unchecked
-
     def watch_weights(self, has_moved: bool = False) -> None:
         """See whether they move from here on, the beginning of a phase say, unless they have by now."""
         if self.process_group is None:
@@ -254,10 +250,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         count = self._next_count()
         if self.process_group is not None:
             count = self.process_group.agree(count, self.interruption.requested)
-        if self._must_stop():
-            return None
-        with self.stopwatch.waiting():
-            return self.train_feed.take(count, self._must_stop)
+        return None if self._must_stop() else self.train_feed.take(count, self._must_stop)
 
     def _next_count(self) -> int:
         """Steps of the next call: up to the next line of the log or checkpoint, to where the skip rate begins to count,
@@ -288,7 +281,9 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         if self.stop is None:
             self.checkpointer.save_if_due()
         elif self.stop.needs_sample and self.sampler is not None and self.last_chunk is not None:
-            self.take_sample(self.sampler, self.last_chunk)  # whether float16 made them zero decides what is to be done
+            self.take_sample(
+                self.sampler, self._last_batch
+            )  # whether float16 made them zero decides what is to be done
             self.stop = self.health.check(self.run_state()) or self.stop
 
     def _run_call(self, chunk: StepChunk) -> StepChunk:
@@ -328,7 +323,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         if not self.sampler.is_affordable(self.stopwatch.expected_run_seconds(self._steps_to_come())):
             return None
         self.telemetry.progress(step, self.progress.epoch, "sampling gradients")
-        look = self.take_sample(self.sampler, self.last_chunk)
+        look = self.take_sample(self.sampler, self._last_batch())
         return None if look is None else look.sample
 
     def _sample_at_end(self) -> None:
@@ -338,7 +333,14 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
             return
         is_new = latest is None or latest.step < step
         if is_new and self.sampler.is_affordable(self.stopwatch.run_seconds, is_over=True):
-            self.take_sample(self.sampler, self.last_chunk)
+            self.take_sample(self.sampler, self._last_batch())
+
+    def _last_batch(self) -> Any:
+        """Return the share of the first replica in the batch of the last step."""
+        chunk, engine = self.last_chunk, self.engine
+        assert chunk is not None
+        row = chunk.batch_indices[chunk.count - 1]
+        return engine.batch(chunk.source, row[: len(row) // engine.replicas])
 
     def _finish_epoch(self, is_whole: bool) -> None:
         """Validate and report. An epoch that `max_steps` cut short is saved as it stands first, to be gone on with."""

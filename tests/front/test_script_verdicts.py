@@ -103,6 +103,67 @@ def test_what_bfloat16_does_in_a_loop_is_not_known(policy, verdict, code, tmp_pa
     assert (done.returncode, load_run(tmp_path / "run").verdict) == (code, verdict), done.stderr
 
 
+LOOP = """
+import keras, numpy as np, tensorflow as tf
+x, y = np.float32([[1.0, 2.0**-14, 2.0**-15, 0.0], [0.0] * 4]), np.full((2, 1), 2.0**-10, "float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)])
+optimizer = keras.optimizers.SGD(0.0625)
+def step(model, x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(y * tf.cast(model(x, training=True), "float32"))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return {"loss": loss}
+"""
+COMPILED = """
+step = tf.function(step)
+for rows in [1] * 20 + [2]:
+    step(model, tf.constant(x[:rows]), tf.constant(y[:rows]))
+"""
+SIGMOID = """
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid", dtype="float32")])
+entropy = keras.losses.BinaryCrossentropy()
+for _ in range(20):
+    with tf.GradientTape() as tape:
+        loss = entropy(y > 0, model(x))
+    found = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(found, model.trainable_variables))
+    norm = float(tf.linalg.global_norm(found))
+print(norm)
+"""
+OWN_STEP = """
+class Own(keras.Model):
+    def train_step(self, data):
+        return step(self, *data)
+model = Own(model.inputs, model.outputs)
+model.compile(optimizer)
+model.fit(x, y, batch_size=2, epochs=20, verbose=0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [COMPILED, COMPILED.replace("tf.function(step)", "step"), OWN_STEP])
+def test_what_float16_flushed_in_a_loop_with_a_tape_is_measured_from_the_gradient_of_its_loss(steps, tmp_path):
+    """Of the gradients x * y one is kept, one subnormal, one flushed, and one is 0 in float32 too."""
+    (tmp_path / "loop.py").write_text(LOOP + steps)
+    done = mpt("run", "run_dir=run", "policy=mixed_float16", "loss_scale=none", "loop.py", cwd=tmp_path)
+    run = load_run(tmp_path / "run")
+    assert run.verdict == "scale too low to matter", done.stderr
+    gradients = run.summary["gradients"]
+    assert (gradients["flushed_share"], gradients["subnormal_share"]) == (1 / 3, 1 / 3)
+    assert run.summary["skipped_steps"] == 0 and run.summary["applied_steps"] == run.summary["steps_seen"] >= 20
+
+
+@pytest.mark.slow
+def test_a_loss_that_takes_the_logits_behind_a_sigmoid_is_repeated_from_these(tmp_path):
+    (tmp_path / "loop.py").write_text(LOOP + SIGMOID)
+    done = mpt("run", "run_dir=run", "policy=mixed_float16", "loop.py", cwd=tmp_path)
+    summary = load_run(tmp_path / "run").summary
+    assert summary["verdict"] == "healthy" and summary["applied_steps"] == 20, done.stderr
+    assert summary["gradients"]["norm"] == pytest.approx(float(done.stdout.split()[-1]), rel=0.01)  # a step later
+
+
 OWN_RECORD = """
 import keras, numpy as np, mpt_cli as mpt
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

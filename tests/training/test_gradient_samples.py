@@ -8,10 +8,16 @@ import pytest
 from tiny import tiny_data, tiny_run
 
 from mpt_cli.data.examples import Examples
-from mpt_cli.engine.feed import StepChunk
 from mpt_cli.engine.loop import Engine
 from mpt_cli.precision import Policy
-from mpt_cli.samples.gradient_samples import GradientSampler, SampleResult, build_sampler
+from mpt_cli.samples.gradient_samples import (
+    COMPILE_SECONDS,
+    COMPILE_SECONDS_PER_LAYER,
+    MOST_SHARE,
+    GradientSampler,
+    SampleResult,
+    build_sampler,
+)
 from mpt_cli.telemetry.records import UPDATES
 
 pytestmark = pytest.mark.slow
@@ -34,7 +40,7 @@ def linear_engine(x: list[float], y: float) -> tuple[Engine, object]:
 
 def look_at(engine: Engine, source: object, step: int, scale: float) -> SampleResult:
     """At the one example."""
-    return GradientSampler(engine, 1, pytest.fail).take(StepChunk(source, ROW, 1), step, scale)
+    return GradientSampler(engine.model, 1, pytest.fail).take(engine.batch(source, ROW[0]), step, scale)
 
 
 def test_what_float16_does_to_gradients():
@@ -75,13 +81,15 @@ def test_looking_changes_no_bit():
     variables = [*run.model.variables, *run.model.optimizer.variables, *run.model.metrics_variables]
     before = [np.asarray(v.numpy()) for v in variables]
     run.feed.start(2)
-    assert GradientSampler(run.engine, 1, pytest.fail).take(run.feed.take(2), 2, 2.0**8).sample.norm > 0
+    chunk = run.feed.take(2)
+    batch = run.engine.batch(chunk.source, chunk.batch_indices[1])
+    assert GradientSampler(run.model, 1, pytest.fail).take(batch, 2, 2.0**8).sample.norm > 0
     for variable, value in zip(variables, before, strict=True):
         np.testing.assert_array_equal(np.asarray(variable.numpy()), value)
 
 
 def due_steps(every: int, log: int, last: int) -> list[int]:
-    sampler = GradientSampler(None, every, pytest.fail)  # type: ignore[arg-type]
+    sampler = GradientSampler(None, every, pytest.fail)
     return [step for step in range(log, last + 1, log) if sampler.is_due(step, log)]
 
 
@@ -93,16 +101,12 @@ def test_samples_come_at_the_line_after_they_are_due():
 
 
 def test_a_sample_that_fails_is_said_once_and_ends_nothing():
-    class Broken:
-        replicas = 1
-
-        def batch(self, source, row):
-            raise MemoryError("out of memory\nand a long trace")
-
     said: list[str] = []
-    sampler = GradientSampler(Broken(), 5, said.append)  # type: ignore[arg-type]
-    assert sampler.take(StepChunk(None, np.zeros((1, 4), np.int32), 1), 5, 1.0) is None
-    assert said == ["gradients can't be sampled here (out of memory); training goes on without"]
+    sampler = GradientSampler(None, 5, said.append)
+    assert sampler.take(None, 5, 1.0) is None
+    assert said == [
+        "gradients can't be sampled here ('NoneType' object has no attribute 'shape'); training goes on without"
+    ]
     assert not sampler.is_due(10, 5)
 
 
@@ -129,8 +133,8 @@ def sampled(policy, rate):
     data = Examples(rng.normal(size=(32, 12)).astype("float32"), rng.integers(0, 5, 32).astype("int32"), None)
     model = dead_branch(policy)
     engine = tiny_run(data, model=model, inner=keras.optimizers.SGD(rate, momentum=0.9), batch=32).engine
-    chunk = StepChunk(engine.to_device(data.as_batch()), np.arange(32, dtype=np.int32)[None], 1)
-    return GradientSampler(engine, 1, pytest.fail).take(chunk, 1, 1.0), data, model
+    batch = engine.batch(engine.to_device(data.as_batch()), np.arange(32, dtype=np.int32))
+    return GradientSampler(model, 1, pytest.fail).take(batch, 1, 1.0), data, model
 
 
 def test_updates_that_rounding_the_weights_loses_are_counted():
@@ -159,10 +163,11 @@ def test_weights_that_no_update_moves_are_named_and_half_precision_over_float32_
 
 
 def test_a_first_sample_that_is_compiled_waits_for_a_run_long_enough_to_pay_for_it_or_for_its_end():
-    def sampler(layers, every="auto"):
-        return build_sampler(None, every, pytest.fail, layers)  # type: ignore[arg-type]
+    def sampler(layers):
+        seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * layers if layers else 0.0
+        return GradientSampler(None, 2000, pytest.fail, MOST_SHARE, seconds)
 
     small, deep = sampler(10), sampler(98)  # 1.5 s and 10.3 s
     assert small.is_affordable(30.1) and not small.is_affordable(29.9) and small.is_affordable(3.0, is_over=True)
     assert deep.is_affordable(207.0) and not deep.is_affordable(205.0) and not deep.is_affordable(205.0, is_over=True)
-    assert sampler(98, every=2000).is_affordable(0.0) and sampler(0).is_affordable(0.0)
+    assert build_sampler(None, 2000, pytest.fail).is_affordable(0.0) and sampler(0).is_affordable(0.0)

@@ -1,0 +1,220 @@
+"""What a sample repeats of the latest step that Keras's own `fit`, or a program with a `GradientTape`, has made."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from mpt_cli.precision.finite import dense
+from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
+from mpt_cli.precision.keras_internals import logits_of
+from mpt_cli.precision.train_step import ids_of
+from mpt_cli.telemetry.health import FLUSHED_SHARE
+
+Tensor = Any
+BATCH = "mpt_latest_batch"  # among the logs of a compiled step
+SMALLEST_NORMAL, NEAR_ZERO_SHARE = 2.0**-14, 0.01  # of float16; of values below that, where zeros may be flushed ones
+
+
+class LatestStep(NamedTuple):
+    """A step of `model`: its batch `(x, y, sample_weight)`, or where `is_seeded` the calls that `seeded_loss` takes."""
+
+    model: Any
+    batch: Any
+    is_seeded: bool = False
+
+    @property
+    def hides_flushed(self) -> bool:
+        """Return whether float16 may have flushed gradients of the loss before they came to the model, where a sample
+        begins: there are zeros, and values near to them."""
+        given = [gradient for _, gradients, _ in self.batch for gradient in gradients] if self.is_seeded else []
+        halves = [each for each in given if keras.backend.standardize_dtype(each.dtype) == "float16"]
+        found = np.concatenate([np.ones(1), *(np.abs(ops.convert_to_numpy(each)).ravel() for each in halves)])
+        is_near = (found > 0) & (found < SMALLEST_NORMAL)
+        return bool((found == 0).mean() > FLUSHED_SHARE and is_near.mean() > NEAR_ZERO_SHARE)
+
+
+def steps_of(variables: Sequence[Any], steps: Sequence[LatestStep]) -> list[LatestStep]:
+    """Return the steps of models that hold any of these variables; none where a variable is in no model."""
+    held = [ids_of(step.model.trainable_variables) for step in steps]
+    ids = [ids_of([variable]) for variable in variables]
+    if not all(any(each & own for own in held) for each in ids):
+        return []
+    return [step for step, own in zip(steps, held, strict=True) if any(each & own for each in ids)]
+
+
+class LatestBatch:
+    """Keeps the batch of the latest step of `model` in `fit`, which hands it to no callback; it is not copied.
+
+    The compiled step returns it among its logs, and the train function takes it out before anyone sees them. Both stay
+    with the model: `make_train_function` makes them again after `compile` and where a callback calls it. With `calls`
+    what they collect of a `train_step` of the model's own stands for the batch: its loss is known to no one else.
+    """
+
+    def __init__(self, model: Any, calls: "TapedCalls | None") -> None:
+        self._model, self._calls = model, calls
+        self._models, self._form, self._values = [model], None, ()  # of what the latest step was given
+        self._step, self._make = model.train_step, model.make_train_function
+        model.train_step, model.make_train_function = self._train_step, self._make_train_function
+        model.train_function = None  # made anew by the next `fit`
+
+    @classmethod
+    def of(cls, model: Any, calls: "TapedCalls | None" = None) -> "LatestBatch":
+        """Return what keeps the batches of `model`, the same each time."""
+        found = getattr(model.train_step, "__self__", None)
+        return found if isinstance(found, cls) else cls(model, calls)
+
+    def take(self) -> list[LatestStep]:
+        """Return the latest step, and hold its batch no longer; nothing before the first."""
+        values, self._values = self._values, ()
+        if not values:
+            return []
+        batches = keras.tree.pack_sequence_as(self._form, values)
+        return [LatestStep(*pair, self._calls is not None) for pair in zip(self._models, batches, strict=True)]
+
+    def _train_step(self, *state_and_data: Any) -> Any:
+        if keras.backend.backend() == "jax":
+            logs, state = self._step(*state_and_data)
+            return {**logs, **self._given([state_and_data[-1]])}, state
+        if self._calls is None:
+            return {**self._step(*state_and_data), **self._given([state_and_data[-1]])}
+        with self._calls.collected() as found:
+            logs = self._step(*state_and_data)
+        self._models = [model for model, _ in found]
+        return {**logs, **self._given([batch for _, batch in found])} if isinstance(logs, dict) else logs
+
+    def _given(self, batches: list[Any]) -> dict[str, tuple[Any, ...]]:
+        self._form = keras.tree.map_structure(lambda _: 0, batches)
+        values = tuple(keras.tree.flatten(batches))
+        return {BATCH: values} if all(value is not None for value in values) else {}
+
+    def _make_train_function(self, force: bool = False) -> None:
+        before = self._model.train_function
+        self._make(force)
+        if self._model.train_function is not before:
+            self._model.train_function = self._keeping(self._model.train_function)
+
+    def _keeping(self, train_function: Callable[..., Any]) -> Callable[..., Any]:
+        def train(*arguments: Any) -> Any:
+            result = train_function(*arguments)
+            logs = result[0] if keras.backend.backend() == "jax" else result
+            self._values = logs.pop(BATCH, ()) if isinstance(logs, dict) else ()
+            return result
+
+        return train
+
+
+class TapedCall(NamedTuple):
+    model: Any
+    inputs: Any
+    outputs: list[Tensor]
+
+
+class TapedCalls:
+    """Calls of models under the tapes of a program on TensorFlow, and the gradients of the loss by their outputs: from
+    these on a sample repeats the backward pass that the program made, whatever its loss is.
+
+    Of an eager step the tensors themselves are kept, of a compiled one copies, if their shapes are known in tracing:
+    XLA takes no others.
+    """
+
+    def __init__(self) -> None:
+        self._tapes: set[int] = set()  # that are open
+        self._is_inside = False  # of a call that is noted
+        self._calls: list[TapedCall] = []  # since the first of the tapes was opened
+        self._collected: list[tuple[Any, Any]] | None = None
+        self._kept: dict[int, tuple[Any, Callable[[], Any]]] = {}  # models and what reads their latest step
+
+    def open(self, tape: Any) -> None:
+        """From here on note calls."""
+        if not self._tapes:
+            self._calls = []
+        self._tapes.add(id(tape))
+
+    def close(self, tape: Any) -> None:
+        self._tapes.discard(id(tape))
+
+    def note(self, model: Any, call: Callable[[], Any], inputs: Any) -> Any:
+        """Return what `call` of `model` with these inputs returns."""
+        if self._is_inside or not self._tapes:
+            return call()
+        self._is_inside = True
+        try:
+            outputs = call()
+        finally:
+            self._is_inside = False
+        floats = filter(is_float_tensor, keras.tree.flatten(outputs))
+        self._calls.append(TapedCall(model, inputs, list(map(logits_of, floats))))
+        return outputs
+
+    def calls_with(self, sources: Iterable[Any]) -> list[TapedCall]:
+        """Return those of models that hold any of these variables; not what was called in a function of its own."""
+        from mpt_cli.precision.step_tensorflow import is_readable
+
+        ids = ids_of(sources)
+        own = (call for call in self._calls if ids & ids_of(call.model.trainable_variables))
+        return [call for call in own if all(map(is_readable, call.outputs))]
+
+    def keep(self, calls: Sequence[TapedCall], gradients: Sequence[Any], scale: Tensor) -> None:
+        """`gradients` of the scaled loss by all outputs of these calls."""
+        given, found = iter(gradients), dict[int, tuple[Any, list[Any]]]()
+        for call in calls:
+            taken = [next(given) for _ in call.outputs]
+            if all(gradient is None for gradient in taken):  # the loss takes something else of it
+                continue
+            pairs = zip(call.outputs, taken, strict=True)
+            own = [ops.zeros_like(out) if gradient is None else dense(gradient) for out, gradient in pairs]
+            x = keras.tree.map_structure(ops.convert_to_tensor, call.inputs)
+            found.setdefault(id(call.model), (call.model, []))[1].append((x, own, scale))
+        if self._collected is not None:
+            self._collected += found.values()
+            return
+        for model, batch in found.values():
+            self._keep(model, batch)
+
+    def _keep(self, model: Any, batch: Any) -> None:
+        import tensorflow as tf
+
+        tensors = tf.nest.flatten(batch)
+        if tf.executing_eagerly():
+            self._kept[id(model)] = model, lambda: batch
+        elif all(tensor.shape.is_fully_defined() for tensor in tensors):
+            forms = [(tensor.shape, tensor.dtype) for tensor in tensors]
+            with ThreadPoolExecutor(1) as outside:  # a function may make variables in its first trace alone
+                *copies, is_made = outside.submit(_variables, [*forms, ((), tf.bool)]).result()
+            for copy, tensor in zip(copies, tensors, strict=True):
+                copy.assign(tensor)
+            is_made.assign(True)
+            form = keras.tree.map_structure(lambda _: 0, batch)
+            read = lambda: keras.tree.pack_sequence_as(form, list(map(tf.identity, copies))) if is_made else None  # noqa: E731
+            self._kept[id(read)] = model, read
+
+    @contextmanager
+    def collected(self) -> Iterator[list[tuple[Any, Any]]]:
+        """Inside, models and their batches go into what this yields."""
+        from mpt_cli.precision.step_tensorflow import is_readable
+
+        found: list[tuple[Any, Any]] = []
+        self._collected = found
+        try:
+            yield found
+        finally:
+            self._collected = None
+            found[:] = [each for each in found if all(map(is_readable, keras.tree.flatten(each[1])))]
+
+    def steps(self) -> list[LatestStep]:
+        """Return the latest one of each model."""
+        read = ((model, read()) for model, read in self._kept.values())
+        latest = {id(model): LatestStep(model, batch, is_seeded=True) for model, batch in read if batch is not None}
+        return list(latest.values())
+
+
+def _variables(forms: list[tuple[Any, Any]]) -> list[Any]:
+    """Return variables of zeros of these shapes and dtypes."""
+    import tensorflow as tf
+
+    return [tf.Variable(tf.zeros(*form), trainable=False) for form in forms]
