@@ -105,12 +105,12 @@ def explain(error: Exception, arguments: list[str]) -> int:
 def _fault_of_system(error: Exception) -> str:
     """Return what the system lacks or refuses, in a sentence; empty for any other error."""
     if _is_short_of_processes(error):
-        return f"the system starts no more threads or processes: {error}. `ulimit -u` shows how many there may be."
+        return f"the system starts no more threads or processes: {error}. `ulimit -u` shows the limit."
     if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of a file, or of what standard output leads to
         _silence_stdout()
-        return f"what it has to say can't be written: {error.strerror}"
+        return f"its output can't be written: {error.strerror}"
     if isinstance(error, MemoryError):
-        return f"there is no memory left: {str(error) or 'it takes more than there is'}."
+        return f"there is no memory left: {str(error) or 'it needs more than there is'}."
     if isinstance(error, FileNotFoundError) and not has_working_directory():
         return "the working directory is gone. Change to one that exists."
     if isinstance(error, OSError) and error.errno in _OF_A_PATH and isinstance(error.filename, str):

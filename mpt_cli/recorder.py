@@ -231,7 +231,7 @@ class _FitRecording(Recording):
         self.asked_before_epoch = self.asked = self.asked_at_line = 0  # steps
         self.fault_search = FaultSearch(model, lambda sentence: self.telemetry.message(sentence))
         self.no_loss = NO_LOSS + (
-            "JAX tells it to no one"
+            "JAX does not report it"
             if keras.backend.backend() == "jax"
             else "the train_step does not hand it to optimizer.scale_loss"
         )

@@ -245,7 +245,7 @@ class Recording(Record, ABC):
         """Steps into counters and events; health rules are asked."""
         self._check_loss()
         if rows.lost:
-            self.telemetry.message(f"{rows.lost} steps went by without a look at them; their events are lost")
+            self.telemetry.message(f"{rows.lost} steps were overwritten before they were read; their events are lost")
         self.taken += len(rows.floats) + rows.lost
         floats = rows.floats if self.tells_loss else np.where([True, False, False, False], 0.0, rows.floats)
         self.counters.rules = self.counter_options()
@@ -387,7 +387,7 @@ NOT_OF_A_LOOP = [
     "checkpoints: a custom loop can't be resumed",
     "metrics and normalisation in skipped steps: the loop itself updates them; weights and optimizer stay as they were",
 ]
-NO_LOSS = "the loss of each step, and so whether it jumped, and whether an overflow began in the forward pass: "
+NO_LOSS = "the loss of each step, and whether an overflow began in the forward pass: "
 
 
 class LoopRecording(Recording):
@@ -397,7 +397,7 @@ class LoopRecording(Recording):
     and the exit code is that of a run which it stopped.
     """
 
-    no_loss = NO_LOSS + "gradients were applied elsewhere than they were taken"
+    no_loss = NO_LOSS + "gradients were applied in another place than they were computed"
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ BEGAN_IN = {
     BACKWARD_PASS: "with gradients that overflowed",
     None: "with gradients that were not finite, of an unknown loss",
 }
-NOT_SCALED = "not scaled: gradients of what is no tensor of floats"
+NOT_SCALED = "not scaled: gradients of something other than a float tensor"
 JAX_LOOP = (
     "not scaled and not recorded: a loop of the script's own on JAX. Use mpt_cli.LossScaleOptimizer and its "
     "scale_loss there, or policy=mixed_bfloat16"

@@ -96,7 +96,7 @@ def _rare_effects(quality: Quality) -> str:
     often = f"about {RARE} in {quality.seeds}" if quality.seeds > RARE else "in most seeds"
     more = f": --seeds {MANY_SEEDS} shows what happens in 1 of 10" if quality.seeds < MANY_SEEDS else ""
     few = quality.few_examples
-    rare = f", nor what concerns fewer than about {RARE} in {few} examples" if few else ""
+    rare = f", nor an effect on fewer than about {RARE} in {few} examples" if few else ""
     return f"what happens less often than {often} can't be excluded{rare}{more}"
 
 
@@ -108,7 +108,7 @@ def _unknown_words(quality: Quality) -> str:
         return ""
     if quality.few_examples is not None:
         return (
-            f"what concerns fewer than about {RARE} in {quality.few_examples} examples can't be excluded: more of "
+            f"an effect on fewer than about {RARE} in {quality.few_examples} examples can't be excluded: more of "
             "them would tell, or a wider --tolerance"
         )
     if quality.interval is None:
@@ -162,13 +162,13 @@ def _entry_sentence(found: Comparison, entry: Entry) -> str:
         reason = next((job.reason for job in entry.results if job.reason), entry.results[0].status)
         return f"{entry.label} did not finish: {reason}"
     if not entry.baseline.finished:
-        return f"{entry.label} has nothing to be held against: {base} did not finish."
+        return f"{entry.label} can't be compared: {base} did not finish."
     quality = f"its quality {_quality_words(entry)}{_difference(found, entry)}"
     if speed is None or found.workers > 1:
         return f"{entry.label}: {quality}; its speed was not judged."
     timed = f"{format_factor(speed.factor)} the speed of {base}"
     if speed.is_faster:
-        verb = "pays" if entry.pays else "is faster, but not surely as good"
+        verb = "pays" if entry.pays else "is faster, but is not shown to be as good"
         return f"{entry.label} {verb}: {timed}, {quality}."
     if speed.rounds == 1:
         why = why_slow(entry) if speed.factor < 1 else ""

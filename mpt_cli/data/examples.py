@@ -300,7 +300,7 @@ class DataSet(Shapes):
         """Return the description, and where inputs were uint8 what was done to them."""
         divided = {255} & set(self.preprocessing.get("divided_by", {}).values())
         done = ["uint8 inputs divided by 255"] if divided else []
-        done += ["uint8 inputs as they came"] if "uint8" in self.input_dtype else []
+        done += ["uint8 inputs unchanged"] if "uint8" in self.input_dtype else []
         return "; ".join([self.description, *done])
 
 

@@ -248,7 +248,7 @@ def _loader_stream_set(
         raise DataError(f"{title}: the validation dataset never ends. Use dataset.take(n).")
     whole = "a tf.data.Dataset, PyDataset or generator gives whole batches"
     if settings.limit is not None:
-        raise DataError(f"{title}: data.limit can't be kept: {whole}. Let the loader give fewer.")
+        raise DataError(f"{title}: data.limit can't be applied: {whole}. Let the loader give fewer.")
     # the default of validation_fraction holds for other sources too
     declared = next(each for each in fields(settings) if each.name == "validation_fraction")
     if validation is None and settings.validation_fraction not in (0, default_of(declared)):
@@ -355,7 +355,7 @@ def load_data(settings: DataSettings, seed: int, targets_as_given: bool = False)
         return load(settings, seed, targets_as_given) if load in _READ_BY_DTYPE else load(settings, seed)
     except MemoryError as error:
         raise DataError(
-            f"data: {settings.name} takes more memory than there is ({str(error) or 'it is full'}). "
+            f"data: {settings.name} needs more memory than there is ({str(error) or 'it is full'}). "
             "Take fewer examples, or let a data.loader return a tf.data.Dataset or a generator."
         ) from error
 

@@ -86,10 +86,10 @@ def damage_of(path: Path) -> str | None:
     All of it is read.
     """
     if not zipfile.is_zipfile(path):
-        return "it is not a zip file with its end, as a whole .keras file is"
+        return "it is no complete zip file, as a .keras file must be"
     try:
         with zipfile.ZipFile(path) as parts:
             broken = parts.testzip()
     except _UNREADABLE as error:
         return str(error)
-    return None if broken is None else f"{broken} in it does not fit its checksum"
+    return None if broken is None else f"{broken} in it does not match its checksum"

@@ -100,7 +100,7 @@ def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
             Problem(
                 "model",
                 f"{type(model).__name__} has a train_step of its own: the gradients that it "
-                "takes can't be looked into from outside.",
+                "takes can't be inspected from outside.",
                 None,
                 "mpt train records its overflows, and the variable of each.",
             )
@@ -285,7 +285,7 @@ def _check_finite(counted: ValueRanges, step: int) -> None:
         return
     what = "gradients are not finite" if np.isfinite(counted.loss) else f"the loss is {counted.loss}"
     cause = (
-        "No dtype or loss scale mends that: look at learning rate, data and model."
+        "No dtype or loss scale fixes that: look at learning rate, data and model."
         if step == 0
         else ("Measure at an earlier step, or lower the learning rate.")
     )

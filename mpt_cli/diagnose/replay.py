@@ -100,7 +100,7 @@ def _check_data(run: RunDirectory, checkpoint: Checkpoint | None, now: str) -> N
     if before != now:
         raise DataError(
             f"{run.path} was trained on other data (fingerprint {str(before)[:12]}…, now {now[:12]}…). "
-            "Bring back the data of then."
+            "Restore that data."
         )
 
 
@@ -329,7 +329,7 @@ def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) 
     if fault.kind != "none":
         rows.append(("rehearsal", f"the run spoils numbers on purpose: fault.kind={fault.kind}, place {fault.place}"))
     if variables:
-        rows.append(("weights", f"not finite before the step already: {variables}"))
+        rows.append(("weights", f"not finite even before the step: {variables}"))
     rows += [("layer", text) for text in _layer_sentences(found)]
     rows += [
         ("before", f"{_place_phrase(seen)}: at most 2^{seen.largest_exponent + 1}")
@@ -389,14 +389,12 @@ def _unseen_sentence(found: OverflowDiagnosis) -> str:
     """Return what the run recorded of a step in which the probes found nothing."""
     own, variable = found.own_step_of, found.overflow.variable
     why = (
-        f"{own} has a train_step of its own, whose gradients can't be looked into from outside"
+        f"{own} has a train_step of its own, whose gradients can't be inspected from outside"
         if own
         else "with probes in its layers the step is finite, because it compiles differently"
     )
     if found.layer:
-        return (
-            f"{found.layer}: the gradient of {variable} was the first that was not finite, says the run's record. {why}"
-        )
+        return f"{found.layer}: the gradient of {variable} was the first that was not finite in the run. {why}"
     if not found.overflowed_again:
         why = (
             "it cannot be reproduced: the step was finite this time, also with probes. Another device or version "

@@ -323,7 +323,7 @@ def _platform(backend: str, gpus: list[str]) -> Platform:
     state = {name: getattr(keras.config, name)() for name in KERAS_DEFAULTS}
     changed = ", ".join(f"{name} {value}" for name, value in state.items() if value != KERAS_DEFAULTS[name])
     source = "by keras.json or by the program, instead of its defaults"
-    notice = f"Keras is set to {changed}, {source}: results are not those of other machines."
+    notice = f"Keras is set to {changed}, {source}: results differ from those on other machines."
     device = gpus[0] if gpus else f"CPU ({cores_of_process()} cores)"
     device = f"{len(gpus)} x {device}" if len(gpus) > 1 else device
     notices = (notice,) if changed else ()
@@ -413,6 +413,6 @@ def _explain_framework_error(text: str, several_processes: bool) -> MptError | N
     if several_processes and _LOST_PROCESS.search(text):
         leave_at_once()  # JAX would wait for the lost one, and then abort this process with a stack of its own
         return DataError(
-            f"The connection to another process of this run broke, so it was ended ({first}). Go on with resume=…"
+            f"The connection to another process of this run broke, so it was ended ({first}). Continue with resume=…"
         )
     return None

@@ -229,6 +229,6 @@ class FaultSearch:
             found = None if batch is None else find_forward_fault(self.model, batch)
         except Exception as error:  # a look must never end what it looks at
             self._works = False
-            self.say(f"the layer can't be looked for here ({first_line(error)[:200]}); training goes on without")
+            self.say(f"the layer can't be determined here ({first_line(error)[:200]}); training continues without")
             return event
         return event if found is None else replace(event, **found._asdict())

@@ -41,9 +41,9 @@ def choose_jit(settings: Settings, platform: Platform, model: Any, steps: int | 
     if convolves(model):
         return JitChoice(False, "slow at convolutions on a CPU")
     if steps is None:
-        return JitChoice(False, "nobody knows whether the run is long enough to win back the compiling")
+        return JitChoice(False, "the length of the run is unknown, so compiling may not pay")
     if not xla_pays(steps, len(model.trainable_variables), numbers_per_step(model, settings.trainer.batch_size)):
-        return JitChoice(False, f"{steps:,} steps would not win back the compiling")
+        return JitChoice(False, f"{steps:,} steps are too few to repay compiling")
     return JitChoice(True)
 
 

@@ -230,7 +230,7 @@ class RayLauncher(Launcher):
             remedy = "`ray start --head` starts a Ray on this machine, at http://127.0.0.1:8265."
             problems.append(Problem("launcher.address", "must be given, or RAY_ADDRESS be set.", None, remedy))
         elif REDACTED in self.address:
-            rule = "is not in the record as it was, which holds no passwords."
+            rule = "is recorded without its password."
             remedy = "Give it again: --launcher ray launcher.address=…"
             problems.append(Problem("launcher.address", rule, self.address, remedy))
         if problems:

@@ -152,7 +152,7 @@ def find_bad_combinations(
                 "policy.name",
                 f"variables are {narrow[0]}: updates below 2**-{11 if narrow[0] == 'float16' else 8} of a "
                 f"weight are lost to rounding. mixed_{narrow[0]} keeps float32 weights, "
-                "policy.stochastic_rounding=true loses none in the mean.",
+                "policy.stochastic_rounding=true loses none on average.",
                 fatal=False,
             )
         )

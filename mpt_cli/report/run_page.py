@@ -54,7 +54,7 @@ _ENVIRONMENT_FIELDS = (
 def headline(history: RunHistory) -> str:
     """Return in a few words how the run ended and how good it is."""
     if not history.summary:
-        return f"No end on record, last logged at step {format_count(history.last_step)}"
+        return f"No end recorded, last logged at step {format_count(history.last_step)}"
     return f"{history.status.capitalize()}: {history.verdict}"
 
 
@@ -328,7 +328,7 @@ def differing_keys(histories: Sequence[RunHistory]) -> list[str]:
 
 
 _GRADIENTS = {
-    "gradient_headroom_doublings": ("Gradient head-room", "doublings of the scale left"),
+    "gradient_headroom_doublings": ("Room above the scale", "times the scale could double before a gradient overflows"),
     "gradient_flushed_share": ("Gradients flushed to zero", "share of elements, %"),
     "gradient_subnormal_share": ("Gradients subnormal in float16", "share of elements, %"),
     "gradient_lost_updates_share": ("Updates lost to rounding of weights", "share of elements, %"),

@@ -174,8 +174,8 @@ def _add(found: Collection, requested: _Requested, request: Selection) -> None:
         found.errors.append(Unreadable(name, problems))
         return
     if reason == NO_EXPECTATIONS and is_named:
-        remedy = "Write one; a run directory is held against its own summary."
-        problem = Problem("expect", f"{name} {NO_EXPECTATIONS} to be held against.", None, remedy)
+        remedy = "Write one; a run directory is compared with its own summary."
+        problem = Problem("expect", f"{name} {NO_EXPECTATIONS} to compare with.", None, remedy)
         found.errors.append(Unreadable(name, [problem]))
     elif reason and not is_named:
         found.left_out[name] = reason

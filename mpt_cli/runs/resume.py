@@ -236,8 +236,8 @@ def format_changes(changed: dict[str, tuple[Any, Any]], idle: Iterable[str], mod
     for key, (old, new) in changed.items():
         moved = f"{key} was {old!r}, is {new!r}"
         goes_on = key == "loss_scale.initial_scale" and mode_settings(mode).rule_class.scales
-        reason = f"{mode} scaling goes on from the scale it had" if goes_on else f"{mode} scaling does not use it"
-        reason = "the run is past that phase" if key.startswith("phases.") else reason
+        reason = f"{mode} scaling continues from the scale it had" if goes_on else f"{mode} scaling does not use it"
+        reason = "that phase is over" if key.startswith("phases.") else reason
         notes.append(f"without effect: {moved}; {reason}" if key in idle else f"changed since: {moved}")
     return notes
 

@@ -128,7 +128,7 @@ def describe_inputs(model: Any, x: Any) -> list[str]:
         ]
         left, before, feature = min(counts, key=lambda count: count[0] / count[1])
         if left == before:
-            lines.append(f"input {name}: {dtype} keeps all values of all {len(counts)} features apart")
+            lines.append(f"input {name}: {dtype} keeps all values of all {len(counts)} features distinct")
             continue
         lines.append(
             f"input {name}: {dtype} leaves {left:,} of the {before:,} distinct values of feature {feature}, "

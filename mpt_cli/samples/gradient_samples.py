@@ -96,7 +96,7 @@ class GradientSampler:
             return self._sample(batch, step, scale)
         except Exception as error:  # a look must never end what it looks at
             self._works, self.failure = False, f"gradients can't be sampled here ({first_line(error)[:200]})"
-            self.say(f"{self.failure}; training goes on without")
+            self.say(f"{self.failure}; training continues without")
             return None
         finally:
             self._ended_at = time.monotonic()

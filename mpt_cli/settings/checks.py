@@ -484,7 +484,7 @@ def check_phases(settings: Settings) -> Iterator[Problem]:
             "trainer.epochs",
             f"must be left out with phases, whose epochs are {settings.epochs} in all.",
             epochs,
-            "Take it back with ~trainer.epochs.",
+            "Remove it with ~trainer.epochs.",
         )
     yield from _check_rates_of_phases(settings)
     for index, phase in enumerate(settings.phases):
@@ -500,7 +500,7 @@ def _check_rates_of_phases(settings: Settings) -> Iterator[Problem]:
             "optimizer.learning_rate",
             "must be left out: each phase has a learning rate of its own.",
             optimizer.learning_rate,
-            "Take it back with ~optimizer.learning_rate.",
+            "Remove it with ~optimizer.learning_rate.",
         )
     for index, rate in enumerate(rates):
         if rate is not None and optimizer.schedule.object is not None:

@@ -75,7 +75,7 @@ def remove_file(path: Path) -> None:
             path.rmdir()
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(f"{path} can't be taken away: {error.strerror}.") from error
+        raise DataError(f"{path} can't be removed: {error.strerror}.") from error
 
 
 def read_yaml_text(path: Path) -> str:
@@ -97,7 +97,7 @@ def load_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(Problem("conf", f"{path} must hold keys and values at its top level."))
     if not content:
-        remedy = "`model: {name: mlp}` is the shortest recipe, with all else by default; mpt copy gives one to edit."
+        remedy = "`model: {name: mlp}` is the shortest recipe, all else by default; mpt copy gives one to edit."
         raise ConfigError(Problem("conf", f"{path} must hold keys, and it is empty or all comments.", None, remedy))
     return {str(name): value for name, value in content.items()}
 

@@ -252,7 +252,7 @@ def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any, ea
         return None  # a comparison switches scaling off and leaves the numbers where they are
     chosen = chosen_variant(section, given)
     owners = ", ".join(f"{section}={variant}" for variant in key.variants)
-    remedy = f"It belongs to {owners}. Choose one of these, or take it back with ~{path}."
+    remedy = f"It belongs to {owners}. Choose one of these, or remove it with ~{path}."
     return Problem(path, f"{section}={chosen} has no such key.", value, remedy)
 
 

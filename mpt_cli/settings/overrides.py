@@ -217,8 +217,8 @@ def apply_override(tree: DictConfig, override: Override) -> None:
 def _take_deletion(override: Override, result: ParsedOverrides) -> None:
     key, line = override.key_or_group, str(override.input_line)
     if key in group_names():
-        remedy = f"Choose another, as in {key}=…; ~KEY takes back one key."
-        result.problems.append(Problem(line, "a group cannot be taken away.", None, remedy))
+        remedy = f"Choose another, as in {key}=…; ~KEY removes one key."
+        result.problems.append(Problem(line, "a group cannot be removed.", None, remedy))
     elif problem := unknown_key_problem(key, {}):
         result.problems.append(replace(problem, received=None))
     else:

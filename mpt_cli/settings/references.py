@@ -179,7 +179,7 @@ def object_problem(key: str, value: Any, listing: str) -> Problem | None:
         if HYDRA_TARGET in value:
             return _hydras_problem(key, value)
         if unknown := [name for name in value if name not in ("object", "kwargs")]:
-            remedy = did_you_mean(unknown[0], ["object", "kwargs"]) or "What it is called with goes into kwargs."
+            remedy = did_you_mean(unknown[0], ["object", "kwargs"]) or "Its arguments go into kwargs."
             return Problem(key, f"there is no {unknown[0]} beside object and kwargs.", value, remedy)
         if not isinstance(value.get("kwargs") or {}, dict):
             return Problem(f"{key}.kwargs", "must be a mapping from names to values.", value["kwargs"])

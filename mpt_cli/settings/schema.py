@@ -87,7 +87,7 @@ class PolicySettings:
     stochastic_rounding: bool = key(
         False,
         "updates of float16 and bfloat16 weights are computed in float32 and "
-        "rounded up or down at random, so that in the mean none is lost",
+        "rounded up or down at random, so that none is lost on average",
     )
 
     @property
@@ -125,9 +125,7 @@ class PolicySettings:
 class EarlyStoppingSettings:
     """Keras's EarlyStopping: the run ends where a metric no longer gets better."""
 
-    patience: Optional[int] = key(
-        None, "epochs without improvement before the run ends; null = it never does so", at_least=0
-    )
+    patience: Optional[int] = key(None, "epochs without improvement before the run ends; null = never", at_least=0)
     monitor: str = key("val_loss", "the metric")
     min_delta: float = key(0.0, "a smaller change is no improvement", at_least=0)
     mode: str = key(
@@ -143,7 +141,7 @@ class ReduceOnPlateauSettings:
     """Keras's ReduceLROnPlateau: the learning rate falls where a metric no longer gets better."""
 
     patience: Optional[int] = key(
-        None, "epochs without improvement before the learning rate falls; null = it never does so", at_least=0
+        None, "epochs without improvement before the learning rate falls; null = never", at_least=0
     )
     monitor: str = key("val_loss", "the metric")
     factor: float = key(0.1, "of the learning rate each time", above=0, below=1)
@@ -151,7 +149,7 @@ class ReduceOnPlateauSettings:
     mode: str = key(
         "auto", "whether the metric should fall or rise; auto = as Keras tells from it", choices=("auto", "min", "max")
     )
-    cooldown: int = key(0, "epochs after a fall before waiting begins anew", at_least=0)
+    cooldown: int = key(0, "epochs after a fall before it waits again", at_least=0)
     min_lr: float = key(0.0, "the learning rate does not fall below this", at_least=0)
 
 

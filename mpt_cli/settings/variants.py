@@ -21,7 +21,8 @@ class ModelSettings:
         None, "a .weights.h5 or .keras file with the weights to begin with; null = fresh, or those of the saved model"
     )
     skip_mismatch: bool = key(
-        False, "what `weights` has not, or in other shapes, begins afresh and is named; false = such a file is refused"
+        False,
+        "weights that the file lacks, or has in other shapes, start fresh and are named; false = such a file is refused",
     )
     freeze: List[str] = key(
         [],

@@ -24,7 +24,7 @@ _CALL = re.compile(r"\b(?:interval|range)\([^()]*\)")
 _POWERS_OF_A_CALL = re.compile(r"([+~]*[\w.]+)=(\d+(?:\.\d+)?)\*\*(.*\b(?:interval|range)\(.*)")
 _REFUSED_KEYS = {
     "run_dir": "must be left out: each job gets a directory of its own inside sweep_dir.",
-    "resume": "must be left out: `mpt sweep --resume SWEEP_DIR` goes on with a sweep.",
+    "resume": "must be left out: `mpt sweep --resume SWEEP_DIR` continues a sweep.",
 }
 
 

@@ -213,7 +213,7 @@ def lead_sentence(found: SweepResults) -> str:
     if count < FEWEST_SEEDS:
         return f"{apart}: {count_seeds(count)} can't tell, {FEWEST_SEEDS} can."
     if lead.seeds is None:
-        return f"{apart} by {count} seeds, nor would {MOST_SEEDS:,} tell, as far as these show."
+        return f"{apart} by {count} seeds, nor would {MOST_SEEDS:,} tell, judging by these."
     return f"{apart} by {count} seeds; about {lead.seeds} would tell."
 
 

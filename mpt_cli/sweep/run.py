@@ -176,7 +176,7 @@ def _changed_plan(
     if options.objective is not None:
         plan = _with_objective(sweep, plan, options.objective)
     if plan.search is not None and words:
-        rule = "must be given without words where the sweep is a search: it goes on in the space that it began with."
+        rule = "must be given without words where the sweep is a search: it continues in its original space."
         raise ConfigError(Problem("--resume", rule, " ".join(words), "--trials N makes it longer."))
     if trials is not None:
         if plan.search is None:

@@ -163,7 +163,7 @@ def plan_search(
     space = read_space(words)
     settings = load_each(space.edges)
     if space.seeds and search.pruner:
-        rule = "must be left out with several seeds: what a trial came to is known when all of them have run."
+        rule = "must be left out with several seeds: the result of a trial is known only when all of them have run."
         raise ConfigError(Problem("--pruner", rule, search.pruner))
     check_objective(objective, settings)
     if is_here:

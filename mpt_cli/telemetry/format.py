@@ -86,23 +86,22 @@ def format_count(count: float) -> str:
     return f"{count:,.0f}" if count >= 100 or float(count).is_integer() else f"{count:.1f}"
 
 
-def format_sample(sample: GradientSample) -> list[tuple[str, str]]:
-    """Return what a sample says of the scale, as label and value: the share flushed, and the room above; also updates
-    lost by weights in half precision.
+def sample_sentence(sample: GradientSample) -> str:
+    """Return in a line what the gradients of one batch were like.
 
-    >>> format_sample(GradientSample(100, 0.5, 0.0123, 0.25, 9.5))
-    [('flushed to 0', '1.2%'), ('head-room', '2^9')]
-    >>> format_sample(GradientSample(100, 0.5, 0.0, 0.0, None, 0.4))
-    [('flushed to 0', '0%'), ('updates lost', '40.0%')]
+    >>> sample_sentence(GradientSample(100, 0.5, 0.0123, 0.25, 9.5))
+    'at step 100: 1.2% flushed to zero, the scale could double 9 times'
+    >>> sample_sentence(GradientSample(100, 0.5, 0.0, 0.0, None, 0.4))
+    'at step 100: 0% flushed to zero, 40.0% of the updates lost to rounding'
     """
-    found = [("flushed to 0", format_fraction(sample.flushed_share))]
+    found = [f"{format_fraction(sample.flushed_share)} flushed to zero"]
     if sample.headroom_doublings is not None:
-        found.append(("head-room", f"2^{math.floor(sample.headroom_doublings)}"))
-    elif not sample.norm:
-        found.append(("head-room", "all zero"))
+        found.append(f"the scale could double {max(0, math.floor(sample.headroom_doublings))} times")
+    elif not sample.norm and not sample.flushed_share:
+        found = ["all are zero"]
     if sample.lost_updates_share is not None:
-        found.append(("updates lost", format_fraction(sample.lost_updates_share)))
-    return found
+        found.append(f"{format_fraction(sample.lost_updates_share)} of the updates lost to rounding")
+    return f"at step {format_count(sample.step)}: {', '.join(found)}"
 
 
 def format_share(part: int, whole: int) -> str:

@@ -127,7 +127,7 @@ class Telemetry:
         if (error is None) == (self._write_error is None):
             return
         self._write_error = error
-        waiting = f"{error}; its lines wait in memory, training goes on"
+        waiting = f"{error}; its lines wait in memory, training continues"
         self.message("files can be written again" if error is None else waiting)
 
     def flush(self) -> None:

@@ -215,8 +215,8 @@ def _named_errors(tracker: str) -> Iterator[None]:
         yield
     except Exception as error:  # each tracker has a family of its own
         raise DataError(
-            f"{tracker} could not take what it was given: {first_line(error)}. Set "
-            f"logger.{tracker}=false to go on without it."
+            f"{tracker} rejected what was logged: {first_line(error)}. Set "
+            f"logger.{tracker}=false to continue without it."
         ) from error
 
 

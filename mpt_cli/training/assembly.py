@@ -290,7 +290,7 @@ def warn_of_half_head(model: Any) -> list[str]:
     if not rows:
         return []
     layers = f"layer {rows[0].path} makes" if len(rows) == 1 else f"layers {', '.join(row.path for row in rows)} make"
-    risk = next((row.risk for row in rows if row.risk), "what the loss gets has 11 bits, and is inf above 65504")
+    risk = next((row.risk for row in rows if row.risk), "the input of the loss has 11 bits, and is inf above 65504")
     dtype = rows[0].compute_dtype
     remedy = 'Keep it in float32: dtype="float32" where it is made (docs/guides/policy.md).'
     return [f"{layers} the output of the model in {dtype}: {risk}. {remedy}"]

@@ -175,7 +175,7 @@ class CallbackState:
         self._told.update(found)
         return [
             f"callbacks: {type(self.callback).__name__}.{name} ({type(value).__name__}) can't be stored in a "
-            "checkpoint, so a resumed run begins with a fresh one; with methods get_state and set_state the callback "
+            "checkpoint, so a resumed run starts with a fresh one; with methods get_state and set_state the callback "
             "says itself what is stored"
             for name, value in found.items()
         ]
@@ -412,7 +412,7 @@ class Callbacks:
         for name, state in self._states.items():
             if name not in position["states"]:
                 kind = name.partition("/")[0]
-                self._say(f"callbacks: {kind} was not there when the checkpoint was made, so it begins anew")
+                self._say(f"callbacks: {kind} was not there when the checkpoint was made, so it starts anew")
             else:
                 state.decode(position["states"][name], arrays)
 

@@ -321,7 +321,7 @@ class Checkpointer:
         if before != self.origin.dataset:
             raise DataError(
                 f"the checkpoint of step {checkpoint.step} was made on other data (fingerprint {before[:12]}…, now "
-                f"{self.origin.dataset[:12]}…). Bring back the data of then, or start a new run."
+                f"{self.origin.dataset[:12]}…). Restore that data, or start a new run."
             )
         self.store.cut_back(checkpoint.step)
         self.saved_step = checkpoint.step

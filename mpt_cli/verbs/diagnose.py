@@ -92,7 +92,7 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
             problems.append(Problem(name, f"must be given with {needed}.", value))
     if run_dirs and len(arguments.overrides) > 1:
         others = [text for text in arguments.overrides if text != run_dirs[0]]
-        problems.append(Problem("RUN_DIR", "must stand alone: a run has its own configuration.", " ".join(others)))
+        problems.append(Problem("RUN_DIR", "must be given alone: a run has its own configuration.", " ".join(others)))
     problems += minimum_problems(1, batches=arguments.batches, step=arguments.step)
     problems += minimum_problems(0, trial_steps=arguments.trial_steps)
     if problems:
@@ -138,7 +138,7 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
             "import mpt_cli as mpt (docs/guides/script-overflow.md)."
         )
         raise ConfigError(
-            Problem(run_dir, f"is of a {program}'s run; it holds neither its model nor its data.", None, remedy)
+            Problem(run_dir, f"is the run of a {program}; it holds neither its model nor its data.", None, remedy)
         )
     settings = on_one_device(stored, say)
     with diagnosis_directory(arguments.out, run.path) as directory:

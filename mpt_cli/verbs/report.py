@@ -108,7 +108,7 @@ def _run_directories(path: Path) -> list[Path]:
         inside = [entry.parent.name for entry in sorted(path.glob(f"*/{RunDirectory(path).config_yaml.name}"))]
         hint = f" There are runs in it ({len(inside)}): {shell_command('report', path)}/*" if inside else ""
         raise DataError(
-            f"{path} is no directory of a run, a sweep or a comparison: it has no config.yaml, sweep.json "
+            f"{path} is not the directory of a run, a sweep or a comparison: it has no config.yaml, sweep.json "
             f"or compare.json.{hint}"
         )
     return [RunDirectory.open(path).path]

@@ -85,7 +85,7 @@ def _watch_sweep(path: Path) -> int:
     kind = result_kind(path)
     if kind is None:
         why = "it has no config.yaml, sweep.json or compare.json" if path.is_dir() else "it does not exist"
-        raise DataError(f"{path} is no directory of a run, a sweep or a comparison: {why}.")
+        raise DataError(f"{path} is not the directory of a run, a sweep or a comparison: {why}.")
     sweep = kind.directory(path)
     screen = Screen(sys.stdout)
     told: dict[str, JobResult] = {}

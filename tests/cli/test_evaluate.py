@@ -24,7 +24,7 @@ def _zipped(path):
         (
             "evaluate",
             lambda whole: whole.replace(b"0123", b"3210"),
-            "is damaged: model.weights.h5 in it does not fit its checksum",
+            "is damaged: model.weights.h5 in it does not match its checksum",
         ),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_full_disk_behind_standard_output_is_no_bug(tmp_path) -> None:
     command = f"{sys.executable} -m mpt_cli list > /dev/full"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3
-    assert done.stderr == "mpt list: what it has to say can't be written: No space left on device\n"
+    assert done.stderr == "mpt list: its output can't be written: No space left on device\n"
 
 
 @pytest.mark.slow

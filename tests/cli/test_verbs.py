@@ -116,18 +116,18 @@ def test_a_copy_that_cannot_be_made(mpt) -> None:
         (errors.DataError("no disk."), 3, "mpt check: no disk.\n"),
         (errors.NumericalError("collapsed."), 4, "mpt check: collapsed.\n"),
         (KeyboardInterrupt(), 130, "\nmpt: interrupted\n"),
-        (MemoryError(), 3, "mpt check: there is no memory left: it takes more than there is.\n"),
+        (MemoryError(), 3, "mpt check: there is no memory left: it needs more than there is.\n"),
         (
             RuntimeError("can't start new thread"),
             3,
             "mpt check: the system starts no more threads or processes: can't "
-            "start new thread. `ulimit -u` shows how many there may be.\n",
+            "start new thread. `ulimit -u` shows the limit.\n",
         ),
         (
             BlockingIOError(11, "Resource temporarily unavailable"),
             3,
             "mpt check: the system starts no more threads or "
-            "processes: [Errno 11] Resource temporarily unavailable. `ulimit -u` shows how many there may be.\n",
+            "processes: [Errno 11] Resource temporarily unavailable. `ulimit -u` shows the limit.\n",
         ),
     ],
 )

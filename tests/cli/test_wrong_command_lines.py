@@ -102,7 +102,7 @@ MISSING = {  # files, which exit with 3
     "train conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
     f"{RATE} data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
     "run nowhere.py": "there is no script nowhere.py.",
-    "watch nowhere": "nowhere is no directory of a run, a sweep or a comparison: it ",
+    "watch nowhere": "nowhere is not the directory of a run, a sweep or a comparison: it ",
 }
 
 

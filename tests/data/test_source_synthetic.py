@@ -28,5 +28,5 @@ def test_data_for_which_there_is_no_memory_is_told(monkeypatch) -> None:
         raise MemoryError
 
     monkeypatch.setitem(SOURCES, "synthetic", fail)
-    with pytest.raises(DataError, match=r"^data: synthetic takes more memory than there is \(it is full\)"):
+    with pytest.raises(DataError, match=r"^data: synthetic needs more memory than there is \(it is full\)"):
         load_data(Synthetic(), seed=0)

@@ -60,7 +60,7 @@ REFUSED = [
     (["conf=digits_mpl"], 2, "must name a recipe"),
     (["conf=digits_mlp", "--out", "full"], 3, "full is not empty. Nothing in it was changed"),
     (["full"], 3, "full is not a run directory"),
-    (["full", "seed=1"], 2, "RUN_DIR: must stand alone: a run has its own configuration. Received: 'seed=1'."),
+    (["full", "seed=1"], 2, "RUN_DIR: must be given alone: a run has its own configuration. Received: 'seed=1'."),
     (["full", "--trial-steps", "-1"], 2, "--trial-steps: must be >= 0. Received: -1."),
     (["full", "--batches", "2"], 2, "must be given with a recipe: mpt diagnose conf=full/config.yaml."),
     (["nowhere"], 2, "nowhere: there is no such directory. A configuration is given as conf=RECIPE or conf=path"),

@@ -37,7 +37,7 @@ def test_what_is_refused_is_a_sentence_and_changes_nothing(tmp_path, capsys):
         (
             ["runs"],
             3,
-            "mpt report: runs is no directory of a run, a sweep or a comparison: it has no config.yaml, "
+            "mpt report: runs is not the directory of a run, a sweep or a comparison: it has no config.yaml, "
             "sweep.json or compare.json. There are runs in it (1): mpt report runs/*\n",
         ),
         (["nowhere"], 3, "run directory nowhere does not exist"),

@@ -69,7 +69,7 @@ _WRONG = [
         ],
         [
             "loss_scale.growth_steps: loss_scale=fixed has no such key. Received: 5. It belongs to "
-            "loss_scale=auto, loss_scale=dynamic. Choose one of these, or take it back with ~loss_scale.growth_steps.",
+            "loss_scale=auto, loss_scale=dynamic. Choose one of these, or remove it with ~loss_scale.growth_steps.",
             "model.blocks: must have as many entries as model.filters=[16, 32, 64], one per stage. Received: [1, 1].",
             "optimizer.schedule.decay_steps: must be left out with optimizer.schedule.name=constant: nothing uses it. "
             "Received: 5. It belongs to optimizer.schedule.name=cosine or exponential.",
@@ -90,7 +90,7 @@ _WRONG = [
         ],
         [
             "loss_scale.hysteresis: loss_scale=logmax has no such key. Received: 5. It belongs to "
-            "loss_scale=auto, loss_scale=dynamic. Choose one of these, or take it back with ~loss_scale.hysteresis.",
+            "loss_scale=auto, loss_scale=dynamic. Choose one of these, or remove it with ~loss_scale.hysteresis.",
             "model.filters: must have at least one stage. Received: [].",
             "optimizer.schedule.decay_steps: must be given with optimizer.schedule.name=exponential.",
             "expect.loss.max: must be a finite number. Received: nan.",
@@ -106,7 +106,7 @@ _WRONG = [
         ],
         [
             "loss_scale.deviations: loss_scale=auto has no such key. Received: 2. It belongs to "
-            "loss_scale=logmax. Choose one of these, or take it back with ~loss_scale.deviations.",
+            "loss_scale=logmax. Choose one of these, or remove it with ~loss_scale.deviations.",
             "optimizer.schedule.boundaries: must rise from entry to entry. Received: [5, 3].",
             "expect.loss.min: must be <= expect.loss.max=2. Received: 3.",
         ],

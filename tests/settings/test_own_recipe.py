@@ -131,7 +131,7 @@ def test_a_run_goes_on_from_another_folder_that_names_the_module_otherwise(proje
         (
             "model: {filters: [8]}\n",
             "model.filters: model=mlp has no such key. Received: [8]. It belongs to model=cnn, "
-            "model=resnet. Choose one of these, or take it back with ~model.filters.",
+            "model=resnet. Choose one of these, or remove it with ~model.filters.",
         ),
         ("trainer: {epochs: '${nope}'}\n", "trainer.epochs: cannot be resolved: Interpolation key 'nope' not found."),
         ("trainer: {epochs: null}\n", "trainer.epochs: must be a whole number, not null. The default is 10."),

@@ -47,7 +47,7 @@ def test_a_word_becomes_its_values(word, words):
         (["policy=glob(x*)"], "policy: must match at least one of auto_float16, bfloat16"),
         (["seed=glob(*)"], "seed: must be a key with known names for glob()"),
         (["run_dir=a,b"], "run_dir: must be left out: each job gets a directory of its own inside sweep_dir."),
-        (["resume=auto"], "resume: must be left out: `mpt sweep --resume SWEEP_DIR` goes on with a sweep."),
+        (["resume=auto"], "resume: must be left out: `mpt sweep --resume SWEEP_DIR` continues a sweep."),
         (["seed=1,2", "seed=3"], "seed: must be given once in a sweep."),
         (["seed=range(2,2)"], "seed: must have at least one value."),
     ],

@@ -79,6 +79,6 @@ def test_an_address_with_a_password_has_to_be_given_again(monkeypatch):
     with pytest.raises(ConfigError) as caught:
         recorded_launcher(recorded).check()
     assert str(caught.value) == (
-        "launcher.address: is not in the record as it was, which holds no passwords. Received: "
+        "launcher.address: is recorded without its password. Received: "
         "'ray://me:<redacted>@host:1'. Give it again: --launcher ray launcher.address=…"
     )

@@ -90,5 +90,5 @@ def test_a_file_that_cannot_be_written_is_told_once_and_so_is_its_end() -> None:
     telemetry = Telemetry([Sink(), troubled])
     for step in range(5):
         telemetry.progress(step, 1)
-    told = ["disk full; its lines wait in memory, training goes on", "files can be written again"]
+    told = ["disk full; its lines wait in memory, training continues", "files can be written again"]
     assert troubled.message.call_args_list == [call(text) for text in told]

@@ -84,7 +84,7 @@ def test_what_a_tracker_is_sent_and_what_it_says_of_its_server_holds_no_secret(m
     modules.tracking.MlflowClient.side_effect = RuntimeError("no route to https://me:pa55@host")
     with pytest.raises(DataError) as caught:
         MlflowSink(Path("unused")).start(header)
-    assert "could not take what it was given: no route to https://me:<redacted>@host" in printable(str(caught.value))
+    assert "rejected what was logged: no route to https://me:<redacted>@host" in printable(str(caught.value))
 
     taken: list[RunHeader] = []
     sink = Mock(spec=Sink, start=taken.append)

@@ -107,7 +107,7 @@ def test_a_model_that_can_not_be_looked_into_is_said_once_and_of_many_such_steps
     said: list[str] = []
     search = FaultSearch(run.model, said.append)
     assert [named(run, search, lambda _: 1 / 0).layer for _ in range(2)] == [None, None]
-    assert said == ["the layer can't be looked for here (division by zero); training goes on without"]
+    assert said == ["the layer can't be determined here (division by zero); training continues without"]
     search = FaultSearch(run.model, pytest.fail)
     found = [named(run, search).layer is not None for _ in range(9)]
     assert found == [True, True, True, True, False, False, False, True, False]

@@ -105,7 +105,7 @@ def test_a_sample_that_fails_is_said_once_and_ends_nothing():
     sampler = GradientSampler(None, 5, said.append)
     assert sampler.take(None, 5, 1.0) is None
     assert said == [
-        "gradients can't be sampled here ('NoneType' object has no attribute 'shape'); training goes on without"
+        "gradients can't be sampled here ('NoneType' object has no attribute 'shape'); training continues without"
     ]
     assert not sampler.is_due(10, 5)
 

@@ -215,7 +215,7 @@ def test_a_finished_run_goes_on_with_a_longer_or_a_further_phase(tmp_path):
     summary = train(tmp_path / "run", longer.replace("epochs: 2", "epochs: 7"), "resume=auto")
     assert (summary.applied_steps, summary.phases_completed) == (25, 2)
     said = (tmp_path / "run" / "console.log").read_text()
-    assert "without effect: phases.0.epochs was 2, is 7; the run is past that phase" in said
+    assert "without effect: phases.0.epochs was 2, is 7; that phase is over" in said
     words = f"{longer[:-1]}, {{epochs: 1, learning_rate: 0.001, unfreeze: [base]}}]"
     further = train(tmp_path / "run", words, "resume=auto")
     assert (further.applied_steps, further.phases_completed) == (30, 3)

@@ -78,7 +78,7 @@ def test_what_is_without_effect_is_said_to_be() -> None:
     changes = {"loss_scale.initial_scale": (8.0, 4.0), "loss_scale.log_max": (16.0, 9.0), "trainer.epochs": (1, 2)}
     idle = unused_changes(changes, "dynamic", "dynamic")
     assert format_changes(changes, idle, "dynamic") == [
-        "without effect: loss_scale.initial_scale was 8.0, is 4.0; dynamic scaling goes on from the scale it had",
+        "without effect: loss_scale.initial_scale was 8.0, is 4.0; dynamic scaling continues from the scale it had",
         "without effect: loss_scale.log_max was 16.0, is 9.0; dynamic scaling does not use it",
         "changed since: trainer.epochs was 1, is 2",
     ]

@@ -22,8 +22,8 @@ LONG, SHORT = 10**9, 10
 
 def test_when_xla_compiles_and_why_it_does_not():
     convolution = keras.Sequential([keras.Input((4, 1)), layers.Conv1D(2, 2)])
-    too_short = "10 steps would not win back the compiling"
-    unknown = "nobody knows whether the run is long enough to win back the compiling"
+    too_short = "10 steps are too few to repay compiling"
+    unknown = "the length of the run is unknown, so compiling may not pay"
     for jit, platform, backend, distribute, model, steps, expected in (
         ("auto", CPU, "tensorflow", "none", tiny_model(), LONG, (True, "")),
         ("auto", CPU, "tensorflow", "none", tiny_model(), SHORT, (False, too_short)),
@@ -134,7 +134,7 @@ def test_the_choice_is_recorded_and_a_resumed_run_does_not_choose_again(tmp_path
     compiles = BACKEND == "jax"
     done = mpt("train", *WORDS, "run_dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert compiles or "no XLA (6 steps would not win back the compiling)" in done.stdout
+    assert compiles or "no XLA (6 steps are too few to repay compiling)" in done.stdout
     again = mpt("train", *WORDS, "trainer.epochs=1000000000", "trainer.max_steps=9", "resume=run", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "jit_compile" not in again.stdout and "no XLA (" not in again.stdout

@@ -20,10 +20,10 @@ from mpt_cli.telemetry.format import (
     format_bytes,
     format_count,
     format_number,
-    format_sample,
     format_scale,
     format_seconds,
     format_share,
+    sample_sentence,
 )
 from mpt_cli.telemetry.health import COLLAPSED
 from mpt_cli.telemetry.records import (
@@ -75,16 +75,6 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
 
 def labelled_lines(rows: list[tuple[str, str]]) -> list[str]:
     return [f"{label:<{LABEL_WIDTH}}{text}" for label, text in rows]
-
-
-def sample_sentence(sample: GradientSample) -> str:
-    """Return in a line what the gradients of one batch were like.
-
-    >>> sample_sentence(GradientSample(100, 0.5, 0.0123, 0.25, 9.5))
-    'step 100: of the gradients, flushed to 0 1.2%, head-room 2^9'
-    """
-    found = ", ".join(f"{label} {value}" for label, value in format_sample(sample))
-    return f"step {format_count(sample.step)}: of the gradients, {found}"
 
 
 def final_rows(summary: Summary) -> list[tuple[str, str]]:
