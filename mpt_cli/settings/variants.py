@@ -22,7 +22,7 @@ class ModelSettings:
     )
     skip_mismatch: bool = key(
         False,
-        "weights that the file lacks, or has in other shapes, start fresh and are named; false = such a file is refused",
+        "weights that the file lacks, or has in other shapes, start fresh and are named; false = it is refused",
     )
     freeze: List[str] = key(
         [],
