@@ -16,12 +16,12 @@ import numpy as np
 from mpt_cli.data.examples import DataSet, Examples
 from mpt_cli.engine.backend import Platform
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.sink import Telemetry, TelemetryFiles
-from mpt_cli.telemetry.sinks import build_telemetry
+from mpt_cli.telemetry.file_and_tracker_sinks import build_telemetry
+from mpt_cli.telemetry.sink_interface import Telemetry, TelemetryFiles
 from mpt_cli.training.checkpoint import CheckpointStore
 from mpt_cli.training.loss_and_optimizer import build_optimizer, compile_model
 from mpt_cli.training.model import build_under_policy
-from mpt_cli.training.program import Program
+from mpt_cli.training.run_from_settings import Program
 from mpt_cli.training.session import Session, prepare
 
 Turn = Callable[[int], float]

@@ -21,7 +21,7 @@ class FirstStep(BaseException):
 def main() -> None:
     from mpt_cli import training_run
     from mpt_cli.settings.load import load_settings
-    from mpt_cli.telemetry.sink import Sink
+    from mpt_cli.telemetry.sink_interface import Sink
 
     class Watch(Sink):
         def progress(self, step: int, epoch: int, phase: str) -> None:

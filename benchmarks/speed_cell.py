@@ -117,7 +117,7 @@ def build_cell(task: dict[str, Any], policy: str, folder: Path) -> Any:
     settings = cell_settings(task, policy)
     platform = prepare_backend(settings)
     from benchmarks.contenders import Cell
-    from mpt_cli.data.load import load_data
+    from mpt_cli.data.sources import load_data
 
     return Cell(settings, platform, load_data(settings.data, 0), folder)
 

@@ -19,23 +19,23 @@ from mkdocs.exceptions import PluginError
 
 from mpt_cli.cli import EXIT_CODES
 from mpt_cli.jobs.queue import Ending
-from mpt_cli.settings.key import REQUIRED, Key, format_range, format_type
+from mpt_cli.settings.key_type import REQUIRED, Key, format_range, format_type
 from mpt_cli.settings.schema import AUTO_FLOAT16, VARIANTS, choosing_key, key_versions, sections
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.plan import plan_dict
+from mpt_cli.sweep.job_list import plan_dict
 from mpt_cli.sweep.report import configuration_dict, job_dict, results_dict
 from mpt_cli.sweep.run import plan_facts
-from mpt_cli.telemetry import records
+from mpt_cli.telemetry import record_types
 from mpt_cli.verbs import verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS
 from mpt_cli.verbs.run import is_run_key
 
 ROOT = Path(__file__).parents[1]
 RECORDS = {
-    "metrics.jsonl": records.Snapshot,
-    "events.jsonl": records.Event,
-    "layers.jsonl": records.LayerSample,
-    "summary.json": records.Summary,
+    "metrics.jsonl": record_types.Snapshot,
+    "events.jsonl": record_types.Event,
+    "layers.jsonl": record_types.LayerSample,
+    "summary.json": record_types.Summary,
     "ending": Ending,
 }
 CONTENTS: dict[str, list[Callable[..., Any]]] = {

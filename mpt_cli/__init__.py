@@ -20,7 +20,7 @@ from mpt_cli.version import __version__ as __version__
 if TYPE_CHECKING:
     from mpt_cli.precision import LossScaleOptimizer, Policy, custom_gradient, global_policy, set_global_policy
     from mpt_cli.python_api import diagnose, fit
-    from mpt_cli.recorder import Recorder
+    from mpt_cli.recorder_callback import Recorder
     from mpt_cli.report.run import Run, load_run
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
 _HOMES = {
     "mpt_cli.python_api": ("diagnose", "fit"),
     "mpt_cli.precision": ("LossScaleOptimizer", "Policy", "custom_gradient", "global_policy", "set_global_policy"),
-    "mpt_cli.recorder": ("Recorder",),
+    "mpt_cli.recorder_callback": ("Recorder",),
     "mpt_cli.report.run": ("Run", "load_run"),
 }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import BAD_DATA, OK, install_command
-from mpt_cli.jobs.executor import call, module_command
+from mpt_cli.jobs.local_processes import call, module_command
 from mpt_cli.machine import machine_facts
 from mpt_cli.runs.directory import DEFAULT_PARENT
 from mpt_cli.runs.provenance import NAMED_PACKAGES, installed_packages

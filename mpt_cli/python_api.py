@@ -14,11 +14,11 @@ from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.report.run import Run, load_run
 from mpt_cli.settings.checks import check_combinations
 from mpt_cli.settings.load import build_settings
+from mpt_cli.settings.model_data_optimizer_keys import AUTO, GivenData
 from mpt_cli.settings.schema import Settings, unknown_key_problem, variants_of
-from mpt_cli.settings.variants import AUTO, GivenData
 from mpt_cli.signals import raise_for
-from mpt_cli.telemetry.records import RunHeader
-from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.record_types import RunHeader
+from mpt_cli.telemetry.sink_interface import Sink
 from mpt_cli.training_run import Reporters, train_program
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ def fit(
     Raises ConfigError or DataError for what can't be trained, which leaves nothing behind, and what a signal does:
     KeyboardInterrupt or SystemExit(143), once the run is saved.
     """
-    from mpt_cli.data.streams import is_tf_dataset
-    from mpt_cli.training.model_program import DataArguments, ModelProgram, check_targets, check_trainable, read_given
+    from mpt_cli.data.batch_streams import is_tf_dataset
+    from mpt_cli.training.run_from_model import DataArguments, ModelProgram, check_targets, check_trainable, read_given
 
     check_trainable(model)
     _check_arguments(settings, callbacks)
@@ -116,7 +116,7 @@ class RunArguments:
 
 
 def _batch_size(batch_size: int | None, x: Any) -> int:
-    from mpt_cli.training.model_program import batch_size_of, is_batched_source
+    from mpt_cli.training.run_from_model import batch_size_of, is_batched_source
 
     if not is_batched_source(x):
         return 32 if batch_size is None else batch_size
@@ -131,7 +131,7 @@ def given_settings(model: Any, asked: RunArguments) -> Settings:
     """Return the settings of the run: what was asked for over the defaults; ConfigError with all problems."""
     import keras
 
-    from mpt_cli.training.model_program import described_model, described_optimizer, described_policy
+    from mpt_cli.training.run_from_model import described_model, described_optimizer, described_policy
 
     plain = Settings(
         recipe=asked.name or model.name,
@@ -167,7 +167,7 @@ def _resume(resume: bool | str | Path | None) -> str | None:
 def _loss_scale(model: Any, given: Any) -> dict[str, Any]:
     """Return the keys of `loss_scale` that an argument stands for."""
     from mpt_cli.precision.scale_rules import ScaleRule
-    from mpt_cli.training.model_program import rule_of
+    from mpt_cli.training.run_from_model import rule_of
 
     given = rule_of(model.optimizer) if given is None else given
     if isinstance(given, ScaleRule):
@@ -262,9 +262,9 @@ def diagnose(
     if problems := [Problem(name, f"must be >= {low}.", value) for name, (value, low) in least.items() if value < low]:
         raise ConfigError(problems)
     from mpt_cli.diagnose.diagnosis import diagnose as examine
-    from mpt_cli.diagnose.examination import ExaminationRequest
+    from mpt_cli.diagnose.float32_examination import ExaminationRequest
     from mpt_cli.precision import computes_in_float16
-    from mpt_cli.training import model_program as given
+    from mpt_cli.training import run_from_model as given
 
     given.check_trainable(model)
     arguments = given.DataArguments(x, y, sample_weight)

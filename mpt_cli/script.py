@@ -26,8 +26,13 @@ from mpt_cli.precision.keras_internals import direct_trainable_variables
 from mpt_cli.precision.policy import policy_inside, set_global_policy
 from mpt_cli.precision.rounded_weights import NARROW
 from mpt_cli.precision.train_step import unwrapped
-from mpt_cli.recorder import Recorder
-from mpt_cli.recording import (
+from mpt_cli.recorder_callback import Recorder
+from mpt_cli.report.run import Run
+from mpt_cli.runs.directory import RunDirectory, numbered_path
+from mpt_cli.samples.latest_step import TapedCalls
+from mpt_cli.settings.model_data_optimizer_keys import GivenData, GivenModel
+from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, BackendSettings, Settings
+from mpt_cli.step_recording import (
     RING_ROWS,
     DrainThread,
     LoopRecording,
@@ -36,16 +41,11 @@ from mpt_cli.recording import (
     policy_on_record,
     scaling_on_record,
 )
-from mpt_cli.report.run import Run
-from mpt_cli.runs.directory import RunDirectory, numbered_path
-from mpt_cli.samples.latest_step import TapedCalls
-from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, BackendSettings, Settings
-from mpt_cli.settings.variants import GivenData, GivenModel
-from mpt_cli.telemetry.health import GOOD_VERDICTS, UNCHECKED
-from mpt_cli.telemetry.records import BACKWARD_PASS, FORWARD_PASS, OVERFLOW, Scaling
-from mpt_cli.training.assembly import warn_of_half_head
+from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
+from mpt_cli.telemetry.record_types import BACKWARD_PASS, FORWARD_PASS, OVERFLOW, Scaling
+from mpt_cli.training.build_run_parts import warn_of_half_head
 from mpt_cli.training.loss_and_optimizer import scaling_for, wrap_optimizer
-from mpt_cli.training.model_program import described_optimizer, rule_of
+from mpt_cli.training.run_from_model import described_optimizer, rule_of
 
 ON_REPLICAS = "its own training loop on several replicas: steps are scaled and skipped, but there is no run directory"
 REPLACED = "the script's own loss scaling is replaced by mpt's, which counts its skips"

@@ -15,7 +15,7 @@ from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import is_recorded, stored_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, shell_command
-from mpt_cli.training.program import Program
+from mpt_cli.training.run_from_settings import Program
 
 
 def evaluate(run_path: str, split: str = "validation") -> dict[str, float]:
@@ -24,9 +24,9 @@ def evaluate(run_path: str, split: str = "validation") -> dict[str, float]:
     check_model(run)
     settings = undistributed(stored_settings(run))
     backend.prepare_backend(settings)
-    from mpt_cli.engine.build import build_engine
-    from mpt_cli.engine.feed import BatchPlan, Feed
-    from mpt_cli.training.assembly import call_capacity, data_for, put_to_evaluation
+    from mpt_cli.engine.choose_engine import build_engine
+    from mpt_cli.engine.step_batches import BatchPlan, Feed
+    from mpt_cli.training.build_run_parts import call_capacity, data_for, put_to_evaluation
     from mpt_cli.training.model import policy_of
 
     data = Program(settings).load_data()
@@ -83,7 +83,7 @@ def load_trained(run: RunDirectory, settings: Settings, data: DataSet) -> Any:
     path = model_file(run)
     if path == run.model_weights or settings.model.name == "builder":
         from mpt_cli.training.model import build_under_policy
-        from mpt_cli.training.saving import load_weights
+        from mpt_cli.training.model_saving import load_weights
 
         model = build_under_policy(settings, data)
         load_weights(model, path)

@@ -33,15 +33,21 @@ from mpt_cli.settings.load import resolved_yaml
 from mpt_cli.settings.overrides import keys_given
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import ForcedEnd, at_forced_end
-from mpt_cli.telemetry.records import Summary
-from mpt_cli.telemetry.sink import Sink, Telemetry
-from mpt_cli.telemetry.sinks import build_telemetry, check_logger
+from mpt_cli.telemetry.file_and_tracker_sinks import build_telemetry, check_logger
+from mpt_cli.telemetry.record_types import Summary
+from mpt_cli.telemetry.sink_interface import Sink, Telemetry
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
-from mpt_cli.training.outcome import build_postmortem, summarise, summarise_cut, summarise_failure, unwritten
-from mpt_cli.training.program import Program
+from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.summary_and_exit_code import (
+    build_postmortem,
+    summarise,
+    summarise_cut,
+    summarise_failure,
+    unwritten,
+)
 
 if TYPE_CHECKING:
-    from mpt_cli.training.assembly import BuildCheck
+    from mpt_cli.training.build_run_parts import BuildCheck
     from mpt_cli.training.session import Session
 
 
@@ -231,7 +237,7 @@ def check_build(settings: Settings) -> "BuildCheck":
     """Build the model under its policy without training; raises what `train` would raise before its first step."""
     settings = with_drawn_seed(settings)
     platform = backend.prepare_backend(settings)
-    from mpt_cli.training.assembly import try_build
+    from mpt_cli.training.build_run_parts import try_build
 
     return try_build(Program(settings), platform)
 

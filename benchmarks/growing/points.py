@@ -97,7 +97,7 @@ def measure(task: dict[str, Any], value: float, folder: Path) -> dict[str, Any]:
 
     platform = prepare_backend(settings)
     from benchmarks.contenders import Cell, file_telemetry, mpt_turn, plain_turn
-    from mpt_cli.data.load import load_data
+    from mpt_cli.data.sources import load_data
 
     started = time.perf_counter()
     cell = Cell(settings, platform, load_data(settings.data, 0), folder)

@@ -50,9 +50,9 @@ class Contenders:
     def _mpt(self, scaling: str) -> "dict[str, Turn]":
         """One session with its telemetry and without: the same compiled program."""
         from benchmarks.contenders import Cell, file_telemetry
-        from mpt_cli.telemetry.sink import Telemetry
+        from mpt_cli.telemetry.sink_interface import Telemetry
         from mpt_cli.training.checkpoint import CheckpointStore
-        from mpt_cli.training.program import Program
+        from mpt_cli.training.run_from_settings import Program
         from mpt_cli.training.session import prepare
 
         settings = replace(self.settings, loss_scale=replace(self.settings.loss_scale, mode=scaling))
@@ -74,7 +74,7 @@ class Contenders:
 
     def _plain(self) -> "dict[str, Turn]":
         from benchmarks.contenders import Cell, plain_turn
-        from mpt_cli.data.load import load_data
+        from mpt_cli.data.sources import load_data
 
         data = load_data(self.settings.data, self.settings.seed or 0)
         return {"plain Keras": plain_turn(Cell(self.settings, self.platform, data, self.folder))}

@@ -22,7 +22,7 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
     platform = prepare_backend(settings)
     from keras import ops
 
-    from mpt_cli.data.load import load_data
+    from mpt_cli.data.sources import load_data
     from mpt_cli.training.model import build_under_policy
 
     data = load_data(settings.data, 0)

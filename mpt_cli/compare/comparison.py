@@ -28,11 +28,11 @@ from mpt_cli.sweep.directory import (
     SweepDirectory,
     read_job,
 )
+from mpt_cli.sweep.job_list import Job, Objective, SweepPlan, choose_objective, job_name, make_plan
 from mpt_cli.sweep.overrides import override_key, read_grid, varied_values
 from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference, count_seeds
-from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, job_name, make_plan
 from mpt_cli.telemetry.format import format_number
-from mpt_cli.telemetry.records import as_number, field_problem, required_fields
+from mpt_cli.telemetry.record_types import as_number, field_problem, required_fields
 
 
 class CompareDirectory(SweepDirectory):

@@ -12,7 +12,7 @@ from mpt_cli.compare.comparison import (
 )
 from mpt_cli.compare.report import write_comparison
 from mpt_cli.settings.load import load_with_recipe
-from mpt_cli.sweep.plan import SweepPlan, check_objective
+from mpt_cli.sweep.job_list import SweepPlan, check_objective
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, begin, exit_code, plan_facts, run_jobs, split_overrides
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.build import RawArrays, build_data_set
 from mpt_cli.data.examples import Array, DataSet, Examples
 from mpt_cli.data.paths import readable_file, readable_files
+from mpt_cli.data.prepare_data_set import RawArrays, build_data_set
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
+from mpt_cli.settings.model_data_optimizer_keys import Csv, Npz, Text
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.settings.variants import Csv, Npz, Text
 
 
 def load_npz(settings: Npz, seed: int, targets_as_given: bool = False) -> DataSet:

@@ -4,18 +4,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, log2
 
-from mpt_cli.diagnose.examination import Examination, ExaminationRequest, ExaminedPoint
+from mpt_cli.diagnose.float32_examination import Examination, ExaminationRequest, ExaminedPoint
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
 from mpt_cli.engine.backend import Platform
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
-from mpt_cli.samples.digits import LostDigits
+from mpt_cli.samples.lost_digits import LostDigits
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.format import format_fraction, format_scale
-from mpt_cli.telemetry.records import ACTIVATIONS, DEAD, FLUSHED, OVERFLOWED, VANISHED, LayerSample
-from mpt_cli.training.assembly import Assembly
-from mpt_cli.training.program import Program
+from mpt_cli.telemetry.record_types import ACTIVATIONS, DEAD, FLUSHED, OVERFLOWED, VANISHED, LayerSample
+from mpt_cli.training.build_run_parts import Assembly
+from mpt_cli.training.run_from_settings import Program
 
 ROUNDS = 5  # attempts at finding the layers to keep in float32
 FORWARD_FAULTS = (OVERFLOWED, VANISHED)

@@ -19,7 +19,7 @@ from mpt_cli.runs.directory import RunDirectory, make_empty, random_name, read_w
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.format import format_number
-from mpt_cli.telemetry.records import OVERFLOW, PHASE, Event
+from mpt_cli.telemetry.record_types import OVERFLOW, PHASE, Event
 
 
 def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.diagnose.examination import RunStepper
+from mpt_cli.diagnose.float32_examination import RunStepper
 from mpt_cli.diagnose.preparation import OverflowEvent, RemedyTrial, remedy_rows
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector
@@ -28,10 +28,10 @@ from mpt_cli.samples.probes import GRADIENT, VALUE, Counts, Probes, owners_of_we
 from mpt_cli.samples.value_ranges import RangeCounter, ValueRanges
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import format_number, format_scale
-from mpt_cli.training.assembly import Assembly, assemble
+from mpt_cli.training.build_run_parts import Assembly, assemble
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
-from mpt_cli.training.phases import check_phase
-from mpt_cli.training.program import Program
+from mpt_cli.training.fine_tuning_phases import check_phase
+from mpt_cli.training.run_from_settings import Program
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from mpt_cli.diagnose.diagnosis import (
     lead_sentences,
     trial_sentence,
 )
-from mpt_cli.diagnose.examination import ExaminedPoint
+from mpt_cli.diagnose.float32_examination import ExaminedPoint
 from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, power_of_two_below
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,

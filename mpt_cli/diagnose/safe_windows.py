@@ -21,7 +21,7 @@ from mpt_cli.precision.policy import name_of
 from mpt_cli.samples.gradient_pass import GradientPass
 from mpt_cli.samples.probes import GRADIENT, Counts, Probes
 from mpt_cli.samples.value_ranges import HALF, RangeMap, ValueRanges
-from mpt_cli.telemetry.records import ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS, LayerSample
+from mpt_cli.telemetry.record_types import ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS, LayerSample
 
 
 def add_up(passes: Sequence[ValueRanges]) -> ValueRanges:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mpt_cli.diagnose.preparation import UNCHANGED_RUN, OverflowEvent, RemedyTrial, find_overflow, on_one_device, ranked
 from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.errors import MptError
-from mpt_cli.jobs.executor import call, module_command
+from mpt_cli.jobs.local_processes import call, module_command
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.load import load_settings
 

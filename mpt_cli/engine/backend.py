@@ -27,7 +27,7 @@ from mpt_cli.errors import (
     summarise_error,
 )
 from mpt_cli.machine import cores_of_process, cpu_features, keep_freed_memory, visible_gpus
-from mpt_cli.settings.references import model_problem, place_in_user_code
+from mpt_cli.settings.python_references import model_problem, place_in_user_code
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import leave_at_once, unheard
 

@@ -25,7 +25,7 @@ from mpt_cli.settings.checks import check_several_processes
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
 
 if TYPE_CHECKING:
-    from mpt_cli.engine.layout import VariableLayout
+    from mpt_cli.engine.weight_layout import VariableLayout
 
 PROCESS_VARIABLE = "MPT_PROCESS"  # "RANK/WORLD_SIZE@HOST:PORT", set by who starts the processes
 MOST_MESSAGE_BYTES = 4096  # of what rank 0 tells the others at once
@@ -266,7 +266,7 @@ class Distribution:
         """Divide the variables of a built `model`, also those made before; ConfigError where that can't be as it was
         asked for."""
         if self.layout is not None:
-            from mpt_cli.engine.layout import divide_model
+            from mpt_cli.engine.weight_layout import divide_model
 
             divide_model(self.layout, model)
 
@@ -318,7 +318,7 @@ def _over_mesh(wanted: DistributeSettings, count: int) -> Distribution:
     devices, replicas = keras.distribution.list_devices()[:count], count
     layout: VariableLayout | None = None
     if wanted.name == MODEL_PARALLEL:
-        from mpt_cli.engine.layout import DividedModel, build_layout
+        from mpt_cli.engine.weight_layout import DividedModel, build_layout
 
         replicas, layout = wanted.mesh[BATCH_AXIS], build_layout(wanted)
         distribution = DividedModel(layout, devices)

@@ -22,7 +22,7 @@ from mpt_cli.precision.gradients import scale_gradient
 from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training
 from mpt_cli.precision.train_step import CustomSteps, custom_steps, optimizers_of
 from mpt_cli.settings.schema import FaultSettings
-from mpt_cli.telemetry.records import DATA, FORWARD_PASS, LOSS, OVERFLOW, Event
+from mpt_cli.telemetry.record_types import DATA, FORWARD_PASS, LOSS, OVERFLOW, Event
 
 Tensor = Any
 VALUES = {"overflow": float("inf"), "nan": float("nan"), "zero": 0.0}

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from mpt_cli.engine.backend import Platform
-from mpt_cli.engine.feed import Feed
-from mpt_cli.engine.loop import EVALUATION, TRAINING, Engine, convolves
+from mpt_cli.engine.step_batches import Feed
+from mpt_cli.engine.step_loop import EVALUATION, TRAINING, Engine, convolves
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import layers_of
 from mpt_cli.settings.schema import Settings

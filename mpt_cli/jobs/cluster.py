@@ -20,7 +20,16 @@ from typing import Any, ClassVar
 
 from mpt_cli.errors import OK, TERMINATED
 from mpt_cli.files import write_json
-from mpt_cli.jobs.executor import WHOLE_MACHINE, Command, Ending, Executor, LocalExecutor, LocalHandle, Lost, Share
+from mpt_cli.jobs.local_processes import (
+    WHOLE_MACHINE,
+    Command,
+    Ending,
+    Executor,
+    LocalExecutor,
+    LocalHandle,
+    Lost,
+    Share,
+)
 from mpt_cli.settings.limits import read_file
 from mpt_cli.signals import GRACE_SECONDS, handled_by, held_back
 

@@ -19,9 +19,9 @@ from mpt_cli.jobs.capacity import (
     fitting_workers,
     thread_environment,
 )
-from mpt_cli.jobs.executor import Executor, LocalExecutor
+from mpt_cli.jobs.local_processes import Executor, LocalExecutor
 from mpt_cli.redaction import REDACTED, note_passwords
-from mpt_cli.settings.key import read_number
+from mpt_cli.settings.key_type import read_number
 
 if TYPE_CHECKING:
     from mpt_cli.jobs.cluster import Cluster

@@ -8,7 +8,17 @@ from typing import Any, Generic
 
 from mpt_cli.errors import TERMINATED, MptError
 from mpt_cli.jobs.capacity import GpuPool, least_used_cores
-from mpt_cli.jobs.executor import CannotStart, Command, Ending, Executor, Handle, LocalExecutor, Lost, Share, Subject
+from mpt_cli.jobs.local_processes import (
+    CannotStart,
+    Command,
+    Ending,
+    Executor,
+    Handle,
+    LocalExecutor,
+    Lost,
+    Share,
+    Subject,
+)
 from mpt_cli.signals import GRACE_SECONDS, Interruption, raise_for
 
 KILL_SECONDS = 5.0  # for the news of an end that was forced: a cluster may be slow to tell

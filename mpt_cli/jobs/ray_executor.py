@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from mpt_cli.errors import DataError, first_line
 from mpt_cli.jobs.cluster import Cluster, ClusterJobState, NoAnswer, RemoteCommand
-from mpt_cli.jobs.executor import CannotStart, module_command
+from mpt_cli.jobs.local_processes import CannotStart, module_command
 from mpt_cli.signals import GRACE_SECONDS
 
 _ADDRESS = "RAY_API_SERVER_ADDRESS"

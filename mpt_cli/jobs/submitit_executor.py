@@ -13,7 +13,7 @@ from submitit.core import utils
 from submitit.slurm.slurm import SlurmInfoWatcher
 
 from mpt_cli.jobs.cluster import Cluster, ClusterJobState, NoAnswer, RemoteCommand
-from mpt_cli.jobs.executor import CannotStart, call
+from mpt_cli.jobs.local_processes import CannotStart, call
 from mpt_cli.signals import held_back
 
 MOST_OF_ARRAY = 1000  # jobs in one, as Slurm has it by default (MaxArraySize)

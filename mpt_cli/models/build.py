@@ -24,9 +24,9 @@ from mpt_cli.data.paths import damage_of
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_you_mean
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.precision.train_step import can_be_called, has_custom_train_step
-from mpt_cli.settings.references import call_user, load_function, model_problem
+from mpt_cli.settings.model_data_optimizer_keys import CNN, MLP, Builder, ModelSettings, ResNet, Saved, Transformer
+from mpt_cli.settings.python_references import call_user, load_function, model_problem
 from mpt_cli.settings.schema import PhaseSettings, Settings
-from mpt_cli.settings.variants import CNN, MLP, Builder, ModelSettings, ResNet, Saved, Transformer
 
 
 def float_input(shapes: Shapes) -> tuple[keras.KerasTensor, keras.KerasTensor]:

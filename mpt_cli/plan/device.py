@@ -15,7 +15,7 @@ from typing import Any
 from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
 from mpt_cli.settings.limits import load_yaml
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.telemetry.records import field_problem
+from mpt_cli.telemetry.record_types import field_problem
 
 FOLDER = Path(__file__).parent / "devices"
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 
 from mpt_cli.engine.distribution import Distribution
-from mpt_cli.engine.feed import StepChunk
-from mpt_cli.engine.loop import LoopControl
-from mpt_cli.engine.loop_jax import JaxEngine
-from mpt_cli.precision.step_jax import TrainState
-from mpt_cli.telemetry.records import StopLimits
+from mpt_cli.engine.step_batches import StepChunk
+from mpt_cli.engine.step_loop import LoopControl
+from mpt_cli.engine.step_loop_jax import JaxEngine
+from mpt_cli.precision.apply_or_skip_jax import TrainState
+from mpt_cli.telemetry.record_types import StopLimits
 
 
 class PlannedEngine(JaxEngine):

@@ -10,8 +10,7 @@ from rich.console import Console
 
 from mpt_cli.engine.backend import Platform
 from mpt_cli.errors import ConfigError
-from mpt_cli.plan.device import Device, load_device
-from mpt_cli.plan.program import (
+from mpt_cli.plan.compiled_program import (
     Compiled,
     CompileTarget,
     Memory,
@@ -20,13 +19,14 @@ from mpt_cli.plan.program import (
     check_plan,
     prepare_compiler,
 )
-from mpt_cli.plan.work import Shape, Step, parse_module, read_step
+from mpt_cli.plan.device import Device, load_device
+from mpt_cli.plan.step_cost import Shape, Step, parse_module, read_step
 from mpt_cli.report.tables import print_labelled, print_table, text_columns
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.overrides import read_grid, varied_values
 from mpt_cli.telemetry.format import format_bytes, format_fraction, format_seconds
-from mpt_cli.training.program import Program
+from mpt_cli.training.run_from_settings import Program
 
 Say = Callable[[str], None]
 
@@ -147,8 +147,8 @@ def _plan_one(program: Program, platform: Platform, target: CompileTarget, overr
 
 def read_plan(planned: Planned, compiled: Compiled) -> Plan:
     """Read the plan from the compiled program."""
-    from mpt_cli.engine.feed import byte_size
-    from mpt_cli.training.assembly import count_parameters
+    from mpt_cli.engine.step_batches import byte_size
+    from mpt_cli.training.build_run_parts import count_parameters
 
     parts, device = planned.parts, planned.target.device
     step = read_step(parse_module(compiled.text), device is not None and device.has_tf32)

@@ -12,10 +12,10 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from mpt_cli.precision.finite import GradientMeasurement, dense, unscale
+from mpt_cli.precision.apply_or_skip_tensorflow import apply, is_readable
+from mpt_cli.precision.gradient_check import GradientMeasurement, dense, unscale
 from mpt_cli.precision.keras_internals import step_options
 from mpt_cli.precision.optimizer import LossScaleOptimizer
-from mpt_cli.precision.step_tensorflow import apply, is_readable
 from mpt_cli.precision.train_step import ids_of
 
 Tensor = Any

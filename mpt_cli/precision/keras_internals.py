@@ -22,7 +22,7 @@ from keras.src.trainers.trainer import Trainer
 from keras.src.utils import naming
 from keras.src.utils.module_utils import tensorflow as lazy_tensorflow
 
-# as they are: see `scale_state` and `step_tensorflow`
+# as they are: see `scale_state` and `apply_or_skip_tensorflow`
 __all__ = ["KerasSaveable", "unscale_loss_for_distribution"]
 Tensor = Any
 

@@ -16,11 +16,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from mpt_cli.precision.finite import GradientMeasurement, divide, measure, unscale
+from mpt_cli.precision.gradient_check import GradientMeasurement, divide, measure, unscale
 from mpt_cli.precision.keras_internals import begin_averages
 from mpt_cli.precision.loss_gradients import scaled_gradients, share_of_a_replica, variables_in
+from mpt_cli.precision.optimizer_saving import InnerSavingMixin
 from mpt_cli.precision.rounded_weights import StochasticRounding, check_seed
-from mpt_cli.precision.saving import InnerSavingMixin
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_count, check_scale
 from mpt_cli.precision.scale_state import TALLY, ScaleAttributesMixin, ScaleState, StepLog
 
@@ -32,7 +32,7 @@ class UnscaledFlag:
 
     Python's own memory, which is all that JAX has: a function compiled by `jax.jit` tells it while it is traced only,
     and who mixes both ways says it to `apply(unscaled=…)` or `stateless_apply(unscaled=…)`.
-    On TensorFlow `step_tensorflow.UnscaledVariable` remembers it at run time.
+    On TensorFlow `apply_or_skip_tensorflow.UnscaledVariable` remembers it at run time.
     """
 
     def __init__(self) -> None:
@@ -176,8 +176,8 @@ def _check_option(name: str, value: Any) -> None:
 
 
 def backend_step() -> Any:
-    """Return the module with the steps of the running backend: `step_tensorflow` or `step_jax`."""
-    return import_module(f"mpt_cli.precision.step_{keras.backend.backend()}")
+    """Return the module with the steps of the running backend: `apply_or_skip_tensorflow` or `apply_or_skip_jax`."""
+    return import_module(f"mpt_cli.precision.apply_or_skip_{keras.backend.backend()}")
 
 
 class InnerDelegationMixin:

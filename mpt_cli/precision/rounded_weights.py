@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from mpt_cli.precision.finite import is_overwritten, reinterpret
+from mpt_cli.precision.gradient_check import is_overwritten, reinterpret
 from mpt_cli.precision.gradients import round_stochastically
 from mpt_cli.precision.keras_internals import float32_stand_in, forget_value, move_decay_exclusions
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeGuard
 from mpt_cli import plugins
 
 if TYPE_CHECKING:
-    from mpt_cli.precision.finite import GradientMeasurement
+    from mpt_cli.precision.gradient_check import GradientMeasurement
 
 RuleState = dict[str, Any]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # that a float32 can be, and be doubled
@@ -219,7 +219,7 @@ class DynamicScale(ScaleRule):
     Raises ValueError for a number out of range, by its name in `LossScaleOptimizer`.
 
     >>> from keras import ops
-    >>> from mpt_cli.precision.finite import GradientMeasurement
+    >>> from mpt_cli.precision.gradient_check import GradientMeasurement
     >>> rule = DynamicScale(2.0**10, growth_steps=2)
     >>> state, scales = rule.initial(), []
     >>> for finite in (True, True, True, False):
@@ -301,7 +301,7 @@ class FixedScale(ScaleRule):
     Raises ValueError for a scale that is no number from 2**-126 to 2**127.
 
     >>> from keras import ops
-    >>> from mpt_cli.precision.finite import GradientMeasurement
+    >>> from mpt_cli.precision.gradient_check import GradientMeasurement
     >>> rule = FixedScale(2.0**10)
     >>> state = rule.advance(rule.initial(), GradientMeasurement(ops.convert_to_tensor(False), ops.ones(())))
     >>> float(state["scale"]), int(state["counter"])
@@ -346,7 +346,7 @@ class NoScale(ScaleRule):
     """No scaling: the scale is 1, and nothing has to be multiplied or divided by it (`LossScaleOptimizer.scales`).
 
     >>> from keras import ops
-    >>> from mpt_cli.precision.finite import GradientMeasurement
+    >>> from mpt_cli.precision.gradient_check import GradientMeasurement
     >>> rule = NoScale()
     >>> float(rule.advance({"scale": ops.ones(()) * 8, "counter": 3}, GradientMeasurement(True, ops.ones(())))["scale"])
     1.0
@@ -408,7 +408,7 @@ class LogMaxScale(ScaleRule):
     Raises ValueError for a number out of range, by its name.
 
     >>> from keras import ops
-    >>> from mpt_cli.precision.finite import GradientMeasurement
+    >>> from mpt_cli.precision.gradient_check import GradientMeasurement
     >>> rule = LogMaxScale()
     >>> state = rule.initial()
     >>> for exponent in (-3, -1, -3, -1):
@@ -495,7 +495,7 @@ def _mean(before: Any, value: Any, beta: float) -> Any:
 
 
 def _reinterpret(x: Any, dtype: str) -> Any:
-    from mpt_cli.precision.finite import reinterpret
+    from mpt_cli.precision.gradient_check import reinterpret
 
     return reinterpret(x, dtype)
 

@@ -15,7 +15,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision.finite import GradientDefects, GradientMeasurement, on_host
+from mpt_cli.precision.gradient_check import GradientDefects, GradientMeasurement, on_host
 from mpt_cli.precision.keras_internals import KerasSaveable, has_value
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_count
 

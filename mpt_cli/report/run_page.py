@@ -16,8 +16,8 @@ from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.picture import Curve, Picture
 from mpt_cli.report.tables import PageTable, TableColumn, text_table
 from mpt_cli.runs.provenance import flatten, format_environment
+from mpt_cli.settings.model_data_optimizer_keys import PYTHON
 from mpt_cli.settings.search_path import conf_override, explicit_path, shell_command
-from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.colors import CURVE_COLORS, MOST_DISTINCT, CurveStyle, distinct_style
 from mpt_cli.telemetry.format import (
     format_bytes,
@@ -28,8 +28,8 @@ from mpt_cli.telemetry.format import (
     format_seconds,
     format_share,
 )
-from mpt_cli.telemetry.health import GOOD_VERDICTS
-from mpt_cli.telemetry.records import ACTIVATION_GRADIENTS, ACTIVATIONS, UPDATES, WEIGHT_GRADIENTS, as_number
+from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS
+from mpt_cli.telemetry.record_types import ACTIVATION_GRADIENTS, ACTIVATIONS, UPDATES, WEIGHT_GRADIENTS, as_number
 from mpt_cli.training.progress import MONITORED
 
 _MOST_RANGES = 300

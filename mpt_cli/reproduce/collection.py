@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.data.load import missing_keras_files
 from mpt_cli.data.paths import check_run_present
+from mpt_cli.data.sources import missing_keras_files
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.machine import nvidia_gpus
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.expectations import check_names
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings.load import load_settings, missing_backend, with_places
+from mpt_cli.settings.model_data_optimizer_keys import KerasDataset
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import (
     SUFFIXES,
@@ -26,8 +27,7 @@ from mpt_cli.settings.search_path import (
     find_recipe,
     recipe_paths,
 )
-from mpt_cli.settings.variants import KerasDataset
-from mpt_cli.training.program import check_repeatable
+from mpt_cli.training.run_from_settings import check_repeatable
 
 # What has to be the same again in a repeated run; speed and memory needn't be.
 _EXACT = (

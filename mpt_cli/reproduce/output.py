@@ -15,7 +15,7 @@ from mpt_cli.runs.provenance import format_environment
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.telemetry.console import PrintableConsole
-from mpt_cli.telemetry.health import GOOD_VERDICTS, UNCHECKED
+from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
 
 MOST_DIFFERENCES = 12
 MOST_LINES = 40  # of what a run that failed had said

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import BAD_DATA, MISMATCH, OK, TERMINATED, ConfigError, DataError, Problem
-from mpt_cli.jobs.executor import Command, Ending, LocalExecutor, mpt_command
+from mpt_cli.jobs.local_processes import Command, Ending, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Limits, Queue, run_one
 from mpt_cli.reproduce.collection import ReproduceTarget
 from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, random_name, read_lines, read_summary
@@ -25,7 +25,7 @@ from mpt_cli.runs.provenance import (
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import raise_for, signal_name
-from mpt_cli.telemetry.health import UNCHECKED
+from mpt_cli.telemetry.health_and_verdict import UNCHECKED
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 

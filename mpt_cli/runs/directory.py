@@ -21,8 +21,8 @@ from mpt_cli.files import write_json
 from mpt_cli.settings.limits import LONGEST_LINE, open_file, open_to_append, read_file, remove_file
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
-from mpt_cli.telemetry.records import Summary, field_problem, line_problem
-from mpt_cli.telemetry.sink import File, TelemetryFiles
+from mpt_cli.telemetry.record_types import Summary, field_problem, line_problem
+from mpt_cli.telemetry.sink_interface import File, TelemetryFiles
 from mpt_cli.version import SCHEMA_VERSION
 
 

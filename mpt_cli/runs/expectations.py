@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mpt_cli.errors import Problem, did_you_mean
-from mpt_cli.settings.references import is_object
+from mpt_cli.settings.python_references import is_object
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.records import GradientSample, Summary
+from mpt_cli.telemetry.record_types import GradientSample, Summary
 
 # keys that leave a recipe as it is, or that say anew what is expected of it
 NEUTRAL_KEYS = ("conf", "run_dir", "resume", "seed", "logger", "backend", "distribute", "expect", "description", "tags")

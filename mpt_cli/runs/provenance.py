@@ -18,7 +18,7 @@ from typing import Any
 from mpt_cli.errors import DataError
 from mpt_cli.machine import machine_facts
 from mpt_cli.runs.directory import RunDirectory, read_json
-from mpt_cli.telemetry.records import field_problem
+from mpt_cli.telemetry.record_types import field_problem
 from mpt_cli.version import __version__
 
 GIT_SECONDS = 5.0  # a run must not wait for a slow file system

@@ -13,12 +13,19 @@ from mpt_cli.redaction import REDACTED
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_whole_lines
 from mpt_cli.runs.provenance import flatten, known_environment
 from mpt_cli.settings.limits import load_mapping
+from mpt_cli.settings.model_data_optimizer_keys import (
+    RULES,
+    Builder,
+    DataSettings,
+    Loader,
+    ModelSettings,
+    mode_settings,
+)
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.relative_references import is_same_function
 from mpt_cli.settings.schema import MODEL_PARALLEL, PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.settings.variants import RULES, Builder, DataSettings, Loader, ModelSettings, mode_settings
-from mpt_cli.telemetry.records import Event, Summary, record_from
+from mpt_cli.telemetry.record_types import Event, Summary, record_from
 from mpt_cli.training.checkpoint import Checkpoint
 
 # What decides the variables, the examples or their order can't change in the middle of a run.

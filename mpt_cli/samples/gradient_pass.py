@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.engine.loop import StepWrapper
+from mpt_cli.engine.step_loop import StepWrapper
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.policy import layers_of
 from mpt_cli.samples.probes import Tensor

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from mpt_cli.engine.loop import Engine
+from mpt_cli.engine.step_loop import Engine
 from mpt_cli.errors import first_line
 from mpt_cli.precision.policy import parts_of
-from mpt_cli.samples.digits import measure_digits
 from mpt_cli.samples.gradient_pass import GradientPass, is_compiled_once
+from mpt_cli.samples.lost_digits import measure_digits
 from mpt_cli.samples.value_ranges import (
     RangeCounter,
     RangeMap,
@@ -25,7 +25,7 @@ from mpt_cli.samples.value_ranges import (
     pure_loss,
     seeded_loss,
 )
-from mpt_cli.telemetry.records import DEAD, DIGITS, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
+from mpt_cli.telemetry.record_types import DEAD, DIGITS, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
 GRADIENTS = "the sample of the gradients"  # to be compiled
 FIRST_SAMPLE_STEP = 100  # so that a short run has a sample too

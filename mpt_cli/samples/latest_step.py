@@ -9,11 +9,11 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.precision.finite import dense
+from mpt_cli.precision.gradient_check import dense
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import logits_of
 from mpt_cli.precision.train_step import ids_of
-from mpt_cli.telemetry.health import FLUSHED_SHARE
+from mpt_cli.telemetry.health_and_verdict import FLUSHED_SHARE
 
 Tensor = Any
 BATCH = "mpt_latest_batch"  # among the logs of a compiled step
@@ -157,7 +157,7 @@ class TapedCalls:
         """Return those of models that hold any of these variables; not what was called in a function of its own."""
         import tensorflow as tf
 
-        from mpt_cli.precision.step_tensorflow import is_readable
+        from mpt_cli.precision.apply_or_skip_tensorflow import is_readable
 
         self._eager_steps += tf.executing_eagerly()
         if tf.executing_eagerly() and self._eager_steps % EAGER_STEPS != 1:
@@ -203,7 +203,7 @@ class TapedCalls:
     @contextmanager
     def collected(self) -> Iterator[list[tuple[Any, Any]]]:
         """Inside, models and their batches go into what this yields."""
-        from mpt_cli.precision.step_tensorflow import is_readable
+        from mpt_cli.precision.apply_or_skip_tensorflow import is_readable
 
         found: list[tuple[Any, Any]] = []
         self._collected = found

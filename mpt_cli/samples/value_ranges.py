@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.precision.finite import dense, is_overwritten
+from mpt_cli.precision.gradient_check import dense, is_overwritten
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import (
@@ -39,7 +39,7 @@ from mpt_cli.samples.probes import (
     owners_of_weights,
     weights_of,
 )
-from mpt_cli.telemetry.records import (
+from mpt_cli.telemetry.record_types import (
     ACTIVATION_GRADIENTS,
     ACTIVATIONS,
     DEAD,

@@ -9,17 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from mpt_cli.errors import Problem, did_you_mean
-from mpt_cli.settings.key import default_of, overlap, read_number
-from mpt_cli.settings.references import (
-    canonical_name,
-    form_problem,
-    imported_names,
-    named_objects,
-    object_problem,
-    optimizer_arguments,
-)
-from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
-from mpt_cli.settings.variants import (
+from mpt_cli.settings.key_type import default_of, overlap, read_number
+from mpt_cli.settings.model_data_optimizer_keys import (
     PYTHON,
     CustomOptimizer,
     OptimizerSettings,
@@ -29,6 +20,15 @@ from mpt_cli.settings.variants import (
     Transformer,
     modes_that_allow,
 )
+from mpt_cli.settings.python_references import (
+    canonical_name,
+    form_problem,
+    imported_names,
+    named_objects,
+    object_problem,
+    optimizer_arguments,
+)
+from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
 
 
 def check_synthetic(settings: Settings) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from mpt_cli.settings.checks import EXPECTED_PARTS, TOLERANCES
-from mpt_cli.settings.key import LARGEST_COUNT, REQUIRED, Key, read_key, section_of_list
+from mpt_cli.settings.key_type import LARGEST_COUNT, REQUIRED, Key, read_key, section_of_list
 from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, variants_of
 from mpt_cli.settings.search_path import group_choices, group_names
 

@@ -21,8 +21,9 @@ from omegaconf.resolvers.oc import env as environment_resolver
 from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, Problem, SourcePlace, missing_extra
 from mpt_cli.settings.checks import check_combinations, read_expect
-from mpt_cli.settings.key import BadValue, Key, default_of, evaluate, format_type, overlap, read_key, read_value
+from mpt_cli.settings.key_type import BadValue, Key, default_of, evaluate, format_type, overlap, read_key, read_value
 from mpt_cli.settings.limits import places_of
+from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.overrides import (
     ParsedOverrides,
     apply_override,
@@ -61,7 +62,6 @@ from mpt_cli.settings.search_path import (
     searching,
     user_defaults,
 )
-from mpt_cli.settings.variants import LossScaleSettings
 
 
 def resolved_yaml(settings: Settings) -> str:

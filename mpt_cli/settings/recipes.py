@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from mpt_cli.errors import ConfigError, Problem, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
+from mpt_cli.settings.model_data_optimizer_keys import PROGRAM_VARIANTS, PYTHON, mode_settings
 from mpt_cli.settings.relative_references import file_beside, locate_functions
 from mpt_cli.settings.schema import VARIANTS, choosing_key, find_key, no_such_key, sections, variant_class
 from mpt_cli.settings.search_path import (
@@ -36,7 +37,6 @@ from mpt_cli.settings.search_path import (
     search_in,
     searching,
 )
-from mpt_cli.settings.variants import PROGRAM_VARIANTS, PYTHON, mode_settings
 
 IMPLIED_CHOICES = {
     "model.builder": "builder",

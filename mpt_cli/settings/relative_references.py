@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.settings.references import form_problem
+from mpt_cli.settings.python_references import form_problem
 from mpt_cli.settings.search_path import (
     SUFFIXES,
     expanded,

@@ -13,10 +13,9 @@ from typing import Any, Dict, List, Optional, Union, get_type_hints
 
 from mpt_cli import plugins
 from mpt_cli.errors import OTHER_WORDS, Problem, did_you_mean, nearest
-from mpt_cli.settings.key import INDEX, REQUIRED, Key, class_keys, key
+from mpt_cli.settings.key_type import INDEX, REQUIRED, Key, class_keys, key
 from mpt_cli.settings.limits import MOST_PROBLEMS
-from mpt_cli.settings.references import HYDRA_TARGET, optimizer_arguments
-from mpt_cli.settings.variants import (
+from mpt_cli.settings.model_data_optimizer_keys import (
     DATA,
     MLP,
     MODELS,
@@ -32,6 +31,7 @@ from mpt_cli.settings.variants import (
     OptimizerSettings,
     mode_settings,
 )
+from mpt_cli.settings.python_references import HYDRA_TARGET, optimizer_arguments
 
 
 @dataclass

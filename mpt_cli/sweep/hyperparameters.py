@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpt_cli.settings.key import read_number
+from mpt_cli.settings.key_type import read_number
 from mpt_cli.sweep.directory import JobResult, SweepResults
 from mpt_cli.telemetry.format import format_number
 

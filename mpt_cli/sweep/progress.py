@@ -12,13 +12,13 @@ from rich.text import Text
 
 from mpt_cli.errors import ConfigError, printable
 from mpt_cli.jobs.cluster import Cluster
-from mpt_cli.jobs.executor import Command, Ending
 from mpt_cli.jobs.launchers import recorded_launcher
+from mpt_cli.jobs.local_processes import Command, Ending
 from mpt_cli.jobs.queue import Observer, Running
 from mpt_cli.report.tables import TableColumn, plain_lines, rich_table
 from mpt_cli.runs.directory import latest_line, read_holder
 from mpt_cli.sweep.directory import NOT_RUN, JobResult, SweepDirectory, read_job
-from mpt_cli.sweep.plan import Job
+from mpt_cli.sweep.job_list import Job
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.plain import StreamLines
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share

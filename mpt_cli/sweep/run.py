@@ -11,14 +11,13 @@ from typing import Any
 from mpt_cli.errors import BAD_CONFIG, OK, ConfigError, DataError, Problem
 from mpt_cli.jobs.capacity import usable_cores
 from mpt_cli.jobs.cluster import Cluster
-from mpt_cli.jobs.executor import CannotStart, Command, Executor, mpt_command
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher
+from mpt_cli.jobs.local_processes import CannotStart, Command, Executor, mpt_command
 from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import CONFIG_DIR, expanded, shell_command
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
-from mpt_cli.sweep.block import swept_words
 from mpt_cli.sweep.directory import (
     FAILED,
     JobResult,
@@ -28,8 +27,7 @@ from mpt_cli.sweep.directory import (
     read_results,
     sweep_exit_code,
 )
-from mpt_cli.sweep.overrides import override_key
-from mpt_cli.sweep.plan import (
+from mpt_cli.sweep.job_list import (
     Job,
     Search,
     SweepPlan,
@@ -37,7 +35,9 @@ from mpt_cli.sweep.plan import (
     job_count,
     make_plan,
 )
+from mpt_cli.sweep.overrides import override_key
 from mpt_cli.sweep.progress import Screen, SweepProgress
+from mpt_cli.sweep.recipe_sweep_section import swept_words
 from mpt_cli.sweep.report import write_results
 
 Launch = Callable[[Job, Path], Sequence[str]]

@@ -21,7 +21,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.jobs.executor import Command, Ending
+from mpt_cli.jobs.local_processes import Command, Ending
 from mpt_cli.jobs.queue import Observer, Running
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.settings.load import load_settings
@@ -35,8 +35,7 @@ from mpt_cli.sweep.directory import (
     mean_objective,
     read_job,
 )
-from mpt_cli.sweep.overrides import load_each, override_key, read_grid, read_interval, values_of
-from mpt_cli.sweep.plan import (
+from mpt_cli.sweep.job_list import (
     Job,
     Objective,
     Search,
@@ -47,6 +46,7 @@ from mpt_cli.sweep.plan import (
     job_name,
     make_job,
 )
+from mpt_cli.sweep.overrides import load_each, override_key, read_grid, read_interval, values_of
 from mpt_cli.training.progress import MONITORED
 
 STUDY_NAME = "mpt"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mpt_cli.telemetry.format import format_scale
-from mpt_cli.telemetry.records import VANISHED
+from mpt_cli.telemetry.record_types import VANISHED
 from mpt_cli.telemetry.run_state import RunState
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from mpt_cli.telemetry.records import GradientSample
+from mpt_cli.telemetry.record_types import GradientSample
 
 
 def format_scale(scale: float | None) -> str:

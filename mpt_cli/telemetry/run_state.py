@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mpt_cli.telemetry.records import (
+from mpt_cli.telemetry.record_types import (
     DATA,
     FORWARD_PASS,
     GROWTH,

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.telemetry.records import (
+from mpt_cli.telemetry.record_types import (
     BACKWARD_PASS,
     CEILING,
     DECLINE,

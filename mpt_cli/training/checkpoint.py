@@ -25,7 +25,7 @@ from mpt_cli.settings.limits import open_file, remove_file
 from mpt_cli.settings.schema import TrainerSettings
 
 if TYPE_CHECKING:
-    from mpt_cli.training.record import Record
+    from mpt_cli.training.run_record import Record
 
 SCHEMA_VERSION = 1
 SPARE_BYTES = 2**16  # for the label and what the file system keeps for itself

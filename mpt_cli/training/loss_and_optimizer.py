@@ -19,7 +19,8 @@ from mpt_cli.data.examples import DataSet
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, has_custom_train_step, head_layers
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
-from mpt_cli.settings.references import (
+from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer, LossScaleSettings, OptimizerSettings, Schedule
+from mpt_cli.settings.python_references import (
     Reference,
     build_kwargs,
     build_object,
@@ -30,9 +31,8 @@ from mpt_cli.settings.references import (
     read_object,
 )
 from mpt_cli.settings.schema import Settings, TrainerSettings
-from mpt_cli.settings.variants import CustomOptimizer, LossScaleSettings, OptimizerSettings, Schedule
 from mpt_cli.telemetry.format import format_scale
-from mpt_cli.telemetry.records import Scaling
+from mpt_cli.telemetry.record_types import Scaling
 
 PROBABILITIES = ("softmax", "sigmoid")
 NEED_PROBABILITIES = (

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from mpt_cli.data.examples import DataSet
-from mpt_cli.engine.feed import first_batch
+from mpt_cli.engine.step_batches import first_batch
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
 from mpt_cli.models.build import build_model, freeze_layers, plain_message
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_custom_train_step
@@ -31,10 +31,10 @@ from mpt_cli.precision.train_step import (
     trace_train_step,
     unwrapped,
 )
-from mpt_cli.samples.digits import measure_digits
-from mpt_cli.settings.references import model_problem
+from mpt_cli.samples.lost_digits import measure_digits
+from mpt_cli.settings.python_references import model_problem
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings
-from mpt_cli.telemetry.records import Scaling
+from mpt_cli.telemetry.record_types import Scaling
 
 
 def policy_of(settings: Settings) -> Policy:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from signal import Signals
 from typing import Any, NamedTuple, Self
 
-from mpt_cli.telemetry.health import Stop
+from mpt_cli.telemetry.health_and_verdict import Stop
 
 MONITORED = ("val_accuracy", "val_loss", "accuracy", "loss")  # by default the first of these that a run has
 # what tells of a metric of Keras's or the user's, or of a field of summary.json, that it is better the lower it is

@@ -16,14 +16,14 @@ from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.train_step import custom_steps, has_custom_compute_loss, optimizers_of
 from mpt_cli.samples.gradient_samples import build_sampler
 from mpt_cli.samples.value_ranges import is_rounded
-from mpt_cli.settings.references import Reference
-from mpt_cli.settings.variants import CustomOptimizer
-from mpt_cli.telemetry.health import HealthRules
-from mpt_cli.telemetry.records import PHASE, Event, RunHeader
+from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer
+from mpt_cli.settings.python_references import Reference
+from mpt_cli.telemetry.health_and_verdict import HealthRules
+from mpt_cli.telemetry.record_types import PHASE, Event, RunHeader
 from mpt_cli.telemetry.run_state import EventTally
-from mpt_cli.telemetry.sink import Telemetry
+from mpt_cli.telemetry.sink_interface import Telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
-from mpt_cli.training.assembly import Assembly, assemble, count_parameters
+from mpt_cli.training.build_run_parts import Assembly, assemble, count_parameters
 from mpt_cli.training.callbacks import (
     Callbacks,
     batch_callbacks,
@@ -41,16 +41,16 @@ from mpt_cli.training.checkpoint import (
     Origin,
     restore_state,
 )
+from mpt_cli.training.epoch_loop import Trainer
+from mpt_cli.training.fine_tuning_phases import check_phase
 from mpt_cli.training.loss_and_optimizer import (
     describe_objects,
     describe_scaling,
 )
 from mpt_cli.training.model import own_train_step
-from mpt_cli.training.phases import check_phase
-from mpt_cli.training.program import Program
+from mpt_cli.training.model_saving import save_trained
 from mpt_cli.training.progress import Outcome, Progress
-from mpt_cli.training.saving import save_trained
-from mpt_cli.training.trainer import Trainer
+from mpt_cli.training.run_from_settings import Program
 
 # why half precision was not looked at
 NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto samples it."

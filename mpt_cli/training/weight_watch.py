@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.precision import LossScaleOptimizer
-from mpt_cli.precision.finite import is_overwritten
-from mpt_cli.telemetry.records import UnmovedWeights
+from mpt_cli.precision.gradient_check import is_overwritten
+from mpt_cli.telemetry.record_types import UnmovedWeights
 
 LEAST_UPDATES = 10  # before anything is said
 MOST_BYTES = 2**26  # of kernels, the smallest first

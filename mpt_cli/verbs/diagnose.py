@@ -14,11 +14,11 @@ from mpt_cli.report.page import write_page
 from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.load import load_with_recipe
+from mpt_cli.settings.model_data_optimizer_keys import GivenModel
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
-from mpt_cli.settings.variants import GivenModel
 from mpt_cli.telemetry.console import PrintableConsole
-from mpt_cli.telemetry.health import GOOD_VERDICTS
-from mpt_cli.training.program import Program
+from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS
+from mpt_cli.training.run_from_settings import Program
 from mpt_cli.training_run import with_drawn_seed
 from mpt_cli.verbs import minimum_problems, print_json, say
 
@@ -47,7 +47,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
         set_import_variables(replace(settings, policy=replace(settings.policy, name="mixed_float16")))
         platform = prepare_backend(settings)  # chooses the backend: before anything that imports Keras
         from mpt_cli.diagnose.diagnosis import diagnose
-        from mpt_cli.diagnose.examination import ExaminationRequest
+        from mpt_cli.diagnose.float32_examination import ExaminationRequest
         from mpt_cli.diagnose.report import diagnosis_content, diagnosis_page, print_diagnosis
 
         found = diagnose(Program(settings), platform, ExaminationRequest(steps, arguments.batches or 8), say)

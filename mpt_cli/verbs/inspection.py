@@ -16,7 +16,7 @@ from mpt_cli.redaction import watched_environment
 from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
 from mpt_cli.settings.checks import imported_objects
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key_fields
-from mpt_cli.settings.key import REQUIRED, Key, format_range
+from mpt_cli.settings.key_type import REQUIRED, Key, format_range
 from mpt_cli.settings.limits import MOST_BYTES, load_mapping, open_file, read_file
 from mpt_cli.settings.schema import (
     VARIANTS,
@@ -41,7 +41,7 @@ from mpt_cli.settings.search_path import (
 from mpt_cli.verbs import print_json, say
 
 if TYPE_CHECKING:
-    from mpt_cli.training.assembly import BuildCheck
+    from mpt_cli.training.build_run_parts import BuildCheck
 
 
 def run_list(arguments: argparse.Namespace) -> int:
@@ -208,7 +208,7 @@ def _copy(source: Path, target: Path) -> None:
 def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str], list[str]]:
     """Return the settings, the environment variables that they read, and notes on the recipe."""
     from mpt_cli.settings.load import load_with_recipe
-    from mpt_cli.sweep.block import read_block
+    from mpt_cli.sweep.recipe_sweep_section import read_block
 
     with watched_environment(is_closed=arguments.untrusted) as variables:
         settings, recipe = load_with_recipe(arguments.overrides)
@@ -246,7 +246,7 @@ def imported_functions(settings: Settings) -> dict[str, str]:
 
 def run_check(arguments: argparse.Namespace) -> int:
     from mpt_cli.runs.expectations import check_names
-    from mpt_cli.training.program import check_repeatable
+    from mpt_cli.training.run_from_settings import check_repeatable
 
     if arguments.show:
         return _show(arguments)

@@ -23,7 +23,7 @@ from mpt_cli.reproduce.reproduction import (
 )
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.search_path import DEFAULTS
-from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.sink_interface import Sink
 from mpt_cli.training_run import Reporters, train, with_drawn_seed
 from mpt_cli.verbs import minimum_problems, print_json, say, verb_parser
 

@@ -15,7 +15,7 @@ from mpt_cli.jobs.launchers import (
     split_launcher_overrides,
 )
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.plan import Search, plan_dict, plan_lines
+from mpt_cli.sweep.job_list import Search, plan_dict, plan_lines
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import objective_lines, print_results, results_dict
 from mpt_cli.sweep.run import (

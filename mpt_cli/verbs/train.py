@@ -14,7 +14,7 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.verbs import print_json, say
 
 if TYPE_CHECKING:
-    from mpt_cli.telemetry.records import Summary
+    from mpt_cli.telemetry.record_types import Summary
 
 
 def run_train(arguments: argparse.Namespace) -> int:
@@ -24,7 +24,7 @@ def run_train(arguments: argparse.Namespace) -> int:
         return code
     from mpt_cli import training_run  # with what trains: a wrong word is answered before that is loaded
     from mpt_cli.runs.directory import summary_dict
-    from mpt_cli.sweep.block import read_block
+    from mpt_cli.sweep.recipe_sweep_section import read_block
 
     command = ["mpt", "train", *overrides]
     is_swept = bool(read_block(recipe))
@@ -44,7 +44,7 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 def _judge_strictly(summary: "Summary", allow_unchecked: bool) -> int:
     """Return the exit code that --fail-on-verdict asks for; summary.json keeps the one without it."""
-    from mpt_cli.telemetry.health import GOOD_VERDICTS, UNCHECKED
+    from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
 
     if summary.verdict in (*GOOD_VERDICTS, UNCHECKED if allow_unchecked else None):
         return OK

@@ -10,7 +10,7 @@ import pytest
 from mpt_cli import training_run
 from mpt_cli.runs.directory import RunDirectory, read_summary
 from mpt_cli.settings.load import load_settings
-from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.sink_interface import Sink
 from mpt_cli.training.checkpoint import CheckpointStore
 
 STEPS = 46

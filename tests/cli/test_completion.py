@@ -11,7 +11,7 @@ import pytest
 from argcomplete.finders import CompletionFinder
 
 from mpt_cli.jobs.launchers import LAUNCHERS
-from mpt_cli.settings.variants import SCALE_MODES
+from mpt_cli.settings.model_data_optimizer_keys import SCALE_MODES
 from mpt_cli.verbs.arguments import LISTED_VERBS
 from mpt_cli.verbs.completion import complete
 

@@ -11,7 +11,7 @@ import pytest
 
 from mpt_cli.compare import report, run
 from mpt_cli.compare.comparison import Comparison
-from mpt_cli.sweep.plan import Job
+from mpt_cli.sweep.job_list import Job
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options
 

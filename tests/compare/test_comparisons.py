@@ -6,10 +6,10 @@ import pytest
 
 from mpt_cli.compare.comparison import CompareDirectory, read_comparison
 from mpt_cli.compare.report import columns, overall_sentence, print_comparison, sentences
-from mpt_cli.data.load import load_data
+from mpt_cli.data.sources import load_data
 from mpt_cli.errors import DataError
-from mpt_cli.jobs.executor import Ending
-from mpt_cli.settings.variants import Digits
+from mpt_cli.jobs.local_processes import Ending
+from mpt_cli.settings.model_data_optimizer_keys import Digits
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import failure_lines
 

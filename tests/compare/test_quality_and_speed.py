@@ -6,8 +6,8 @@ import math
 import pytest
 
 from mpt_cli.compare.comparison import SpeedUp, compare_quality, format_rule, step_seconds
+from mpt_cli.sweep.job_list import Objective
 from mpt_cli.sweep.paired import PairedDifference
-from mpt_cli.sweep.plan import Objective
 
 ACCURACY, LOSS = Objective("val_accuracy", falls=False), Objective("val_loss", falls=True)
 

@@ -6,13 +6,13 @@ import keras
 import numpy as np
 import pytest
 
-from mpt_cli.data.build import weighted_by_class
+from mpt_cli.data.batch_streams import as_examples, open_batches
 from mpt_cli.data.examples import DataSet, Examples, Reading, Stream, in_epochs_of
-from mpt_cli.data.load import load_data, load_data_of_run
-from mpt_cli.data.streams import as_examples, open_batches
+from mpt_cli.data.prepare_data_set import weighted_by_class
+from mpt_cli.data.sources import load_data, load_data_of_run
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.variants import Loader
+from mpt_cli.settings.model_data_optimizer_keys import Loader
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mpt_cli.data.build import check_examples, read_target, to_numbers
 from mpt_cli.data.examples import Examples
+from mpt_cli.data.prepare_data_set import check_examples, read_target, to_numbers
 from mpt_cli.errors import DataError
 
 X = np.ones((4, 2))

@@ -4,14 +4,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpt_cli.data.build import (
+from mpt_cli.data.examples import Examples
+from mpt_cli.data.prepare_data_set import (
     TargetSpec,
     labels_from_one_hot,
     prepare_examples,
     read_target,
     to_numbers,
 )
-from mpt_cli.data.examples import Examples
 
 
 def x_of(x):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mpt_cli.data.build import RawArrays, build_data_set
 from mpt_cli.data.examples import Examples
-from mpt_cli.settings.variants import DataSettings
+from mpt_cli.data.prepare_data_set import RawArrays, build_data_set
+from mpt_cli.settings.model_data_optimizer_keys import DataSettings
 
 PIXELS = np.zeros((4, 2, 2), np.uint8)
 

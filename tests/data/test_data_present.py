@@ -7,8 +7,8 @@ import pytest
 from mpt_cli.data.paths import check_present
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.variants import Csv, Digits, Loader, Npz, Text
-from mpt_cli.training.program import Program
+from mpt_cli.settings.model_data_optimizer_keys import Csv, Digits, Loader, Npz, Text
+from mpt_cli.training.run_from_settings import Program
 from mpt_cli.training_run import train
 
 

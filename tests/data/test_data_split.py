@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from mpt_cli.data.build import RawArrays, build_data_set
 from mpt_cli.data.examples import Examples, draw_examples, split_examples
+from mpt_cli.data.prepare_data_set import RawArrays, build_data_set
 from mpt_cli.errors import DataError
-from mpt_cli.settings.variants import DataSettings
+from mpt_cli.settings.model_data_optimizer_keys import DataSettings
 
 
 def numbered(count):

@@ -6,9 +6,9 @@ import scipy.sparse
 import tensorflow as tf
 from jax.experimental import sparse as jax_sparse
 
-from mpt_cli.data.build import TargetSpec, check_examples, to_numbers
+from mpt_cli.data.batch_streams import as_arrays
 from mpt_cli.data.examples import Examples, Rows, as_rows, fingerprint_arrays, joined
-from mpt_cli.data.streams import as_arrays
+from mpt_cli.data.prepare_data_set import TargetSpec, check_examples, to_numbers
 from mpt_cli.errors import DataError
 
 DENSE = np.array([[0, 2, 0], [0, 0, 0], [1, 0, 3]], np.float32)

@@ -2,8 +2,8 @@
 
 from sklearn import datasets
 
-from mpt_cli.data.load import SOURCES, load_data
-from mpt_cli.settings.variants import DATA, Digits, Tabular
+from mpt_cli.data.sources import SOURCES, load_data
+from mpt_cli.settings.model_data_optimizer_keys import DATA, Digits, Tabular
 
 
 def test_every_source_of_the_schema_can_be_loaded():

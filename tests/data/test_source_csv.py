@@ -2,9 +2,9 @@
 
 import pytest
 
-from mpt_cli.data.load import load_data
+from mpt_cli.data.sources import load_data
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.settings.variants import Csv
+from mpt_cli.settings.model_data_optimizer_keys import Csv
 
 PETS = "weight,height,kind\n2,1,cat\n4,5,dog\n2,3,cat\n4,3,dog\n"
 

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-from mpt_cli.data.load import load_data
+from mpt_cli.data.sources import load_data
 from mpt_cli.errors import DataError
-from mpt_cli.settings.variants import KerasDataset
+from mpt_cli.settings.model_data_optimizer_keys import KerasDataset
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
-from mpt_cli.data import streams
-from mpt_cli.data.load import load_data, load_data_of_run
+from mpt_cli.data import batch_streams
+from mpt_cli.data.sources import load_data, load_data_of_run
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.variants import Loader
+from mpt_cli.settings.model_data_optimizer_keys import Loader
 
 ARRAYS = "import numpy as np\nx, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 4\n"
 DATASET = ARRAYS + "import tensorflow as tf\nd = tf.data.Dataset.from_tensor_slices((x, y))\n"
@@ -99,8 +99,8 @@ def test_a_dataset_is_described_by_its_first_batch(returning):
 @pytest.mark.parametrize(
     ("expression", "settings", "message"),
     [
-        ("d.batch(8)", {"num_classes": 4, "validation_fraction": 0.3}, r"validation_fraction=0\.3 can't be kept"),
-        ("d.batch(8)", {"num_classes": 4, "limit": 15}, r"data\.limit can't be kept"),
+        ("d.batch(8)", {"num_classes": 4, "validation_fraction": 0.3}, r"validation_fraction=0\.3 can't be applied"),
+        ("d.batch(8)", {"num_classes": 4, "limit": 15}, r"data\.limit can't be applied"),
         ("d.batch(8)", {}, r"set data\.num_classes\. The labels of a stream are not all known beforehand"),
         (
             "d.batch(8), d.repeat().batch(8)",
@@ -190,6 +190,6 @@ def test_a_shuffle_without_a_seed_is_drawn_by_that_of_the_run(monkeypatch):
                 tf.random.set_seed(None)  # a test before it may have asked TensorFlow to be deterministic
                 patch.setattr(tf_config, "is_op_determinism_enabled", lambda: False)
                 patch.delitem(sys.modules, "tensorflow")
-            return [int(each) for each in streams.call_seeded(call, seed)[0]]
+            return [int(each) for each in batch_streams.call_seeded(call, seed)[0]]
 
     assert drawn(7, loaded=True) == drawn(7, loaded=False) != drawn(8, loaded=False)

@@ -5,9 +5,9 @@ import os
 import numpy as np
 import pytest
 
-from mpt_cli.data.load import load_data
+from mpt_cli.data.sources import load_data
 from mpt_cli.errors import DataError
-from mpt_cli.settings.variants import Npz
+from mpt_cli.settings.model_data_optimizer_keys import Npz
 
 X = np.arange(40, dtype=np.float64).reshape(20, 2)
 Y = np.arange(20) % 4

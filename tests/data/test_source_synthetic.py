@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mpt_cli.data.load import SOURCES, load_data
+from mpt_cli.data.sources import SOURCES, load_data
 from mpt_cli.errors import DataError
-from mpt_cli.settings.variants import Synthetic
+from mpt_cli.settings.model_data_optimizer_keys import Synthetic
 
 
 @pytest.mark.parametrize("settings", [Synthetic(task="regression"), Synthetic(task="tokens", input_shape=[12])])

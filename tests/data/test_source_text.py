@@ -2,9 +2,9 @@
 
 import pytest
 
-from mpt_cli.data.load import load_data
+from mpt_cli.data.sources import load_data
 from mpt_cli.errors import DataError
-from mpt_cli.settings.variants import Text
+from mpt_cli.settings.model_data_optimizer_keys import Text
 
 
 def load(path, **settings):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from mpt_cli.data.batch_streams import open_tf_batches
 from mpt_cli.data.examples import Reading
-from mpt_cli.data.streams import open_tf_batches
 from mpt_cli.errors import DataError
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)

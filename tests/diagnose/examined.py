@@ -7,11 +7,11 @@ import keras
 from backends import BACKEND
 
 from mpt_cli.diagnose.diagnosis import Diagnosis, diagnose
-from mpt_cli.diagnose.examination import ExaminationRequest
+from mpt_cli.diagnose.float32_examination import ExaminationRequest
 from mpt_cli.engine.backend import Platform
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.training.program import Program
+from mpt_cli.training.run_from_settings import Program
 
 NETS = Path(__file__).with_name("nets.py")
 PLATFORM = Platform(BACKEND, "CPU", ("CPU",), 0)

@@ -9,12 +9,12 @@ import pytest
 from backends import only_on
 from examined import PLATFORM, diagnosed, net_settings
 
-from mpt_cli.data.load import load_data
-from mpt_cli.diagnose.examination import Examination, ExaminationRequest, RunStepper
+from mpt_cli.data.sources import load_data
+from mpt_cli.diagnose.float32_examination import Examination, ExaminationRequest, RunStepper
 from mpt_cli.errors import ConfigError, NumericalError
-from mpt_cli.training.assembly import assemble
+from mpt_cli.training.build_run_parts import assemble
 from mpt_cli.training.checkpoint import collect_state
-from mpt_cli.training.program import Program
+from mpt_cli.training.run_from_settings import Program
 
 pytestmark = pytest.mark.slow
 

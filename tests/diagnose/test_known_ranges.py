@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from examined import PLATFORM, diagnosed, net_settings
 
-from mpt_cli.data.load import load_data
+from mpt_cli.data.sources import load_data
 from mpt_cli.diagnose.diagnosis import Diagnosis
-from mpt_cli.diagnose.examination import RunStepper
+from mpt_cli.diagnose.float32_examination import RunStepper
 from mpt_cli.diagnose.safe_windows import GradientCounts
 from mpt_cli.precision.gradients import INFS, share_flushed
-from mpt_cli.settings.variants import LossScaleSettings
-from mpt_cli.training.assembly import assemble
-from mpt_cli.training.program import Program
+from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
+from mpt_cli.training.build_run_parts import assemble
+from mpt_cli.training.run_from_settings import Program
 
 POWER = -15  # gradients below the gate lie 2**POWER under those above it
 BATCHES = 3

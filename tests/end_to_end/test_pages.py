@@ -23,7 +23,7 @@ from command import mpt, run_program
 
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import key_versions, unknown_key_problem
-from mpt_cli.telemetry.health import RULES, STOPPED
+from mpt_cli.telemetry.health_and_verdict import RULES, STOPPED
 from mpt_cli.verbs import verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS
 

@@ -9,10 +9,10 @@ import pytest
 
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
 from mpt_cli.telemetry.causes import CAUSES
-from mpt_cli.telemetry.health import judge
-from mpt_cli.telemetry.records import Scaling, UnmovedWeights
+from mpt_cli.telemetry.health_and_verdict import judge
+from mpt_cli.telemetry.record_types import Scaling, UnmovedWeights
 from mpt_cli.telemetry.run_state import RunState
-from mpt_cli.training.assembly import warn_of_half_head
+from mpt_cli.training.build_run_parts import warn_of_half_head
 from mpt_cli.training.loss_and_optimizer import warn_of_scaling
 from mpt_cli.verbs.run import is_run_key
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from mpt_cli.training.model_program import cloned
+from mpt_cli.training.run_from_model import cloned
 
 X = np.linspace(-1, 1, 64 * 4, dtype="float32").reshape(64, 4)
 FACTOR = 3.0

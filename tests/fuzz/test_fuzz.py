@@ -26,12 +26,12 @@ from hypothesis import strategies as st
 from mpt_cli.cli import main
 from mpt_cli.compare import report as compare_report
 from mpt_cli.compare.comparison import CompareDirectory, make_comparison
-from mpt_cli.jobs.executor import Ending
+from mpt_cli.jobs.local_processes import Ending
 from mpt_cli.report import run_page
 from mpt_cli.settings.schema import all_keys
 from mpt_cli.sweep import report as sweep_report
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.plan import make_plan
+from mpt_cli.sweep.job_list import make_plan
 from mpt_cli.sweep.run import Options, plan_facts
 
 CASES = int(os.environ.get("FUZZ_CASES", 6))

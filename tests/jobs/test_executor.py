@@ -11,12 +11,12 @@ import time
 import pytest
 from command import is_alive, wait_for
 
-from mpt_cli.jobs.executor import Command, LocalExecutor, call
+from mpt_cli.jobs.local_processes import Command, LocalExecutor, call
 from mpt_cli.jobs.queue import run_one
 
 PARENT = """
 import sys, time
-from mpt_cli.jobs.executor import Command, LocalExecutor
+from mpt_cli.jobs.local_processes import Command, LocalExecutor
 with LocalExecutor() as executor:
     handles = [executor.start(Command(str(i), ["sh", "-c", "echo $$ >> pids; trap '' TERM; sleep 60"], None))
                for i in range(3)]

@@ -8,7 +8,7 @@ from mpt_cli.data.examples import Shapes
 from mpt_cli.errors import ConfigError
 from mpt_cli.models.build import build_model
 from mpt_cli.precision import Policy
-from mpt_cli.settings.variants import CNN, MLP, ResNet, Transformer
+from mpt_cli.settings.model_data_optimizer_keys import CNN, MLP, ResNet, Transformer
 
 
 def trainable_count(model: keras.Model) -> int:

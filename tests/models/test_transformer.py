@@ -6,7 +6,7 @@ import numpy as np
 from mpt_cli.data.examples import Shapes
 from mpt_cli.models.build import build_model
 from mpt_cli.precision import Policy
-from mpt_cli.settings.variants import Transformer
+from mpt_cli.settings.model_data_optimizer_keys import Transformer
 
 SMALL_GPT = Transformer(layers=2, width=8, heads=2)
 

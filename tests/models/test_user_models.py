@@ -12,7 +12,7 @@ from mpt_cli.cli import main
 from mpt_cli.data.examples import Shapes
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
 from mpt_cli.models.build import build_model
-from mpt_cli.settings.variants import Builder, Saved
+from mpt_cli.settings.model_data_optimizer_keys import Builder, Saved
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_missing_file_is_an_error_of_the_data(tmp_path):
 
 def test_a_corrupt_file_is_an_error_of_the_data(saved):
     saved.write_bytes(saved.read_bytes()[:-300])
-    with pytest.raises(DataError, match=r"model.path: '.*model.keras' is damaged: it is not a zip file with its end"):
+    with pytest.raises(DataError, match=r"model.path: '.*model.keras' is damaged: it is no complete zip file"):
         build_model(Saved(path=str(saved)), Shapes((3,), 4))
 
 

@@ -9,9 +9,9 @@ from backends import only_on
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan import device as module
+from mpt_cli.plan.compiled_program import check_plan
 from mpt_cli.plan.device import FOLDER, Device, check_compiler, device_names, load_device
 from mpt_cli.plan.plan import plan
-from mpt_cli.plan.program import check_plan
 from mpt_cli.settings.load import load_settings
 
 

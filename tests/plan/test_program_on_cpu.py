@@ -7,11 +7,11 @@ import pytest
 from backends import only_on
 
 from mpt_cli.errors import ConfigError, UserCodeError
+from mpt_cli.plan.compiled_program import CompileTarget, assemble_program, prepare_compiler, tracing_errors
 from mpt_cli.plan.device import load_device
 from mpt_cli.plan.plan import details, read_plan
-from mpt_cli.plan.program import CompileTarget, assemble_program, prepare_compiler, tracing_errors
 from mpt_cli.settings.load import load_settings
-from mpt_cli.training.program import Program
+from mpt_cli.training.run_from_settings import Program
 
 on_jax = only_on("jax")
 GPT = [

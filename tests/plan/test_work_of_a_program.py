@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpt_cli.plan.work import parse_module, read_step
+from mpt_cli.plan.step_cost import parse_module, read_step
 
 # The lines are as XLA prints them.
 STEP = """HloModule train, is_scheduled=true

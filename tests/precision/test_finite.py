@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from mpt_cli.precision import LossScaleOptimizer, finite
-from mpt_cli.precision.finite import (
+from mpt_cli.precision import LossScaleOptimizer, gradient_check
+from mpt_cli.precision.gradient_check import (
     FLOAT32_MAX,
     GradientMeasurement,
     all_finite,
@@ -164,10 +164,10 @@ def test_variables_are_finite_unless_one_holds_inf_or_nan(dtype):
     variables = [keras.Variable(np.ones(shape, "float32"), dtype=dtype) for shape in ((3, 2), (), (0,))]
     variables += [keras.Variable(np.int32([1, 2])), keras.Variable(True, dtype="bool")]
     variables[1].assign(FLOAT32_MAX if dtype == "float32" else 6e4)
-    assert finite.are_finite(variables) and finite.are_finite([])
+    assert gradient_check.are_finite(variables) and gradient_check.are_finite([])
     for bad in (np.inf, -np.inf, np.nan):
         variables[0].assign([[1, 1], [1, bad], [1, 1]])
-        assert not finite.are_finite(variables)
+        assert not gradient_check.are_finite(variables)
 
 
 def test_rows_of_a_sparse_gradient_are_counted_with_its_variable():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference import ReferenceScale
 
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale, ScaleRule
-from mpt_cli.precision.finite import GradientMeasurement
+from mpt_cli.precision.gradient_check import GradientMeasurement
 from mpt_cli.precision.scale_state import TALLY, next_values
 
 QUICK = settings(max_examples=25, deadline=None)

@@ -8,7 +8,7 @@ import pytest
 from backends import MODES, compiled
 
 from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
-from mpt_cli.precision.finite import GradientMeasurement, measure
+from mpt_cli.precision.gradient_check import GradientMeasurement, measure
 
 RULE = LogMaxScale(beta1=0.75, beta2=0.875, deviations=2.0, log_max=15.0, min_scale=2.0**-4, max_scale=2.0**20)
 

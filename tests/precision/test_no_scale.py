@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from mpt_cli.precision import FixedScale, LossScaleOptimizer, NoScale
-from mpt_cli.settings.variants import LossScaleSettings
-from mpt_cli.telemetry.records import Scaling
+from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
+from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.loss_and_optimizer import wrap_optimizer
 
 

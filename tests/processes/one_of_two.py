@@ -11,14 +11,14 @@ import numpy as np
 
 from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.settings.load import load_settings
-from mpt_cli.telemetry.sink import Telemetry
+from mpt_cli.telemetry.sink_interface import Telemetry
 
 
 def main() -> None:
     settings = load_settings(sys.argv[1:])
     platform = prepare_backend(settings)
     from mpt_cli.training.checkpoint import NoStore
-    from mpt_cli.training.program import Program
+    from mpt_cli.training.run_from_settings import Program
     from mpt_cli.training.session import prepare
 
     telemetry = Telemetry([])

@@ -10,7 +10,7 @@ from mpt_cli.cli import main
 from mpt_cli.errors import DataError, Problem
 from mpt_cli.files import strict_json, write_atomic, write_durably
 from mpt_cli.report.run import load_run
-from mpt_cli.telemetry.sink import LineFile
+from mpt_cli.telemetry.sink_interface import LineFile
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 from stub_runs import SUMMARY, StubExecutor
 
 from mpt_cli.files import write_json
-from mpt_cli.jobs.executor import Command
+from mpt_cli.jobs.local_processes import Command
 from mpt_cli.reproduce import reproduction
 
 

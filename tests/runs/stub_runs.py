@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from mpt_cli.jobs.executor import Command, Share
+from mpt_cli.jobs.local_processes import Command, Share
 
 SUMMARY: dict[str, Any] = {
     "status": "finished",

@@ -10,7 +10,7 @@ import pytest
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.files import write_json
-from mpt_cli.jobs.executor import Command, Ending, Executor
+from mpt_cli.jobs.local_processes import Command, Ending, Executor
 from mpt_cli.reproduce import reproduction as module
 from mpt_cli.reproduce.reproduction import first_difference, verify_resume
 from mpt_cli.runs.directory import RunDirectory

@@ -7,7 +7,7 @@ import pytest
 from mpt_cli import training_run
 from mpt_cli.errors import DataError
 from mpt_cli.settings.load import load_settings
-from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.sink_interface import Sink
 
 pytestmark = pytest.mark.slow
 LOST_AT = 20

@@ -14,7 +14,7 @@ from stub_runs import RECIPE, SUMMARY, StubExecutor
 
 from mpt_cli.cli import main
 from mpt_cli.files import write_json
-from mpt_cli.jobs.executor import Command, LocalExecutor
+from mpt_cli.jobs.local_processes import Command, LocalExecutor
 from mpt_cli.jobs.queue import run_one
 from mpt_cli.reproduce.collection import Selection, collect, expectations_from
 from mpt_cli.reproduce.reproduction import read_finished, run_command

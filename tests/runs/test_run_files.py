@@ -8,7 +8,7 @@ import pytest
 from mpt_cli.errors import DataError
 from mpt_cli.files import write_json
 from mpt_cli.runs.directory import read_json, read_summary, write_summary
-from mpt_cli.telemetry.records import Summary
+from mpt_cli.telemetry.record_types import Summary
 
 CONTRACT = {"status", "exit_code", "verdict", "steps_seen", "applied_steps", "skipped_steps", "final_loss_scale"}
 CONTRACT |= {"min_loss_scale", "max_loss_scale", "metrics", "best_metrics", "examples_per_second"}

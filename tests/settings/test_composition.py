@@ -8,7 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from mpt_cli.settings.key import read_number
+from mpt_cli.settings.key_type import read_number
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.search_path import conf_directory
 

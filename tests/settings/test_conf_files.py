@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from omegaconf import OmegaConf
 
-from mpt_cli.settings.key import class_keys, format_range, read_value
+from mpt_cli.settings.key_type import class_keys, format_range, read_value
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import FLOAT_POLICIES, VARIANTS, BackendSettings, Settings, choosing_key, sections
 from mpt_cli.settings.search_path import conf_directory, group_choices, group_names

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpt_cli.settings.key import read_number
+from mpt_cli.settings.key_type import read_number
 
 
 @pytest.mark.parametrize(

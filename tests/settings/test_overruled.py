@@ -1,8 +1,8 @@
 """A file of a group that the command line chooses wins over what the recipe's keys say of that choice."""
 
 from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import DistributeSettings, PolicySettings
-from mpt_cli.settings.variants import LossScaleSettings
 
 
 def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(write_recipe) -> None:

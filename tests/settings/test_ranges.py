@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpt_cli.settings.key import BadValue, read_value
+from mpt_cli.settings.key_type import BadValue, read_value
 from mpt_cli.settings.schema import all_keys
 
 

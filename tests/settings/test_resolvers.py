@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.settings.key import evaluate
+from mpt_cli.settings.key_type import evaluate
 from mpt_cli.settings.load import load_settings, resolved_yaml
 
 RECIPE = """

@@ -8,8 +8,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from mpt_cli.settings.load import load_settings, resolved_yaml
+from mpt_cli.settings.model_data_optimizer_keys import Builder, Schedule
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.variants import Builder, Schedule
 
 _CHARACTERS = st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])
 _MUST_BE_GIVEN = "???"  # OmegaConf's mark, no text

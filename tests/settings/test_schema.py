@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from mpt_cli.settings.json_schema import json_schema
-from mpt_cli.settings.key import INDEX, LARGEST_COUNT, BadValue, Key, class_keys, format_range, format_type, read_value
+from mpt_cli.settings.key_type import (
+    INDEX,
+    LARGEST_COUNT,
+    BadValue,
+    Key,
+    class_keys,
+    format_range,
+    format_type,
+    read_value,
+)
 from mpt_cli.settings.schema import VARIANTS, all_keys, choosing_key, key_versions
 
 OF_THE_HOST = ("data.max_bytes", "seed")  # never on a device as they are, so that they may be larger

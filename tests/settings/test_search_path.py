@@ -51,7 +51,7 @@ def test_a_folder_is_named_by_option_or_variable(folder, monkeypatch, capsys) ->
 def test_jobs_of_a_sweep_know_the_folder_wherever_they_run(folder, monkeypatch, capsys) -> None:
     write("far/loss_scale/mine.yaml", MINE)
     monkeypatch.setenv(CONFIG_DIR, "far")
-    from mpt_cli.sweep.plan import Job
+    from mpt_cli.sweep.job_list import Job
     from mpt_cli.sweep.run import Options
 
     environment = Options().job_environment(1)

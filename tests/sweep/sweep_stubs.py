@@ -17,10 +17,10 @@ import pytest
 import stub_job
 from command import wait_for
 
-from mpt_cli.jobs.executor import Command, Executor, Share
 from mpt_cli.jobs.launchers import LocalLauncher
+from mpt_cli.jobs.local_processes import Command, Executor, Share
 from mpt_cli.sweep.directory import SweepResults
-from mpt_cli.sweep.plan import Job, Search
+from mpt_cli.sweep.job_list import Job, Search
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, resume_sweep, start_sweep
 

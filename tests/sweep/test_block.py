@@ -10,9 +10,9 @@ from mpt_cli import training_run
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.load import load_settings
-from mpt_cli.sweep.block import swept_words
-from mpt_cli.sweep.plan import SweepPlan, make_plan
-from mpt_cli.telemetry.records import Summary
+from mpt_cli.sweep.job_list import SweepPlan, make_plan
+from mpt_cli.sweep.recipe_sweep_section import swept_words
+from mpt_cli.telemetry.record_types import Summary
 
 BASE = "defaults: [{model: mlp}, {data: digits}]\ntrainer: {epochs: 1}\n"
 

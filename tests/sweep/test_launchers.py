@@ -9,7 +9,7 @@ from sweep_stubs import processes_of
 
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.jobs.launchers import Launcher, SubmititLauncher, choose_launcher, recorded_launcher
-from mpt_cli.sweep.plan import Search
+from mpt_cli.sweep.job_list import Search
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, dry_run
 

@@ -17,7 +17,7 @@ from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.cluster import read_note
 from mpt_cli.jobs.launchers import choose_launcher
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.plan import Search
+from mpt_cli.sweep.job_list import Search
 from mpt_cli.sweep.progress import find_cluster, job_states
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif("CLUSTER" not in os.environ, reason="make test-cluster")]

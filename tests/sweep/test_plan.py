@@ -3,7 +3,7 @@
 import pytest
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.sweep.plan import make_plan
+from mpt_cli.sweep.job_list import make_plan
 
 
 @pytest.mark.slow

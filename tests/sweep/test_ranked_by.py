@@ -8,7 +8,7 @@ from sweep_stubs import started
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.load import load_settings
 from mpt_cli.sweep.directory import read_results
-from mpt_cli.sweep.plan import check_objective, choose_objective
+from mpt_cli.sweep.job_list import check_objective, choose_objective
 from mpt_cli.sweep.report import counts_sentence, objective_lines
 
 

@@ -15,7 +15,7 @@ from sweep_stubs import Stubs, started, stub_command
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.load import load_settings
-from mpt_cli.sweep.plan import Job, Search
+from mpt_cli.sweep.job_list import Job, Search
 from mpt_cli.sweep.report import best_lines, failure_lines, lead_sentence
 from mpt_cli.sweep.search import OptunaStudy, read_space
 

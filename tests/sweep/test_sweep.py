@@ -13,7 +13,7 @@ from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.jobs import capacity, launchers
 from mpt_cli.jobs.launchers import LocalLauncher
 from mpt_cli.sweep.directory import SweepDirectory, read_results
-from mpt_cli.sweep.plan import make_plan
+from mpt_cli.sweep.job_list import make_plan
 from mpt_cli.sweep.report import failure_lines
 
 SIX = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1,2"]

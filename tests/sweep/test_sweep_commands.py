@@ -8,7 +8,7 @@ import pytest
 from mpt_cli.compare.comparison import CompareDirectory
 from mpt_cli.settings.load import load_settings
 from mpt_cli.sweep.directory import FAILED
-from mpt_cli.sweep.plan import Job, SweepPlan
+from mpt_cli.sweep.job_list import Job, SweepPlan
 from mpt_cli.sweep.report import failure_lines
 from mpt_cli.sweep.run import train_command
 

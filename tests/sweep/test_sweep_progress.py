@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 from sweep_stubs import stub_work
 
-from mpt_cli.jobs.executor import Ending
+from mpt_cli.jobs.local_processes import Ending
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.progress import LIVE_SECONDS, Screen, SweepProgress, format_state
 

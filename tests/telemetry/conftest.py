@@ -3,7 +3,7 @@
 import pytest
 
 from mpt_cli.precision import DynamicScale
-from mpt_cli.telemetry.records import RunHeader, Scaling, Snapshot, Summary
+from mpt_cli.telemetry.record_types import RunHeader, Scaling, Snapshot, Summary
 
 
 class Clock:

@@ -6,7 +6,7 @@ import pytest
 
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
 from mpt_cli.telemetry.console.table import EpochTable
-from mpt_cli.telemetry.records import Scaling
+from mpt_cli.telemetry.record_types import Scaling
 
 METRICS = {"accuracy": 0.875, "val_loss": 0.25, "val_accuracy": 0.9375}
 

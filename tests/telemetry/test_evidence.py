@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, NoScale
-from mpt_cli.telemetry.health import judge
-from mpt_cli.telemetry.records import (
+from mpt_cli.telemetry.health_and_verdict import judge
+from mpt_cli.telemetry.record_types import (
     DEAD,
     DIGITS,
     FLUSHED,

@@ -5,12 +5,12 @@ from unittest.mock import Mock, call
 import pytest
 
 from mpt_cli.errors import DataError
-from mpt_cli.telemetry import sink
+from mpt_cli.telemetry import sink_interface
 from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import PlainConsole
-from mpt_cli.telemetry.records import Event
-from mpt_cli.telemetry.sink import Sink, Telemetry
-from mpt_cli.telemetry.sinks import console_sinks
+from mpt_cli.telemetry.file_and_tracker_sinks import console_sinks
+from mpt_cli.telemetry.record_types import Event
+from mpt_cli.telemetry.sink_interface import Sink, Telemetry
 
 
 def recorder(failure: Exception | None = None) -> Mock:
@@ -40,11 +40,11 @@ def test_every_sink_gets_everything_in_order(header, snapshot, summary) -> None:
         call.finish(summary),
         call.close(),
     ]
-    assert [sink.method_calls for sink in sinks] == [expected, expected]
+    assert [sink_interface.method_calls for sink in sinks] == [expected, expected]
 
 
 def test_a_phase_that_lasts_is_told_from_another_thread_until_it_ends(monkeypatch) -> None:
-    monkeypatch.setattr(sink, "REMINDER_SECONDS", 0.01)
+    monkeypatch.setattr(sink_interface, "REMINDER_SECONDS", 0.01)
     phases = recorder()
     with pytest.raises(DataError), Telemetry([phases]).busy("loading the data", hint="less of it"):
         while len(phases.method_calls) < 3:

@@ -9,11 +9,11 @@ import pytest
 
 from mpt_cli.precision import DynamicScale, FixedScale
 from mpt_cli.settings.load import load_settings, resolved_yaml
+from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import PolicySettings, Settings, TrainerSettings, find_key
-from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.telemetry.causes import CLIP, DYNAMIC, WIDER
-from mpt_cli.telemetry.health import HealthRules, Stop
-from mpt_cli.telemetry.records import NEVER, GradientSample, Scaling, StopLimits, StreakCounts
+from mpt_cli.telemetry.health_and_verdict import HealthRules, Stop
+from mpt_cli.telemetry.record_types import NEVER, GradientSample, Scaling, StopLimits, StreakCounts
 from mpt_cli.telemetry.run_state import LONGEST_SETTLING_SKIPS, EventTally, RunState, build_run_state
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.errors import DataError
-from mpt_cli.telemetry import sink
-from mpt_cli.telemetry.sink import LineFile, repair_tail
+from mpt_cli.telemetry import sink_interface
+from mpt_cli.telemetry.sink_interface import LineFile, repair_tail
 
 
 def test_a_partial_last_line_is_cut_off_and_whole_lines_stay(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_lines_reach_the_file_within_a_second_of_polling_or_where_they_are_many(
     clock.now += 0.1
     file.poll()
     assert file.path.read_text() == "one\n"
-    for written in (*[4] * (sink.FLUSH_LINES - 1), 4 + 2 * sink.FLUSH_LINES):
+    for written in (*[4] * (sink_interface.FLUSH_LINES - 1), 4 + 2 * sink_interface.FLUSH_LINES):
         file.add("x")
         assert file.path.stat().st_size == written
 
@@ -52,7 +52,7 @@ def test_a_full_disk_is_named_where_all_must_be_written_and_where_too_much_waits
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
-    monkeypatch.setattr(sink, "MOST_WAITING_BYTES", 10)
+    monkeypatch.setattr(sink_interface, "MOST_WAITING_BYTES", 10)
     file = LineFile(tmp_path / "full")
     file.add("short")
     file.poll(now=True)

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from mpt_cli.telemetry.console.live import LiveConsole
-from mpt_cli.telemetry.records import Event, RunHeader, Snapshot
-from mpt_cli.telemetry.sink import Telemetry
+from mpt_cli.telemetry.record_types import Event, RunHeader, Snapshot
+from mpt_cli.telemetry.sink_interface import Telemetry
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 

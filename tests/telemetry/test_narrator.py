@@ -4,7 +4,7 @@ import pytest
 
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
 from mpt_cli.telemetry.console.plain import Narrator
-from mpt_cli.telemetry.records import Event, Scaling
+from mpt_cli.telemetry.record_types import Event, Scaling
 
 
 def _skips(first: int, last: int, scale: float, backoff: float = 0.5, **more) -> list[Event]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.telemetry.console.plain import PlainConsole, StreamLines
-from mpt_cli.telemetry.records import Event
+from mpt_cli.telemetry.record_types import Event
 
 GOLDEN = """\
 recipe       tiny

@@ -9,7 +9,7 @@ from rich.table import Table
 from mpt_cli.telemetry.console import PrintableConsole, terminal_columns
 from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
-from mpt_cli.telemetry.records import Event
+from mpt_cli.telemetry.record_types import Event
 
 EVIL = "\x1b]0;evil\x9b2J\u202e"
 SHOWN = "\\x1b]0;evil\\x9b2J\\u202e"

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 from mpt_cli.telemetry.console.plain import PlainConsole, final_rows
 from mpt_cli.telemetry.format import sample_sentence
-from mpt_cli.telemetry.records import GradientSample
+from mpt_cli.telemetry.record_types import GradientSample
 
 SAMPLE = GradientSample(step=30, norm=0.25, flushed_share=0.125, subnormal_share=0.5, headroom_doublings=9.75)
 ALL_ZERO = GradientSample(30, 0.0, 1.0, 0.0, None)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from reference import ReferenceScale, Step
 
 from mpt_cli.files import strict_json
-from mpt_cli.telemetry.records import GradientSample
+from mpt_cli.telemetry.record_types import GradientSample
 from mpt_cli.telemetry.step_counters import FLOAT_FIELDS, INT_FIELDS, CounterOptions, StepCounters, StepRecords
 
 NAN, INF = math.nan, math.inf

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.errors import DataError
-from mpt_cli.telemetry.records import Event, GradientSample
-from mpt_cli.telemetry.sinks import TensorBoardSink
+from mpt_cli.telemetry.file_and_tracker_sinks import TensorBoardSink
+from mpt_cli.telemetry.record_types import Event, GradientSample
 
 
 def _scalars(folder: Path, tag: str) -> list[tuple[int, float]]:

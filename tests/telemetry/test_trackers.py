@@ -11,9 +11,9 @@ import pytest
 from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, DataError, printable
 from mpt_cli.settings.schema import LoggerSettings
-from mpt_cli.telemetry.records import GradientSample, RunHeader
-from mpt_cli.telemetry.sink import Sink, Telemetry
-from mpt_cli.telemetry.sinks import MlflowSink, WandbSink, check_logger
+from mpt_cli.telemetry.file_and_tracker_sinks import MlflowSink, WandbSink, check_logger
+from mpt_cli.telemetry.record_types import GradientSample, RunHeader
+from mpt_cli.telemetry.sink_interface import Sink, Telemetry
 
 
 @pytest.fixture

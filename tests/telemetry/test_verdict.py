@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
-from mpt_cli.telemetry import health as v
-from mpt_cli.telemetry.health import judge
-from mpt_cli.telemetry.records import Event, Scaling, UnmovedWeights
+from mpt_cli.telemetry import health_and_verdict as v
+from mpt_cli.telemetry.health_and_verdict import judge
+from mpt_cli.telemetry.record_types import Event, Scaling, UnmovedWeights
 from mpt_cli.telemetry.run_state import LONGEST_SETTLING_SKIPS, EventTally, RunState, build_run_state
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 

@@ -13,7 +13,7 @@ from mpt_cli import training_run
 from mpt_cli.errors import ConfigError, MptError
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import DistributeSettings, Settings
-from mpt_cli.telemetry.records import Scaling
+from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.model import prepare_custom_steps
 
 pytestmark = pytest.mark.slow

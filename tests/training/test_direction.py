@@ -1,6 +1,6 @@
 """Which metrics should fall, by the Keras class behind the name that the user gave them."""
 
-from mpt_cli.settings.references import SHORT_NAMES, canonical_name, keras_names, snake_case
+from mpt_cli.settings.python_references import SHORT_NAMES, canonical_name, keras_names, snake_case
 from mpt_cli.training.progress import falls
 
 RISING = {

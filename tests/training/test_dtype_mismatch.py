@@ -9,7 +9,7 @@ from keras import layers
 
 from mpt_cli.data.examples import Examples
 from mpt_cli.errors import ConfigError, MptError, UserCodeError
-from mpt_cli.training.assembly import build_metrics
+from mpt_cli.training.build_run_parts import build_metrics
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX converts between dtypes")

@@ -3,7 +3,7 @@ import pytest
 from backends import BACKEND
 from tiny import compile_tiny, sgd, tiny_data, tiny_model, tiny_run
 
-from mpt_cli.engine.loop import read_metrics
+from mpt_cli.engine.step_loop import read_metrics
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision import DynamicScale
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpt_cli.data.examples import Examples, Reading, Stream, map_arrays
-from mpt_cli.engine import feed as feed_module
-from mpt_cli.engine.feed import BatchPlan, Feed, byte_size
+from mpt_cli.engine import step_batches as feed_module
+from mpt_cli.engine.step_batches import BatchPlan, Feed, byte_size
 from mpt_cli.errors import DataError
 
 

@@ -8,7 +8,7 @@ from test_phases import load_program, saved, train, weights
 from mpt_cli.errors import DataError
 from mpt_cli.models.build import set_trained
 from mpt_cli.settings.schema import PhaseSettings
-from mpt_cli.training.saving import load_initial_weights
+from mpt_cli.training.model_saving import load_initial_weights
 
 TWO_EPOCHS = "trainer.epochs=2"
 

@@ -11,10 +11,10 @@ import mpt_cli
 from mpt_cli.engine.backend import Platform, framework_errors
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
 from mpt_cli.settings.load import load_settings
-from mpt_cli.telemetry.sink import Telemetry
+from mpt_cli.telemetry.sink_interface import Telemetry
 from mpt_cli.training import session
 from mpt_cli.training.checkpoint import NoStore
-from mpt_cli.training.program import Program
+from mpt_cli.training.run_from_settings import Program
 
 TABLE = [
     ("x/xla_compile_cache__1.pb; No space left", False, DataError, r"can't be kept or read: x/.*compile_cache=null"),

@@ -8,7 +8,7 @@ import pytest
 from tiny import tiny_data, tiny_run
 
 from mpt_cli.data.examples import Examples
-from mpt_cli.engine.loop import Engine
+from mpt_cli.engine.step_loop import Engine
 from mpt_cli.precision import Policy
 from mpt_cli.samples.gradient_samples import (
     COMPILE_SECONDS,
@@ -18,7 +18,7 @@ from mpt_cli.samples.gradient_samples import (
     SampleResult,
     build_sampler,
 )
-from mpt_cli.telemetry.records import UPDATES
+from mpt_cli.telemetry.record_types import UPDATES
 
 pytestmark = pytest.mark.slow
 ROW = np.zeros((1, 1), np.int32)

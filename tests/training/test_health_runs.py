@@ -9,9 +9,9 @@ from backends import BACKEND
 from mpt_cli import training_run
 from mpt_cli.errors import NUMERICAL, OK, ConfigError
 from mpt_cli.settings.load import load_settings
-from mpt_cli.telemetry import health as v
-from mpt_cli.telemetry.records import Summary
-from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry import health_and_verdict as v
+from mpt_cli.telemetry.record_types import Summary
+from mpt_cli.telemetry.sink_interface import Sink
 
 pytestmark = pytest.mark.slow
 TINY = [

@@ -16,18 +16,18 @@ from reference import ReferenceScale, Step, changes_of
 from tiny import TinyRun, tiny_data, tiny_run
 
 from mpt_cli.data.examples import Examples
-from mpt_cli.engine.feed import BatchPlan, Feed
+from mpt_cli.engine.step_batches import BatchPlan, Feed
 from mpt_cli.precision import DynamicScale
+from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import PhaseSettings, Settings, TrainerSettings
-from mpt_cli.settings.variants import LossScaleSettings
-from mpt_cli.telemetry.health import HealthRules
-from mpt_cli.telemetry.records import Scaling
-from mpt_cli.telemetry.sink import Telemetry
-from mpt_cli.telemetry.sinks import JsonlSink
+from mpt_cli.telemetry.file_and_tracker_sinks import JsonlSink
+from mpt_cli.telemetry.health_and_verdict import HealthRules
+from mpt_cli.telemetry.record_types import Scaling
+from mpt_cli.telemetry.sink_interface import Telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.checkpoint import collect_state, restore_state
+from mpt_cli.training.epoch_loop import Trainer
 from mpt_cli.training.progress import Outcome
-from mpt_cli.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 STEPS = 30  # an epoch of batches of 4

@@ -8,12 +8,12 @@ import pytest
 from backends import only_on
 from keras import layers
 
-from mpt_cli.data.build import RawArrays, build_data_set
 from mpt_cli.data.examples import Examples
+from mpt_cli.data.prepare_data_set import RawArrays, build_data_set
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.variants import DataSettings
-from mpt_cli.training.assembly import check_scaled_once, first_scaling, uncompiled_inputs
+from mpt_cli.settings.model_data_optimizer_keys import DataSettings
+from mpt_cli.training.build_run_parts import check_scaled_once, first_scaling, uncompiled_inputs
 
 
 def model(*stack):

@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from mpt_cli.precision import LossScaleOptimizer
-from mpt_cli.recorder import Recorder
+from mpt_cli.recorder_callback import Recorder
 from mpt_cli.samples.latest_step import LatestStep
 
 X = np.tile(np.float32([1.0, 2.0**-14, 2.0**-15, 0.0]), (12, 1))

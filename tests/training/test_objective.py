@@ -9,8 +9,8 @@ import pytest
 from keras import layers
 
 from mpt_cli.errors import ConfigError
+from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer, Schedule
 from mpt_cli.settings.schema import TrainerSettings
-from mpt_cli.settings.variants import CustomOptimizer, Schedule
 from mpt_cli.training.loss_and_optimizer import (
     build_learning_rate,
     build_loss_and_metrics,

@@ -9,8 +9,8 @@ import pytest
 from keras import ops
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.settings.references import optimizer_arguments
-from mpt_cli.settings.variants import OPTIMIZERS, Schedule
+from mpt_cli.settings.model_data_optimizer_keys import OPTIMIZERS, Schedule
+from mpt_cli.settings.python_references import optimizer_arguments
 from mpt_cli.training.loss_and_optimizer import (
     build_learning_rate,
     build_optimizer,

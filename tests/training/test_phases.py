@@ -16,10 +16,10 @@ from mpt_cli.reproduce.reproduction import first_difference
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import PhaseSettings, Settings
-from mpt_cli.telemetry.records import Scaling
-from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.record_types import Scaling
+from mpt_cli.telemetry.sink_interface import Sink
 from mpt_cli.training.checkpoint import Checkpoint
-from mpt_cli.training.phases import Phases, check_phase
+from mpt_cli.training.fine_tuning_phases import Phases, check_phase
 
 PROGRAM = Path(__file__).with_name("phased_net.py")
 FIRST = "{epochs: 2, learning_rate: 0.05, freeze: [base]}"

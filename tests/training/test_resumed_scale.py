@@ -13,9 +13,9 @@ from mpt_cli import training_run
 from mpt_cli.precision import DynamicScale, LossScaleOptimizer, ScaleRule
 from mpt_cli.runs.resume import format_changes, unused_changes
 from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.model_data_optimizer_keys import RULES, LossScaleSettings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.variants import RULES, LossScaleSettings
-from mpt_cli.telemetry.records import Scaling
+from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 from mpt_cli.training.session import restore_scale, scale_at
 

@@ -10,8 +10,8 @@ from test_health_runs import NAN_TO_THE_END, TINY, train
 from mpt_cli import training_run
 from mpt_cli.errors import BAD_DATA, NUMERICAL, TERMINATED
 from mpt_cli.settings.load import load_settings
-from mpt_cli.telemetry.records import Summary
-from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.record_types import Summary
+from mpt_cli.telemetry.sink_interface import Sink
 from mpt_cli.training.checkpoint import CheckpointStore
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from mpt_cli.engine.layout import VariableLayout, divide_model
+from mpt_cli.engine.weight_layout import VariableLayout, divide_model
 from mpt_cli.errors import ConfigError
 
 MESH = {"data": 1, "model": 4}

@@ -10,7 +10,7 @@ from backends import BACKEND
 from mpt_cli.cli import main
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.settings.load import load_settings
-from mpt_cli.telemetry.records import UnmovedWeights
+from mpt_cli.telemetry.record_types import UnmovedWeights
 from mpt_cli.training.weight_watch import WeightWatch
 from mpt_cli.training_run import train
 

@@ -7,13 +7,13 @@ import keras
 import numpy as np
 
 from mpt_cli.data.examples import Examples
-from mpt_cli.engine.build import build_engine
+from mpt_cli.engine.choose_engine import build_engine
 from mpt_cli.engine.distribution import Distribution
-from mpt_cli.engine.feed import BatchPlan, Feed
-from mpt_cli.engine.loop import Engine
+from mpt_cli.engine.step_batches import BatchPlan, Feed
+from mpt_cli.engine.step_loop import Engine
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
-from mpt_cli.training.assembly import build_metrics
+from mpt_cli.training.build_run_parts import build_metrics
 
 
 def tiny_model(policy: str = "float32", seed: int = 3) -> keras.Model:

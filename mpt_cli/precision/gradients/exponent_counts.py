@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
-from mpt_cli.precision.finite import reinterpret
+from mpt_cli.precision.gradient_check import reinterpret
 from mpt_cli.precision.gradients.custom_gradients import Tensor, check_float_tensor
 from mpt_cli.precision.gradients.rounding import find_format
 

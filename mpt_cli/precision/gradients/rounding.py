@@ -5,7 +5,7 @@ from typing import Any
 
 from keras import ops
 
-from mpt_cli.precision.finite import reinterpret
+from mpt_cli.precision.gradient_check import reinterpret
 from mpt_cli.precision.gradients.custom_gradients import Tensor
 
 

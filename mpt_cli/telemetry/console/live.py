@@ -14,8 +14,8 @@ from rich.text import Text
 from mpt_cli.telemetry.colors import WARNING_STYLE
 from mpt_cli.telemetry.console.plain import INDENT, EpochConsole, Narrator, final_rows, header_rows
 from mpt_cli.telemetry.format import format_count, format_whole_seconds
-from mpt_cli.telemetry.health import GOOD_VERDICTS
-from mpt_cli.telemetry.records import RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS
+from mpt_cli.telemetry.record_types import RunHeader, Snapshot, Summary
 
 NARRATE_SECONDS = 1.0
 REFRESHES_PER_SECOND = 4

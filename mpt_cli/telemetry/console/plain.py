@@ -25,8 +25,8 @@ from mpt_cli.telemetry.format import (
     format_share,
     sample_sentence,
 )
-from mpt_cli.telemetry.health import COLLAPSED
-from mpt_cli.telemetry.records import (
+from mpt_cli.telemetry.health_and_verdict import COLLAPSED
+from mpt_cli.telemetry.record_types import (
     DECLINE,
     FORWARD_PASS,
     GROWTH,
@@ -39,7 +39,7 @@ from mpt_cli.telemetry.records import (
     Summary,
 )
 from mpt_cli.telemetry.run_state import may_still_settle
-from mpt_cli.telemetry.sink import REMINDER_SECONDS, LineFile, Sink
+from mpt_cli.telemetry.sink_interface import REMINDER_SECONDS, LineFile, Sink
 
 LABEL_WIDTH = 13
 INDENT = 8  # of a sentence between rows: to the right of the epochs, whose column stays free for the eye

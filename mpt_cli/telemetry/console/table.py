@@ -8,7 +8,7 @@ from rich.text import Text
 
 from mpt_cli.telemetry.colors import WARNING_STYLE
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds
-from mpt_cli.telemetry.records import RunHeader, Snapshot
+from mpt_cli.telemetry.record_types import RunHeader, Snapshot
 
 GAP = "  "
 HEADING_STYLE, SCALE_STYLE = "bold", "magenta"

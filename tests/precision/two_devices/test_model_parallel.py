@@ -10,13 +10,13 @@ import pytest
 from backends import only_on
 
 from mpt_cli.data.examples import Examples
-from mpt_cli.engine.build import build_engine
+from mpt_cli.engine.choose_engine import build_engine
 from mpt_cli.engine.distribution import Distribution, build_distribution
-from mpt_cli.engine.feed import BatchPlan, Feed
+from mpt_cli.engine.step_batches import BatchPlan, Feed
 from mpt_cli.precision import LossScaleOptimizer, Policy
 from mpt_cli.settings.schema import DistributeSettings, Settings, TrainerSettings
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
-from mpt_cli.training.assembly import build_metrics
+from mpt_cli.training.build_run_parts import build_metrics
 from mpt_cli.training.checkpoint import collect_state, restore_state
 
 pytestmark = only_on("jax")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from mpt_cli.precision.finite import GradientDefects, GradientMeasurement, describe_gradients, unscale
+from mpt_cli.precision.gradient_check import GradientDefects, GradientMeasurement, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import updated_metrics
 from mpt_cli.precision.scale_state import (
     TRACE_START,

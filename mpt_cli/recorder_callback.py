@@ -24,7 +24,12 @@ from mpt_cli.precision.keras_internals import build_before_tracing, lacks_variab
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
 from mpt_cli.python_api import RunArguments, given_settings
-from mpt_cli.recording import (
+from mpt_cli.report.run import Run
+from mpt_cli.runs.directory import RunDirectory, numbered_path
+from mpt_cli.samples.latest_step import LatestBatch, TapedCalls
+from mpt_cli.samples.value_ranges import is_rounded
+from mpt_cli.settings.schema import Settings
+from mpt_cli.step_recording import (
     NO_LOSS,
     Recording,
     RecordingOptions,
@@ -32,18 +37,13 @@ from mpt_cli.recording import (
     policy_on_record,
     scaling_on_record,
 )
-from mpt_cli.report.run import Run
-from mpt_cli.runs.directory import RunDirectory, numbered_path
-from mpt_cli.samples.latest_step import LatestBatch, TapedCalls
-from mpt_cli.samples.value_ranges import is_rounded
-from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.health import Stop
-from mpt_cli.telemetry.records import Event, RunHeader, Scaling
-from mpt_cli.training.assembly import warn_of_half_head
+from mpt_cli.telemetry.health_and_verdict import Stop
+from mpt_cli.telemetry.record_types import Event, RunHeader, Scaling
+from mpt_cli.training.build_run_parts import warn_of_half_head
 from mpt_cli.training.callbacks import metrics_in, why_ended
 from mpt_cli.training.loss_and_optimizer import warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model import loss_not_scaled_problem
-from mpt_cli.training.model_program import described_model, rule_of
+from mpt_cli.training.run_from_model import described_model, rule_of
 
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
 NO_RESUME = "checkpoints: mpt.fit writes them and resumes from one, also in the middle of an epoch"

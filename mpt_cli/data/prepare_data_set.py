@@ -26,7 +26,7 @@ from mpt_cli.data.examples import (
     split_examples,
 )
 from mpt_cli.errors import DataError
-from mpt_cli.settings.variants import DataSettings
+from mpt_cli.settings.model_data_optimizer_keys import DataSettings
 
 _INT32 = np.iinfo(np.int32)
 _PIXEL_MAX = 255

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.settings.model_data_optimizer_keys import PROGRAM_VARIANTS, PYTHON, GivenModel
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import shell_command
-from mpt_cli.settings.variants import PROGRAM_VARIANTS, PYTHON, GivenModel
 
 if TYPE_CHECKING:
     from mpt_cli.data.examples import DataSet
@@ -61,7 +61,7 @@ class Program:
 
     def load_data(self) -> "DataSet":
         """Training and validation data, the same each time."""
-        from mpt_cli.data.load import load_data_for_builder, load_data_of_run
+        from mpt_cli.data.sources import load_data_for_builder, load_data_of_run
 
         load = load_data_for_builder if self.settings.model.name == "builder" else load_data_of_run
         return load(self.settings)

@@ -10,14 +10,14 @@ import numpy as np
 from mpt_cli.data.examples import leaves
 from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, DataError, MptError
 from mpt_cli.signals import SIGNAL_EXIT_CODES, ForcedEnd, signal_of
-from mpt_cli.telemetry.health import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, judge
-from mpt_cli.telemetry.records import Summary
+from mpt_cli.telemetry.health_and_verdict import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, judge
+from mpt_cli.telemetry.record_types import Summary
 from mpt_cli.telemetry.run_state import RunState
 from mpt_cli.training.checkpoint import fingerprint_weights
 from mpt_cli.training.progress import Conclusion, Outcome
 
 if TYPE_CHECKING:
-    from mpt_cli.engine.feed import StepChunk
+    from mpt_cli.engine.step_batches import StepChunk
     from mpt_cli.training.session import Session
 
 

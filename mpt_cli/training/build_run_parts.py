@@ -11,13 +11,13 @@ from typing import Any
 import keras
 
 from mpt_cli.data.examples import RAGGED, Batch, DataSet, Examples, Rows, Stream, map_arrays
-from mpt_cli.data.load import has_targets_as_given, load_data_of_run
+from mpt_cli.data.sources import has_targets_as_given, load_data_of_run
 from mpt_cli.engine.backend import Platform
-from mpt_cli.engine.build import build_engine
+from mpt_cli.engine.choose_engine import build_engine
 from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.faults import Injector, build_injector, warn_of_fault
-from mpt_cli.engine.feed import BatchPlan, Feed, byte_size, first_batch
-from mpt_cli.engine.loop import Engine, read_metrics
+from mpt_cli.engine.step_batches import BatchPlan, Feed, byte_size, first_batch
+from mpt_cli.engine.step_loop import Engine, read_metrics
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit, try_xla
 from mpt_cli.errors import ConfigError, Problem, UserCodeError
 from mpt_cli.models.build import plain_message, symbol
@@ -35,10 +35,11 @@ from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_b
 from mpt_cli.precision.operations import ChosenPolicies, chosen_policies
 from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import can_be_called, custom_steps, metrics_of, optimizers_in, optimizers_of
-from mpt_cli.samples.digits import MOST_COUNTED, describe_inputs
-from mpt_cli.settings.references import describe_layer, failed_layer, model_problem
+from mpt_cli.samples.lost_digits import MOST_COUNTED, describe_inputs
+from mpt_cli.settings.python_references import describe_layer, failed_layer, model_problem
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
-from mpt_cli.telemetry.records import Scaling
+from mpt_cli.telemetry.record_types import Scaling
+from mpt_cli.training.fine_tuning_phases import Phases
 from mpt_cli.training.loss_and_optimizer import (
     compile_model,
     describe_scaling,
@@ -53,9 +54,8 @@ from mpt_cli.training.model import (
     prepare_custom_test,
     replace_optimizers,
 )
-from mpt_cli.training.phases import Phases
-from mpt_cli.training.program import Program
-from mpt_cli.training.saving import load_initial_weights, warn_of_saving
+from mpt_cli.training.model_saving import load_initial_weights, warn_of_saving
+from mpt_cli.training.run_from_settings import Program
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from mpt_cli.engine.distribution import Distribution
-from mpt_cli.engine.loop import Engine, StepWrapper
+from mpt_cli.engine.step_loop import Engine, StepWrapper
 
 
 def build_engine(
@@ -13,9 +13,9 @@ def build_engine(
 ) -> Engine:
     """Return the engine of the running backend for a built `model`; `step_wrapper` is put around its training step."""
     if keras.backend.backend() == "tensorflow":
-        from mpt_cli.engine.loop_tensorflow import TensorFlowEngine
+        from mpt_cli.engine.step_loop_tensorflow import TensorFlowEngine
 
         return TensorFlowEngine(model, jit_compile, distribution.strategy, step_wrapper)
-    from mpt_cli.engine.loop_jax import JaxEngine
+    from mpt_cli.engine.step_loop_jax import JaxEngine
 
     return JaxEngine(model, jit_compile, distribution, step_wrapper)

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 from mpt_cli.errors import DataError, printable
 from mpt_cli.settings.limits import open_regular
 from mpt_cli.signals import unheard
-from mpt_cli.telemetry.records import Event, LayerSample, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.record_types import Event, LayerSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.run_state import EventTally
 
 

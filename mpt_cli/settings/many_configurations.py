@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.settings.key import Key, class_keys, is_in, overlap
+from mpt_cli.settings.key_type import Key, class_keys, is_in, overlap
 from mpt_cli.settings.load import Composition, checked_value, composed, leaves, load_settings, note_secrets
 from mpt_cli.settings.overrides import parse_overrides
 from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key

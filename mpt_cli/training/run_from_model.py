@@ -13,15 +13,15 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.data.build import class_factors, look_at
-from mpt_cli.data.examples import DataSet, Examples, Stream, leaves, map_arrays, on_values
-from mpt_cli.data.streams import (
+from mpt_cli.data.batch_streams import (
     as_arrays,
     is_batch_source,
     is_tf_dataset,
     open_batches,
     open_tf_batches,
 )
+from mpt_cli.data.examples import DataSet, Examples, Stream, leaves, map_arrays, on_values
+from mpt_cli.data.prepare_data_set import class_factors, look_at
 from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import ConfigError, DataError, Problem, first_line
 from mpt_cli.models.build import freeze_layers
@@ -30,12 +30,12 @@ from mpt_cli.precision.keras_internals import compiled_loss_weights, inner_layer
 from mpt_cli.precision.policy import remake_layer
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.precision.train_step import can_be_called, has_custom_compute_loss, unwrapped
+from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimizer
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
-from mpt_cli.settings.variants import GivenModel, GivenOptimizer
-from mpt_cli.training.assembly import build_metrics
+from mpt_cli.training.build_run_parts import build_metrics
 from mpt_cli.training.loss_and_optimizer import COMMON_ARGUMENTS, copied_optimizer
 from mpt_cli.training.model import policy_of, put_under_policy, replace_optimizers
-from mpt_cli.training.program import Program
+from mpt_cli.training.run_from_settings import Program
 
 Array = NDArray[Any]
 

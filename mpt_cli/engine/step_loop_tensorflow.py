@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from mpt_cli.data.examples import Rows
 from mpt_cli.engine.compile_cache import CACHE_FAULT
-from mpt_cli.engine.loop import (
+from mpt_cli.engine.step_loop import (
     TRAINING,
     BatchIndices,
     Engine,
@@ -18,10 +18,10 @@ from mpt_cli.engine.loop import (
     update_streaks,
 )
 from mpt_cli.errors import first_line
+from mpt_cli.precision.apply_or_skip_tensorflow import test_step, train_step
 from mpt_cli.precision.scale_state import StepRow, combined_ints
-from mpt_cli.precision.step_tensorflow import test_step, train_step
 from mpt_cli.precision.train_step import metrics_of, optimizers_of
-from mpt_cli.telemetry.records import StopLimits
+from mpt_cli.telemetry.record_types import StopLimits
 
 Tensor = Any
 

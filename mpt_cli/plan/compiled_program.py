@@ -15,12 +15,12 @@ from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.engine.distribution import Distribution, undistributed
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
 from mpt_cli.plan.device import Device, check_compiler
-from mpt_cli.settings.references import model_problem
+from mpt_cli.settings.python_references import model_problem
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
-from mpt_cli.training.program import Program
+from mpt_cli.training.run_from_settings import Program
 
 if TYPE_CHECKING:
-    from mpt_cli.training.assembly import Assembly
+    from mpt_cli.training.build_run_parts import Assembly
 
 MOST_REAL_ELEMENTS = 4096  # a variable of as many, such as a learning rate, has its value: code may ask for it
 CPU = "cpu"  # compiled for the processor that is here, where predictions can be held against a run
@@ -65,7 +65,7 @@ class CompileTarget:
         import jax
         import numpy as np
 
-        from mpt_cli.engine.layout import build_layout
+        from mpt_cli.engine.weight_layout import build_layout
 
         target_devices = np.array(
             jax.devices(CPU)[: self.count] if self.device is None else self.device.target_devices(self.count)
@@ -151,7 +151,7 @@ def assemble_program(program: Program, target: CompileTarget, platform: Platform
     """Assemble the run with everything but values; ConfigError where the model can't be built or traced."""
     from mpt_cli.plan.lowering import PlannedEngine
     from mpt_cli.precision.keras_internals import large_variables_without_values
-    from mpt_cli.training.assembly import Hardware, assemble
+    from mpt_cli.training.build_run_parts import Hardware, assemble
 
     data, wanted = program.load_data(), program.settings.distribute
     with large_variables_without_values(MOST_REAL_ELEMENTS), target.answering(), tracing_errors():

@@ -20,9 +20,9 @@ from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.keras_internals import begin_averages, configured_rate
 from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import optimizers_of, scale_variables
+from mpt_cli.settings.model_data_optimizer_keys import OptimizerSettings
 from mpt_cli.settings.schema import PhaseSettings, Settings
-from mpt_cli.settings.variants import OptimizerSettings
-from mpt_cli.telemetry.records import Scaling
+from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.checkpoint import Checkpoint
 from mpt_cli.training.loss_and_optimizer import (
     build_optimizer,

@@ -29,18 +29,18 @@ from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.samples.gradient_samples import build_sampler
 from mpt_cli.samples.latest_step import LatestStep, steps_of
 from mpt_cli.settings.load import resolved_tree
+from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimizer, LossScaleSettings
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
-from mpt_cli.settings.variants import GivenModel, GivenOptimizer, LossScaleSettings
 from mpt_cli.signals import format_end, signal_of
-from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
-from mpt_cli.telemetry.records import Event, RunHeader, Scaling
+from mpt_cli.telemetry.file_and_tracker_sinks import build_telemetry
+from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
+from mpt_cli.telemetry.record_types import Event, RunHeader, Scaling
 from mpt_cli.telemetry.run_state import EventTally
-from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 from mpt_cli.training.loss_and_optimizer import describe_scaling
-from mpt_cli.training.outcome import conclude_unfinished, status_of, status_of_error
 from mpt_cli.training.progress import Conclusion, Outcome, Stopwatch
-from mpt_cli.training.record import Record
+from mpt_cli.training.run_record import Record
+from mpt_cli.training.summary_and_exit_code import conclude_unfinished, status_of, status_of_error
 from mpt_cli.training.weight_watch import WeightWatch
 
 APPLIED = {  # keys that act in what is only recorded, or are known of it, by section; None: all of them

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from mpt_cli.precision.finite import GradientDefects, GradientMeasurement, describe_gradients, unscale
+from mpt_cli.precision.gradient_check import GradientDefects, GradientMeasurement, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import (
     build_for_batch,
     lacks_variables,

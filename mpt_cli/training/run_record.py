@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.engine.backend import memory_in_use, peak_memory
-from mpt_cli.precision.finite import are_finite
+from mpt_cli.precision.gradient_check import are_finite
 from mpt_cli.samples.gradient_samples import GradientSampler, SampleResult
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.health import HealthRules, Stop, describe_unmoved
-from mpt_cli.telemetry.records import Event, Summary
+from mpt_cli.telemetry.health_and_verdict import HealthRules, Stop, describe_unmoved
+from mpt_cli.telemetry.record_types import Event, Summary
 from mpt_cli.telemetry.run_state import RunState, build_run_state
-from mpt_cli.telemetry.sink import Telemetry
+from mpt_cli.telemetry.sink_interface import Telemetry
 from mpt_cli.telemetry.step_counters import StepCounters, StepRecords
 from mpt_cli.training.progress import Conclusion, Progress, Stopwatch
 from mpt_cli.training.weight_watch import WeightWatch

@@ -14,16 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.build import (
-    RawArrays,
-    build_data_set,
-    build_stream_set,
-    missing_targets,
-    weighted_by_class,
-)
-from mpt_cli.data.examples import Array, DataSet, Examples, Stream, as_rows, in_epochs_of
-from mpt_cli.data.file_formats import load_csv, load_npz, load_text
-from mpt_cli.data.streams import (
+from mpt_cli.data.batch_streams import (
     as_arrays,
     call_seeded,
     is_batch_source,
@@ -33,12 +24,21 @@ from mpt_cli.data.streams import (
     seed_tensorflow,
     warn_of_workers,
 )
+from mpt_cli.data.examples import Array, DataSet, Examples, Stream, as_rows, in_epochs_of
+from mpt_cli.data.file_formats import load_csv, load_npz, load_text
+from mpt_cli.data.prepare_data_set import (
+    RawArrays,
+    build_data_set,
+    build_stream_set,
+    missing_targets,
+    weighted_by_class,
+)
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.settings.key import default_of
-from mpt_cli.settings.references import call_user, imported_names, load_function
+from mpt_cli.settings.key_type import default_of
+from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Digits, KerasDataset, Loader, Synthetic, Tabular
+from mpt_cli.settings.python_references import call_user, imported_names, load_function
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.settings.variants import DataSettings, Digits, KerasDataset, Loader, Synthetic, Tabular
 
 _REGRESSION = ("diabetes", "linnerud")
 
@@ -253,7 +253,7 @@ def _loader_stream_set(
     declared = next(each for each in fields(settings) if each.name == "validation_fraction")
     if validation is None and settings.validation_fraction not in (0, default_of(declared)):
         raise DataError(
-            f"{title}: data.validation_fraction={settings.validation_fraction:g} can't be kept: {whole}, "
+            f"{title}: data.validation_fraction={settings.validation_fraction:g} can't be applied: {whole}, "
             "which are not split. Return two of them (training, validation), or leave it out for no "
             "validation."
         )
@@ -346,7 +346,7 @@ def load_data(settings: DataSettings, seed: int, targets_as_given: bool = False)
     With `targets_as_given` the targets are not changed, because the user named the loss. DataError (exit 3) for unfit
     files or values, ConfigError (exit 2) for unfit settings.
 
-    >>> from mpt_cli.settings.variants import Digits
+    >>> from mpt_cli.settings.model_data_optimizer_keys import Digits
     >>> load_data(Digits(), seed=0).description
     'digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes'
     """

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpt_cli.engine.distribution import Distribution, replicate_array
-from mpt_cli.engine.loop import (
+from mpt_cli.engine.step_loop import (
     BatchIndices,
     Engine,
     LoopControl,
@@ -25,8 +25,8 @@ from mpt_cli.engine.loop import (
     row_lengths,
     update_streaks,
 )
+from mpt_cli.precision.apply_or_skip_jax import TrainState, test_step, train_step
 from mpt_cli.precision.keras_internals import has_value, replace_values
-from mpt_cli.precision.step_jax import TrainState, test_step, train_step
 from mpt_cli.precision.train_step import assign, metric_variables
 
 Tensor = Any

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from mpt_cli.data.streams import random_state_kept
+from mpt_cli.data.batch_streams import random_state_kept
 from mpt_cli.errors import DataError, first_line, summarise_error
 from mpt_cli.models.build import plain_message
 from mpt_cli.precision.keras_internals import tensorflow_left_out

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Dict, List, Optional, Self, Union, get_type_hi
 
 from mpt_cli.plugins import PluginError
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule, load_rule
-from mpt_cli.settings.key import REQUIRED, key
+from mpt_cli.settings.key_type import REQUIRED, key
 
 
 @dataclass

@@ -26,7 +26,7 @@ from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
-from mpt_cli.telemetry.records import (
+from mpt_cli.telemetry.record_types import (
     GRADIENT_FIELDS,
     Event,
     LayerSample,
@@ -35,7 +35,7 @@ from mpt_cli.telemetry.records import (
     Summary,
     snapshot_fields,
 )
-from mpt_cli.telemetry.sink import LineFile, Sink, Telemetry, TelemetryFiles
+from mpt_cli.telemetry.sink_interface import LineFile, Sink, Telemetry, TelemetryFiles
 from mpt_cli.version import SCHEMA_VERSION
 
 

@@ -8,20 +8,20 @@ import keras
 
 from mpt_cli.engine.distribution import ProcessGroup
 from mpt_cli.engine.faults import FaultSearch
-from mpt_cli.engine.feed import Feed, StepChunk
+from mpt_cli.engine.step_batches import Feed, StepChunk
 from mpt_cli.precision.keras_internals import run_by_calls
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.samples.gradient_samples import GradientSampler
 from mpt_cli.signals import Interruption
-from mpt_cli.telemetry.health import HealthRules
-from mpt_cli.telemetry.records import Event, GradientSample
-from mpt_cli.telemetry.sink import Telemetry
+from mpt_cli.telemetry.health_and_verdict import HealthRules
+from mpt_cli.telemetry.record_types import Event, GradientSample
+from mpt_cli.telemetry.sink_interface import Telemetry
 from mpt_cli.telemetry.step_counters import StepCounters
-from mpt_cli.training.assembly import Assembly
+from mpt_cli.training.build_run_parts import Assembly
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer, fingerprint_weights
 from mpt_cli.training.progress import Outcome, Stopwatch
-from mpt_cli.training.record import Record
+from mpt_cli.training.run_record import Record
 from mpt_cli.training.weight_watch import WeightWatch
 
 NO_CALLBACKS = Callbacks()

@@ -7,24 +7,24 @@ from typing import Any
 import keras
 import numpy as np
 
+from mpt_cli.data.batch_streams import random_state_kept
 from mpt_cli.data.examples import DataSet
-from mpt_cli.data.streams import random_state_kept
 from mpt_cli.diagnose.safe_windows import LayerRange, Verifier, add_up, common_window, layer_ranges
 from mpt_cli.engine.backend import Platform
-from mpt_cli.engine.feed import StepChunk
+from mpt_cli.engine.step_batches import StepChunk
 from mpt_cli.errors import ConfigError, NumericalError, Problem
 from mpt_cli.precision import computes_in_float16, has_custom_train_step
-from mpt_cli.precision.finite import is_overwritten
+from mpt_cli.precision.gradient_check import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
 from mpt_cli.precision.policy import name_of, parts_of
-from mpt_cli.samples.digits import LostDigits, measure_digits
 from mpt_cli.samples.gradient_pass import GradientPass
+from mpt_cli.samples.lost_digits import LostDigits, measure_digits
 from mpt_cli.samples.value_ranges import RangeCounter, RangeMap, ValueRanges, is_rounded
 from mpt_cli.settings.schema import PolicySettings
 from mpt_cli.telemetry.step_counters import StepRecords
-from mpt_cli.training.assembly import Assembly, assemble, build_metrics
-from mpt_cli.training.program import Program
+from mpt_cli.training.build_run_parts import Assembly, assemble, build_metrics
+from mpt_cli.training.run_from_settings import Program
 
 
 @dataclass

@@ -13,7 +13,7 @@ from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, layers_of
 from mpt_cli.precision.scale_state import StepRow
 from mpt_cli.precision.train_step import CustomSteps, custom_steps, metric_variables, metrics_of, optimizers_of
-from mpt_cli.telemetry.records import StopLimits, StreakCounts
+from mpt_cli.telemetry.record_types import StopLimits, StreakCounts
 from mpt_cli.telemetry.step_counters import FLOAT_FIELDS, INT_FIELDS, StepRecords
 
 BatchIndices = NDArray[np.int32]

@@ -13,16 +13,16 @@ from typing import Any
 from mpt_cli.data.paths import check_run_present
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean, install_command
 from mpt_cli.runs.expectations import known_values, reportable
-from mpt_cli.settings.key import read_number
+from mpt_cli.settings.key_type import read_number
 from mpt_cli.settings.limits import MOST_JOBS
 from mpt_cli.settings.load import missing_backend
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep import SAMPLERS
 from mpt_cli.sweep.overrides import Grid, each_once, load_each, override_key, read_grid, varied_keys, varied_values
-from mpt_cli.telemetry.records import as_number
-from mpt_cli.training.program import check_repeatable
+from mpt_cli.telemetry.record_types import as_number
 from mpt_cli.training.progress import MONITORED, falls
+from mpt_cli.training.run_from_settings import check_repeatable
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.precision.rounded_weights import NARROW
 from mpt_cli.samples.gradient_pass import call_sampled
 from mpt_cli.samples.value_ranges import pure_loss
-from mpt_cli.telemetry.health import describe_digits
-from mpt_cli.telemetry.records import ALL_LAYERS, TARGETS
+from mpt_cli.telemetry.health_and_verdict import describe_digits
+from mpt_cli.telemetry.record_types import ALL_LAYERS, TARGETS
 
 Outputs = list[NDArray[np.float64]]  # each of shape (examples, values)
 MOST_EXAMPLES, MOST_VALUES = 64, 4096  # of an output: a language model has 50 million for each example

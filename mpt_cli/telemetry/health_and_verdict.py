@@ -1,15 +1,15 @@
 """Whether a run trains: the rules that end it or name what goes wrong, by what `run_state` tells.
 
-A new rule is one row of `RULES`, and its key in `settings/schema.py` or `settings/variants.py`. Advice on each cause
-stands in `causes`.
+A new rule is one row of `RULES`, and its key in `settings/schema.py` or `settings/model_data_optimizer_keys.py`.
+Advice on each cause is in `causes`.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
-from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.telemetry.causes import (
     BEYOND,
     CAUSES,
@@ -34,7 +34,7 @@ from mpt_cli.telemetry.format import (
     format_scale,
     format_share,
 )
-from mpt_cli.telemetry.records import (
+from mpt_cli.telemetry.record_types import (
     ALL_LAYERS,
     DEAD,
     DIGITS,

@@ -24,7 +24,7 @@ from mpt_cli.data.examples import (
     leaves,
     map_arrays,
 )
-from mpt_cli.engine.loop import BatchIndices, Engine
+from mpt_cli.engine.step_loop import BatchIndices, Engine
 
 CHUNK_BYTES = 64 * 2**20
 WAIT_SECONDS = 0.1  # for data, between two looks whether to wait on
