@@ -1,6 +1,7 @@
 """A training step as a whole: what it reports, the float state that a skip puts back, in Keras's own `fit` a step in
 which a skip is whole; and models that bring a `train_step` or `test_step` of their own: which optimizers the step uses,
-whether it scales its loss, and what it reports. The steps themselves are run by `apply_or_skip_tensorflow` and `apply_or_skip_jax`.
+whether it scales its loss, and what it reports. The steps themselves are run by `apply_or_skip_tensorflow` and
+`apply_or_skip_jax`.
 
 Nothing is trained to find out about a model's own step: it is traced once with optimizers that only look.
 
