@@ -39,13 +39,13 @@ def predict_in_training(model: Any, x: Any) -> Tensor:
 def logits_of(x: Tensor) -> Tensor:
     """Return the logits behind what a sigmoid or softmax gave, which Keras's losses take instead on TensorFlow; else
     `x`."""
-    return getattr(x, "_mpt_logits", getattr(x, "_keras_logits", x))
+    return getattr(x, "mpt_logits", getattr(x, "_keras_logits", x))
 
 
 def keep_logits(x: Tensor, probed: Tensor) -> Tensor:
     """Return `probed` with the logits of `x`, under a name that Keras's losses do not look for: they go through it."""
     if (logits := logits_of(x)) is not x:
-        probed._mpt_logits = logits
+        probed.mpt_logits = logits
     return probed
 
 

@@ -176,7 +176,7 @@ class CallbackState:
         return [
             f"callbacks: {type(self.callback).__name__}.{name} ({type(value).__name__}) can't be stored in a "
             "checkpoint, so a resumed run starts with a fresh one; with methods get_state and set_state the callback "
-            "says itself what is stored"
+            "decides what is stored"
             for name, value in found.items()
         ]
 

@@ -29,7 +29,7 @@ def test_a_verdict_that_is_not_good_fails_where_that_was_asked_for_and_a_head_in
         in done.stderr
     )
     assert run.explanation in done.stderr and run.explanation not in done.stdout
-    head = "net/out makes the output of the model in float16: what the loss gets has 11 bits, and is inf above"
+    head = "net/out makes the output of the model in float16: the input of the loss has 11 bits, and is inf above"
     assert (done.stdout + done.stderr).count(head) == 1
     assert (
         f'mpt run: layer {head} 65504. Keep it in float32: dtype="float32" where it is made (docs/guides/policy.md).\n'

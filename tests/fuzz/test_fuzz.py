@@ -213,7 +213,7 @@ def here(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module, name in ((run_page, "run_pictures"), (compare_report, "run_pictures"), (sweep_report, "pictures")):
         monkeypatch.setattr(module, name, lambda histories: [])
     monkeypatch.setattr(subprocess, "Popen", reached)
-    for module in ("engine.backend", "training.program"):
+    for module in ("engine.backend", "training.run_from_settings"):
         monkeypatch.setattr(f"mpt_cli.{module}.prepare_backend", reached)
     return folder
 

@@ -40,7 +40,7 @@ def test_every_sink_gets_everything_in_order(header, snapshot, summary) -> None:
         call.finish(summary),
         call.close(),
     ]
-    assert [sink_interface.method_calls for sink in sinks] == [expected, expected]
+    assert [sink.method_calls for sink in sinks] == [expected, expected]
 
 
 def test_a_phase_that_lasts_is_told_from_another_thread_until_it_ends(monkeypatch) -> None:

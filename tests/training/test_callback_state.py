@@ -61,7 +61,7 @@ def test_what_can_not_be_stored_is_said_before_training_and_own_methods_do_bette
     ]
     Callbacks([custom_callbacks.Unstorable(), custom_callbacks.SaysItsState(), *silent], model).begin(1, 5, told.append)
     assert told == [
-        "callbacks: Unstorable.mean (Mean) can't be stored in a checkpoint, so a resumed run begins with a "
+        "callbacks: Unstorable.mean (Mean) can't be stored in a checkpoint, so a resumed run starts with a "
         "fresh one; with methods get_state and set_state the callback decides what is stored"
     ]
 

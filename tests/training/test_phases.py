@@ -238,13 +238,13 @@ def test_a_finished_run_goes_on_with_a_longer_or_a_further_phase(tmp_path):
         ),
         (
             [TWO, "trainer.epochs=3"],
-            "trainer.epochs: must be left out with phases, whose epochs are 4 in all. Received: 3. Take it back with "
+            "trainer.epochs: must be left out with phases, whose epochs are 4 in all. Received: 3. Remove it with "
             "~trainer.epochs.",
         ),
         (
             [TWO, "optimizer.learning_rate=0.5"],
-            "optimizer.learning_rate: must be left out: each phase has a learning rate of its own. Received: 0.5. Take it "
-            "back with ~optimizer.learning_rate.",
+            "optimizer.learning_rate: must be left out: each phase has a learning rate of its own. Received: 0.5. Remove "
+            "it with ~optimizer.learning_rate.",
         ),
         (
             [TWO.replace("top*", "top, top").replace("unfreeze", "freeze: [top], unfreeze")],
