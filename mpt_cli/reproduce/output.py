@@ -143,12 +143,13 @@ def _missed_by_seeds(results: Sequence[Reproduction]) -> Iterator[str]:
 
 def _command(result: Reproduction) -> str:
     """Return the command that runs this target again, with its seed alone."""
-    target = result.target
-    if target.recipe is None:
-        return shell_command("reproduce", str(Path(target.words[0].removeprefix("conf=")).parent))
-    name, *changes = target.words
-    seed = ["seeds=1"] if target.seeds > 1 else []
-    return shell_command("reproduce", name.removeprefix("conf="), *changes, *seed)
+    conf, *changes = result.target.words
+    name = conf.removeprefix("conf=")
+    if result.target.recipe is None:
+        name = str(Path(name).parent)  # a run directory, whose config.yaml it is
+    elif result.target.seeds > 1:
+        changes.append("seeds=1")
+    return shell_command("reproduce", name, *changes)
 
 
 def _word(result: Reproduction, passed: bool) -> str:

@@ -6,6 +6,7 @@ import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class FinishedProcess:
     words: str
     limit_seconds: float | None = None
 
-    @property
+    @cached_property
     def summary(self) -> dict[str, Any] | None:
         """Return the content of its summary.json; None where it wrote none."""
         return self.run.summary_for(self.exit_code) or None

@@ -171,11 +171,6 @@ class Stopwatch:
         self._step_seconds = None
 
     @property
-    def is_unused(self) -> bool:
-        """Return whether no call has ended yet: the next one compiles."""
-        return not self._seen
-
-    @property
     def examples_per_second(self) -> float | None:
         """Over the whole run; None before a call was timed."""
         return self.examples / self.seconds if self.seconds else None
