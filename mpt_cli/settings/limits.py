@@ -18,6 +18,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem, SourcePlace, first_l
 MOST_BYTES = 2**20  # of a YAML file
 MOST_VALUES = 10_000  # of a YAML file, all that aliases stand for counted; the longest shipped recipe has 60
 DEEPEST = 50  # lists and mappings within each other
+LONGEST_NUMBER = 1000  # digits; Python writes none of more than 4300
 MOST_FILE_BYTES = 2**26  # of a file of a run that is read as a whole (JSON, logs)
 LONGEST_LINE = 2**24  # bytes of a line of a run's JSON lines
 MOST_JOBS = 10_000  # of a sweep
@@ -152,26 +153,13 @@ def _check_nodes(root: Any, text: str, source: str | Path) -> None:
     """Raise ConfigError for what no recipe needs, before values are made of it. An alias counts as what it stands for,
     so that a few lines can't become billions of values, and one that stands for itself is too deep.
     """
-    for count, (path, *nodes) in enumerate(_parts(root, ())):
-        rule = next(filter(None, map(_rule_of_node, nodes)), None)
+    for count, (path, name, part) in enumerate(_parts(root, ())):
         if len(path) > DEEPEST:
-            rule = _TOO_DEEP
-        elif count >= MOST_VALUES:
-            rule = f"must hold at most {MOST_VALUES:,} values."
-        if rule is not None:
-            raise _unfit(text, source, rule, nodes[0])
-
-
-_TAG = "tag:yaml.org,2002:"
-_PLAIN_TAGS = {f"{_TAG}{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map", "merge")}
-LONGEST_NUMBER = 1000  # digits; Python writes none of more than 4300
-
-
-def _rule_of_node(node: Any) -> str | None:
-    if node.tag not in _PLAIN_TAGS:
-        return f"must hold plain values, without the tag {node.tag.replace(_TAG, '!!')}."
-    is_long = node.tag == f"{_TAG}int" and len(node.value) > LONGEST_NUMBER
-    return f"must have numbers of at most {LONGEST_NUMBER:,} digits." if is_long else None
+            raise _unfit(text, source, _TOO_DEEP, name)
+        if count >= MOST_VALUES:
+            raise _unfit(text, source, f"must hold at most {MOST_VALUES:,} values.", name)
+        if part.tag.endswith(":int") and len(part.value) > LONGEST_NUMBER:
+            raise _unfit(text, source, f"must have numbers of at most {LONGEST_NUMBER:,} digits.", name)
 
 
 def places_of(source: Path) -> dict[tuple[str, ...], SourcePlace]:

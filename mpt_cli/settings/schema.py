@@ -481,22 +481,34 @@ def sections() -> dict[str, type]:
     return {name: hint for name, hint in hints if isinstance(hint, type) and is_dataclass(hint)}
 
 
-def key_versions() -> list[Key]:
+@cache
+def key_versions(with_plugins: bool = True) -> tuple[Key, ...]:
     """Return every key once for each meaning, default and range it has; `variants` are those that share it."""
-    versions = {path: {} if path.partition(".")[0] in VARIANTS else {"": only} for path, only in all_keys().items()}
-    for section in VARIANTS:
-        for variant, cls in variants_of(section).items():
+    found = {each.path: {"": each} for each in class_keys(Settings) if each.path.partition(".")[0] not in VARIANTS}
+    for section, ours in VARIANTS.items():
+        for variant, cls in (variants_of(section) if with_plugins else ours).items():
             for each in class_keys(cls, section):
-                known = versions[each.path].get(repr(each), each)
-                versions[each.path][repr(each)] = replace(known, variants=(*known.variants, variant))
-    return [version for found in versions.values() for version in found.values()]
+                versions = found.setdefault(each.path, {})
+                known = versions.get(repr(each), each)
+                versions[repr(each)] = replace(known, variants=(*known.variants, variant))
+    return tuple(version for versions in found.values() for version in versions.values())
+
+
+@cache
+def all_keys(with_plugins: bool = True) -> dict[str, Key]:
+    """Return every key of every variant by its path; one that several variants have is the first one's."""
+    found: dict[str, Key] = {}
+    for version in key_versions(with_plugins):
+        first = found.get(version.path)
+        found[version.path] = replace(first, variants=first.variants + version.variants) if first else version
+    return found
 
 
 def find_key(path: str) -> Key | None:
     """Return the key at `path`. Other packages are asked, and imported, only where none of ours has it."""
     path = _without_index(path)
     is_added = path.startswith("loss_scale.") and bool(plugins.installed())
-    return _own_keys().get(path) or (all_keys().get(path) if is_added else None)
+    return all_keys(with_plugins=False).get(path) or (all_keys().get(path) if is_added else None)
 
 
 def _without_index(path: str) -> str:
@@ -506,30 +518,6 @@ def _without_index(path: str) -> str:
     'phases.N.epochs'
     """
     return re.sub(r"\.\d+\.", f".{INDEX}.", path)
-
-
-@cache
-def _own_keys() -> dict[str, Key]:
-    return _collect_keys(VARIANTS)
-
-
-@cache
-def all_keys() -> dict[str, Key]:
-    """Return every key of every variant by its path; one that several variants have is the first one's."""
-    return _collect_keys({section: variants_of(section) for section in VARIANTS})
-
-
-def _collect_keys(variants: dict[str, dict[str, type]]) -> dict[str, Key]:
-    found = {key.path: key for key in class_keys(Settings) if key.path.split(".")[0] not in VARIANTS}
-    for section, classes in variants.items():
-        owners: dict[str, list[str]] = {}
-        for variant, cls in classes.items():
-            for declared in class_keys(cls, section):
-                owners.setdefault(declared.path, []).append(variant)
-                found.setdefault(declared.path, declared)
-        for path, names in owners.items():
-            found[path] = Key(**{**found[path].__dict__, "variants": tuple(names)})
-    return found
 
 
 def mapping_of(path: str) -> Key | None:

@@ -147,7 +147,7 @@ def test_what_is_wrong_is_said(written, message, write_recipe, messages) -> None
         (b"a: [1\n", "is not valid YAML"),
         (b"trainer: {epochs: 1}\ntrainer: {epochs: 2}\n", "found duplicate key trainer"),
         (b"\xff\xfe\x00", "cannot be read"),
-        (b"a: !!python/object:os.system x\n", "without the tag !!python/object:os.system"),
+        (b"a: !!python/object:os.system x\n", "for the tag 'tag:yaml.org,2002:python/object:os.system'"),
         (b"trainer: {epochs: '${'}\n", "cannot be read"),
     ],
 )
