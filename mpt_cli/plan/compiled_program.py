@@ -5,7 +5,6 @@ While the program is traced, JAX answers for the device it is for.
 """
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,27 +23,6 @@ if TYPE_CHECKING:
 
 MOST_REAL_ELEMENTS = 4096  # a variable of as many, such as a learning rate, has its value: code may ask for it
 CPU = "cpu"  # compiled for the processor that is here, where predictions can be held against a run
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes on one device: what the program is given, what it makes, what of that it makes in place of what it was
-    given, what it needs meanwhile, and the most at once."""
-
-    arguments: int
-    outputs: int
-    reused: int
-    temporaries: int
-    peak: int
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A program as XLA compiled it: its HLO text, its memory, and the seconds that took."""
-
-    text: str
-    memory: Memory
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -76,40 +54,27 @@ class CompileTarget:
         return Distribution(self.count, mesh=jax.sharding.Mesh(target_devices, ("batch",)))
 
 
-def check_plan(settings: Settings, devices: int) -> None:
-    """Raise ConfigError, with all problems, for settings of which no GPU program can be compiled here."""
+def plan_problems(settings: Settings, devices: int) -> list[Problem]:
+    """Return what keeps a GPU program of these settings from being compiled here."""
     problems, batch, wanted = [], settings.trainer.batch_size, settings.distribute
     is_divided = wanted.name == MODEL_PARALLEL
     in_mesh, parts = (wanted.device_count, wanted.mesh[BATCH_AXIS]) if is_divided else (devices, devices)
     if settings.backend.name != "jax":
         rule = "TensorFlow compiles for a GPU only where one is; JAX does so anywhere."
-        problems.append(
-            Problem(
-                "backend.name",
-                rule,
-                settings.backend.name,
-                "Use backend=jax, which trains the same recipe.",
-            )
-        )
+        remedy = "Use backend=jax, which trains the same recipe."
+        problems.append(Problem("backend.name", rule, settings.backend.name, remedy))
     if settings.trainer.jit_compile is False:
         rule = "must be auto or true: what is planned is the compiled program."
         problems.append(Problem("trainer.jit_compile", rule, False))
-    if devices < 1:
-        problems.append(Problem("--devices", "must be at least 1.", devices))
-    elif in_mesh != devices:
-        rule = f"must be {in_mesh}, the devices of distribute.mesh={wanted.mesh}."
+    if in_mesh != devices or devices < 1:
+        rule = (
+            f"must be {in_mesh}, the devices of distribute.mesh={wanted.mesh}." if is_divided else "must be at least 1."
+        )
         problems.append(Problem("--devices", rule, devices))
     elif batch % parts:
-        problems.append(
-            Problem(
-                "trainer.batch_size",
-                f"must be a multiple of the {parts} devices it is split over.",
-                batch,
-                f"For example {-(-batch // parts) * parts}.",
-            )
-        )
-    if problems:
-        raise ConfigError(problems)
+        rule = f"must be a multiple of the {parts} devices it is split over."
+        problems.append(Problem("trainer.batch_size", rule, batch, f"For example {-(-batch // parts) * parts}."))
+    return problems
 
 
 def prepare_compiler(settings: Settings, target: CompileTarget) -> Platform:
@@ -128,23 +93,13 @@ class Planned:
     target: CompileTarget
     parts: "Assembly"
 
-    def lower(self) -> Any:
-        """Return the loop of the run as JAX traced it: a `jax.stages.Lowered`."""
+    def compile(self) -> Any:
+        """Compile the loop of the run; return it as JAX has it: a `jax.stages.Compiled`."""
         engine: Any = self.parts.engine
         with self.target.answering(), self.parts.policy.scope(), tracing_errors():
             chunk = self.parts.train_feed.empty_chunk()
-            return engine.lower_training(replace(chunk, batch_indices=engine.to_device(chunk.batch_indices)))
-
-    def compile(self) -> Compiled:
-        """Compile the loop of the run."""
-        lowered, began = self.lower(), time.perf_counter()
-        with tracing_errors():
-            compiled = lowered.compile()
-        stats = compiled.memory_analysis()
-        given, outputs, reused = (stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes)
-        temporaries = stats.temp_size_in_bytes
-        memory = Memory(given, outputs, reused, temporaries, given + outputs - reused + temporaries)
-        return Compiled(compiled.as_text(), memory, time.perf_counter() - began)
+            indices = engine.to_device(chunk.batch_indices)
+            return engine.lower_training(replace(chunk, batch_indices=indices)).compile()
 
 
 def assemble_program(program: Program, target: CompileTarget, platform: Platform) -> Planned:

@@ -7,7 +7,7 @@ beside the GPU; what is computed, in which dtype and in how much memory, does no
 
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from mpt_cli.telemetry.record_types import field_problem
 FOLDER = Path(__file__).parent / "devices"
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _LARGEST_FIGURE = 1e9  # in the units of a data sheet; far more than any has
+_VERSION = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
+_ONE_LINE = re.compile(r'[^"\n]+')
 _JAX_SHARE = 0.75  # of a GPU's memory: what JAX's allocator takes at most, unless it is told otherwise
 _TARGET = """
 gpu_device_info {{
@@ -121,46 +123,38 @@ def load_device(word: str | None) -> Device:
     >>> load_device("h100").memory_bytes / 2**30
     80.0
     """
-    names = ", ".join(device_names())
+    names, path = ", ".join(device_names()), FOLDER / f"{str(word).lower()}.yaml"
     if word is None:
         raise ConfigError(Problem("--device", f"must be given: one of {names}, or a file.", None, "As --device h100."))
-    path = FOLDER / f"{word.lower()}.yaml"
-    if word.lower() not in device_names():
-        path = expanded(word)
-        if not path.is_file():
-            own = f"Or give a file of your own with the keys of {FOLDER / 'h100.yaml'}: --device ./mine.yaml"
-            remedy = " ".join(filter(None, [did_you_mean(word, device_names()), own]))
-            raise ConfigError(Problem("--device", f"must be one of {names}.", word, remedy))
+    if path.is_file():
+        return _read(path)
+    path = expanded(word)
+    if not path.is_file():
+        own = f"Or give a file of your own with the keys of {FOLDER / 'h100.yaml'}: --device ./mine.yaml"
+        remedy = " ".join(filter(None, [did_you_mean(word, device_names()), own]))
+        raise ConfigError(Problem("--device", f"must be one of {names}.", word, remedy))
     return _read(path)
 
 
 def _read(path: Path) -> Device:
     content = load_yaml(path)
-    names = [each.name for each in fields(Device) if each.name != "name"]
-    if not isinstance(content, dict):
-        raise ConfigError(Problem("--device", f"{path} must hold keys and values: {', '.join(names)}."))
-    problems = [
-        Problem(f"{path}: {name}", "is no key of a device.", None, did_you_mean(name, names))
-        for name in content
-        if name not in names
-    ]
-    if wrong := field_problem(Device, content, names):
-        problems.append(Problem(str(path), f"{wrong}."))
-    problems = problems or [Problem(f"{path}: {name}", rule, content[name]) for name, rule in _broken_rules(content)]
-    if problems:
-        raise ConfigError(problems)
+    names = {each.name for each in fields(Device)} - {"name"}
+    if not (isinstance(content, dict) and content.keys() == names and _is_sound(content)):
+        rule = f"{path} must have the keys of {FOLDER / 'h100.yaml'}, with numbers above 0, a description of one line, "
+        raise ConfigError(Problem("--device", f'{rule}and the compute capability in quotes, as "9.0".'))
     return Device(path.stem, **content)
 
 
-def _broken_rules(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each key whose value has the right type but can't be right, with what must hold."""
-    if not re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", content["compute_capability"]):
-        yield "compute_capability", 'must be a version in quotes, as "9.0".'
-    if re.search('["\n]', content["description"]):
-        yield "description", "must be one line of text."
-    for name, value in content.items():
-        if not (isinstance(value, str) or 0 < value <= _LARGEST_FIGURE):
-            yield name, f"must be above 0 and at most {_LARGEST_FIGURE:,.0f}."
+def _is_sound(content: Mapping[str, Any]) -> bool:
+    """Return whether each value has the type of its key, and XLA's description can be made of it."""
+    return (
+        not field_problem(Device, content, [*content])
+        and all(
+            _ONE_LINE.fullmatch(value) if isinstance(value, str) else 0 < value <= _LARGEST_FIGURE
+            for value in content.values()
+        )
+        and bool(_VERSION.fullmatch(content["compute_capability"]))
+    )
 
 
 def check_compiler() -> None:

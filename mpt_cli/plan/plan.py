@@ -2,68 +2,49 @@
 configuration, then what each is made of. Nothing of it is run.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
 
-from mpt_cli.engine.backend import Platform
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan.compiled_program import (
-    Compiled,
     CompileTarget,
-    Memory,
     Planned,
     assemble_program,
-    check_plan,
+    plan_problems,
     prepare_compiler,
 )
 from mpt_cli.plan.device import Device, load_device
-from mpt_cli.plan.step_cost import Shape, Step, parse_module, read_step
+from mpt_cli.plan.program_text import Arrays, Exchange, Products, StepReader, parse_module
 from mpt_cli.report.tables import print_labelled, print_table, text_columns
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.overrides import read_grid, varied_values
-from mpt_cli.telemetry.format import format_bytes, format_fraction, format_seconds
+from mpt_cli.telemetry.format import format_bytes, format_seconds
 from mpt_cli.training.run_from_settings import Program
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Island:
-    """A layer that multiplies in a wide dtype, with its products in it and their operations."""
+class Memory:
+    """Bytes on one device: what the program is given, what it makes, what of that it makes in place of what it was
+    given, what it needs meanwhile, and the most at once."""
 
-    name: str
-    dtype: str  # float32, tf32 or float64
-    count: int
-    flops: float
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What goes between the devices in one step: all collectives of a kind and dtype together."""
-
-    opcode: str
-    dtype: str
-    count: int
-    elements: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """Arrays of one form that one layer made: their bytes together."""
-
-    bytes: int
-    form: str
-    layer: str
+    arguments: int
+    outputs: int
+    reused: int
+    temporaries: int
+    peak: int
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One configuration, compiled. Bytes and work are those of one device and one step."""
+    """One configuration, compiled. Bytes and products are those of one device and one step."""
 
     overrides: dict[str, str]
     policy: str
@@ -73,11 +54,9 @@ class Plan:
     memory: Memory
     held_bytes: int  # of data that stays on the device beside what the program is given
     usable_bytes: int
-    buffers: list[Buffer]
-    product_flops: dict[str, float]
-    islands: list[Island]
-    traffic: list[Traffic]
-    unknown_loops: int
+    arrays: list[Arrays]
+    products: list[Products]
+    exchanges: list[Exchange]
     compile_seconds: float
     warnings: list[str] = field(default_factory=list)
 
@@ -85,6 +64,22 @@ class Plan:
     def needed_bytes(self) -> int:
         """Return the bytes at the peak on one device."""
         return self.memory.peak + self.held_bytes
+
+    @property
+    def products_by_dtype(self) -> Counter[str]:
+        """Return the number of products in each dtype."""
+        counts: Counter[str] = Counter()
+        for each in self.products:
+            counts[each.dtype] += each.count
+        return counts
+
+    @property
+    def wide_products(self) -> list[Products]:
+        """Return the products in a wide dtype of a policy that has narrow ones."""
+        narrow = {"float16", "bfloat16"}
+        return (
+            [each for each in self.products if each.dtype not in narrow] if narrow & {*self.products_by_dtype} else []
+        )
 
     @property
     def fits(self) -> bool:
@@ -101,94 +96,62 @@ def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda 
 
     ConfigError, with all problems, before anything is compiled; also where the compiler is not installed.
     """
-    target = CompileTarget(load_device(device), devices)
-    found = [(overrides, *plan_settings(each)) for overrides, each in plan_combinations(words)]
-    for note in dict.fromkeys(note for *_, notes in found for note in notes):
+    gpu, grid = load_device(device), read_grid(words)
+    target = CompileTarget(gpu, devices)
+    if grid.problems:
+        raise ConfigError(grid.problems)
+    varied = [varied_values(words, grid.varied) for words in grid.combinations]
+    found = [plan_settings(words) for words in grid.combinations]
+    for note in dict.fromkeys(note for _, notes in found for note in notes):
         say(note)
-    problems = []
-    for _, settings, _ in found:
-        try:
-            check_plan(settings, devices)
-        except ConfigError as error:
-            problems += [problem for problem in error.problems if problem not in problems]
+    problems = dict.fromkeys(problem for settings, _ in found for problem in plan_problems(settings, devices))
     if problems:
-        raise ConfigError(problems)
-    return [
-        _plan_one(Program(settings), prepare_compiler(settings, target), target, overrides, say)
-        for overrides, settings, _ in found
-    ]
+        raise ConfigError([*problems])
+    plans = []
+    for (settings, _), overrides in zip(found, varied, strict=True):
+        platform = prepare_compiler(settings, target)
+        name = ", ".join(f"{key}={value}" for key, value in overrides.items()) or settings.recipe
+        say(f"compiling {name} for {devices} x {gpu.name}")
+        plans.append(make_plan(assemble_program(Program(settings), target, platform), overrides))
+    return plans
 
 
 def plan_settings(words: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Load the settings of these words, with JAX unless they name a backend, and what is said of where they come from;
-    the seed does not matter here.
+    """Load the settings of these words, with JAX unless they name a backend, and notes on where they come from; the
+    seed does not matter here.
     """
     named = any(word.lstrip("+").startswith(("backend=", "backend.name=")) for word in words)
     settings, recipe = load_with_recipe([*words] if named else [*words, "backend=jax"])
     return replace(settings, seed=settings.seed or 0), recipe.notes
 
 
-def plan_combinations(words: Sequence[str]) -> Iterator[tuple[dict[str, str], list[str]]]:
-    """Yield the values that vary, and the words of each configuration."""
-    grid = read_grid(words)
-    if grid.problems:
-        raise ConfigError(grid.problems)
-    for combination in grid.combinations:
-        yield varied_values(combination, grid.varied), [*combination]
-
-
-def _plan_one(program: Program, platform: Platform, target: CompileTarget, overrides: dict[str, str], say: Say) -> Plan:
-    assert target.device is not None
-    name = ", ".join(f"{key}={value}" for key, value in overrides.items()) or program.settings.recipe
-    say(f"compiling {name} for {target.count} x {target.device.name}")
-    planned = assemble_program(program, target, platform)
-    return replace(read_plan(planned, planned.compile()), overrides=overrides)
-
-
-def read_plan(planned: Planned, compiled: Compiled) -> Plan:
-    """Read the plan from the compiled program."""
+def make_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
+    """Compile the run and read its plan from the compiled program."""
     from mpt_cli.engine.step_batches import byte_size
     from mpt_cli.training.build_run_parts import count_parameters
 
+    began, compiled = time.perf_counter(), planned.compile()
+    seconds = time.perf_counter() - began
+    stats = compiled.memory_analysis()
+    given, outputs, reused = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes
+    temporaries = stats.temp_size_in_bytes
     parts, device = planned.parts, planned.target.device
-    step = read_step(parse_module(compiled.text), device is not None and device.has_tf32)
-    flops = step.flops()
+    step = StepReader(parse_module(compiled.as_text()), device is not None and device.has_tf32)
     return Plan(
-        overrides={},
+        overrides=overrides,
         policy=parts.settings.policy.name,
         batch_size=parts.settings.trainer.batch_size,
         devices=planned.target.count,
         parameters=count_parameters(parts.model),
-        memory=compiled.memory,
+        memory=Memory(given, outputs, reused, temporaries, given + outputs - reused + temporaries),
         held_bytes=(byte_size(parts.data.validation) or 0) if parts.train_feed.is_resident else 0,
         usable_bytes=0 if device is None else device.usable_bytes,
-        buffers=[Buffer(*row) for row in step.largest_arrays(8)],
-        product_flops=flops,
-        islands=_islands(step) if {"float16", "bfloat16"} & {*flops} else [],
-        traffic=_traffic(step),
-        unknown_loops=step.unknown_loops,
-        compile_seconds=compiled.seconds,
+        arrays=step.largest_arrays(8),
+        products=step.products(),
+        exchanges=step.exchanges(),
+        compile_seconds=seconds,
         warnings=list(parts.warnings),
     )
-
-
-def _islands(step: Step) -> list[Island]:
-    found: dict[tuple[str, str], list[float]] = {}
-    for product in step.products:
-        if product.dtype in ("float32", "tf32", "float64"):
-            found.setdefault((product.layer, product.dtype), []).append(product.flops)
-    islands = [Island(*place, len(flops), sum(flops)) for place, flops in found.items()]
-    return sorted(islands, key=lambda island: -island.flops)
-
-
-def _traffic(step: Step) -> list[Traffic]:
-    groups: dict[tuple[str, str], list[Shape]] = {}
-    for opcode, shape in step.collectives:
-        groups.setdefault((opcode, shape.dtype), []).append(shape)
-    return [
-        Traffic(*kind, len(shapes), sum(shape.elements for shape in shapes), sum(shape.bytes for shape in shapes))
-        for kind, shapes in sorted(groups.items())
-    ]
 
 
 MOST_LINES = 6  # of each kind of detail; `--json` has all
@@ -217,9 +180,7 @@ def _memory_cell(plan: Plan) -> str:
 
 
 def _products_cell(plan: Plan) -> str:
-    total = sum(plan.product_flops.values())
-    parts = sorted(plan.product_flops.items(), key=lambda item: -item[1])
-    return f"{total:.3g} flops: {', '.join(f'{dtype} {format_fraction(count / total)}' for dtype, count in parts)}"
+    return ", ".join(f"{count} in {dtype}" for dtype, count in plan.products_by_dtype.most_common())
 
 
 _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
@@ -235,23 +196,14 @@ _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
 
 def details(plan: Plan) -> list[tuple[str, str]]:
     """Return rows of label and sentence: the largest arrays, wide products in a mixed policy, collectives, warnings."""
-    rows = [("arrays", f"{format_bytes(each.bytes)}: {each.form}, {each.layer}") for each in plan.buffers[:MOST_LINES]]
-    rows += [
-        ("wide", f"{each.name}: {each.count} products in {each.dtype}, {each.flops:.3g} flops")
-        for each in plan.islands[:MOST_LINES]
-    ]
-    if len(plan.islands) > MOST_LINES:
-        rows.append(("wide", f"and {len(plan.islands) - MOST_LINES} more layers"))
-    rows += [
-        (
-            "devices",
-            f"{each.opcode} of {each.elements:,} {each.dtype} elements, {format_bytes(each.bytes)}, in "
-            f"{each.count} parts",
-        )
-        for each in plan.traffic
-    ]
-    if plan.unknown_loops:
-        rows.append(("loops", f"{plan.unknown_loops} inner loops of unknown length, counted as one round each"))
+    rows = [("arrays", f"{format_bytes(each.bytes)}: {each.form}, {each.layer}") for each in plan.arrays[:MOST_LINES]]
+    wide = plan.wide_products
+    rows += [("wide", f"{each.layer}: {each.count} products in {each.dtype}") for each in wide[:MOST_LINES]]
+    if len(wide) > MOST_LINES:
+        rows.append(("wide", f"and {len(wide) - MOST_LINES} more layers"))
+    for each in plan.exchanges:
+        what = f"{each.elements:,} {each.dtype} elements, {format_bytes(each.bytes)}, in {each.count} parts"
+        rows.append(("devices", f"{each.opcode} of {what}"))
     rows += [("warning", text) for text in plan.warnings]
     return [*rows, ("compiled", f"in {format_seconds(plan.compile_seconds)}")]
 
