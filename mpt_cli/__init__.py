@@ -48,43 +48,11 @@ def __getattr__(name: str) -> Any:
     home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if home == "mpt_cli.precision" and "keras" not in sys.modules:
-        return _ImportedWhenUsed(home, name)
     return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _ImportedWhenUsed:
-    """A class or function whose module needs Keras. `from mpt_cli import Policy` does not import Keras; a call, an
-    attribute, a subclass and `isinstance` do, and act as those of the class itself.
-    """
-
-    def __init__(self, home: str, name: str) -> None:
-        self._home, self._name = home, name
-
-    def _imported(self) -> Any:
-        return getattr(import_module(self._home), self._name)
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._imported()(*arguments, **named)
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(self._imported(), attribute)
-
-    def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, self._imported())
-
-    def __subclasscheck__(self, other: type) -> bool:
-        return issubclass(other, self._imported())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _ImportedWhenUsed, (self._home, self._name)
-
-    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (self._imported(),)
 
 
 # `mpt.diagnose` is a function by documentation, and a folder of the package of the same name. Python binds the folder
@@ -111,19 +79,13 @@ sys.modules[__name__].__class__ = _Package
 
 # Keras opens a file with classes of another package only where they are registered. That must not import Keras, so it
 # waits until something else does.
-_IN_FILES = {
-    "mpt>LossScaleOptimizer": "mpt_cli.precision.optimizer",
-}
-
-
 def _register(keras: Any) -> None:
-    """Have Keras open files with our classes; the module of a class is imported when a file has it."""
-    for name, home in _IN_FILES.items():
-        keras.saving.get_custom_objects().setdefault(name, _stand_in(home, name.partition(">")[2]))
+    """Have Keras open files with our optimizer, whose module is imported when a file has it."""
+    keras.saving.get_custom_objects().setdefault("mpt>LossScaleOptimizer", SimpleNamespace(from_config=_optimizer))
 
 
-def _stand_in(home: str, name: str) -> Any:
-    return SimpleNamespace(from_config=lambda config: getattr(import_module(home), name).from_config(config))
+def _optimizer(config: dict[str, Any]) -> Any:
+    return import_module("mpt_cli.precision.optimizer").LossScaleOptimizer.from_config(config)
 
 
 _on_keras: list[Callable[[Any], None]] = [_register]  # what to do as soon as it is imported

@@ -34,16 +34,6 @@ EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage
             mpt run: also that of the script"""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-_OF_A_PATH = (
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.ENXIO,
-    errno.ESTALE,
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,8 +103,8 @@ def _fault_of_system(error: Exception) -> str:
         return f"there is no memory left: {str(error) or 'it needs more than there is'}."
     if isinstance(error, FileNotFoundError) and not has_working_directory():
         return "the working directory is gone. Change to one that exists."
-    if isinstance(error, OSError) and error.errno in _OF_A_PATH and isinstance(error.filename, str):
-        return f"{error.filename[:200]}: {error.strerror}."
+    if isinstance(error, OSError) and error.filename:
+        return f"{str(error.filename)[:200]}: {error.strerror}."
     return ""
 
 

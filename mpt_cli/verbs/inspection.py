@@ -324,10 +324,10 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 
     report = doctor()
     if arguments.json:
-        print_json(report.as_dict())
+        print_json(report)
     else:
         print_labelled(doctor_report_rows(report), PrintableConsole(sys.stdout))
-    return report.exit_code
+    return int(report["exit_code"])
 
 
 def run_plan(arguments: argparse.Namespace) -> int:

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.settings.load import load_with_recipe
+from mpt_cli.settings.overrides import without_quotes
 from mpt_cli.settings.schema import Settings
 from mpt_cli.verbs import print_json, say
 
@@ -85,22 +85,9 @@ def _follow_unless_first(settings: Settings) -> int | None:
     return OK
 
 
-def _override_text(override: str) -> str:
-    """Return its value as the settings have it, without quotes and what they escape."""
-    from hydra.errors import HydraException
-
-    from mpt_cli.settings.overrides import parse_override, without_quotes
-
-    try:
-        value = parse_override(override).value()
-        return re.sub(r"(\\+)\$\{", lambda found: "\\" * (len(found[1]) // 2) + "${", str(value or ""))
-    except HydraException:  # of letters that Hydra has in quotes alone
-        return without_quotes(override.partition("=")[2])
-
-
 def with_run_configuration(overrides: list[str]) -> list[str]:
     """Add the configuration of the run that `resume=RUN_DIR` names, unless `conf=` is given."""
-    resumed = [_override_text(text) for text in overrides if text.startswith("resume=")]
+    resumed = [without_quotes(text.partition("=")[2]) for text in overrides if text.startswith("resume=")]
     if not resumed or resumed[-1] in ("auto", "null", "") or any(text.startswith("conf=") for text in overrides):
         return overrides
     from mpt_cli.runs.directory import RunDirectory

@@ -739,33 +739,6 @@ def test_the_page_has_the_table():
     assert len([each for each in ROWS if each.differs]) <= 5
 
 
-LIGHT = """
-import sys
-import mpt_cli as mpt
-from mpt_cli import LossScaleOptimizer, Policy, custom_gradient, global_policy, set_global_policy
-mpt.fit; dir(mpt)
-assert not {"keras", "tensorflow", "jax"} & set(sys.modules)
-class Mine(LossScaleOptimizer):
-    pass
-import copy, keras, mpt_cli
-optimizer = Mine(keras.optimizers.SGD(0.25))
-assert isinstance(optimizer, LossScaleOptimizer) and issubclass(Mine, LossScaleOptimizer)
-assert not isinstance(optimizer, Policy) and mpt_cli.LossScaleOptimizer in Mine.__mro__
-set_global_policy("mixed_float16")
-assert global_policy() == copy.deepcopy(Policy)("mixed_float16") and callable(LossScaleOptimizer.from_config)
-assert float(custom_gradient(lambda x: (2 * x, lambda upstream: upstream))(keras.ops.array(3.0))) == 6.0
-"""
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_names_are_light_until_they_are_used(tmp_path):
-    """In a process of its own: this one has Keras."""
-    where = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", LIGHT], cwd=tmp_path, env=where, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 LOADING = """
 import mpt_cli, sys
 assert "keras" not in sys.modules and "tensorflow" not in sys.modules
