@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from command import mpt, start_mpt
 
 from mpt_cli.cli import main
-from mpt_cli.settings.load import load_settings
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -87,36 +85,6 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     assert environment["command_line"][:3] == ["mpt", "train", "conf=digits_mlp"]
     assert len(environment["dataset_fingerprint"]) == 64
     assert json.loads((run / "preprocessing.json").read_text()) == {"schema_version": 1, "divided_by": {"x": 16}}
-
-
-@pytest.mark.long
-def test_the_written_configuration_repeats_the_run_bit_for_bit(tmp_path):
-    words = ["trainer.max_steps=30", "policy=mixed_bfloat16", "seed=null", "--json"]
-    done = mpt("train", "conf=digits_mlp", "run_dir=a", *words, cwd=tmp_path)
-    repeated = mpt("train", "conf=a/config.yaml", "run_dir=b", "--json", cwd=tmp_path, fresh=True)
-    first, again = json.loads(done.stdout), json.loads(repeated.stdout)
-    assert "expect" not in done.stderr + repeated.stderr  # 30 steps are not what the recipe's block is about
-    assert load_settings([f"conf={tmp_path}/a/config.yaml"]).expect == {}
-    assert first["applied_steps"] == again["applied_steps"] == 30
-    assert first["metrics"] == again["metrics"]
-
-
-@pytest.mark.long
-def test_sigterm_stops_cleanly_and_the_run_goes_on_later(tmp_path):
-    words = ["train", "conf=digits_mlp", "run_dir=r", "trainer.epochs=100000", "trainer.jit_compile=false"]
-    process = start_mpt(*words, cwd=tmp_path)
-    for line in process.stdout:
-        if line.lstrip().startswith("1/"):
-            break
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 143, err
-    assert "Traceback" not in err
-    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
-    assert summary["status"] == "terminated"
-    done = mpt(*words, "resume=auto", f"trainer.max_steps={summary['steps_seen'] + 5}", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["steps_seen"] == summary["steps_seen"] + 5
 
 
 BROKEN = """

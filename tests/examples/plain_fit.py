@@ -1,11 +1,10 @@
-"""`python plain_fit.py NAME ARGUMENTS RUN`: an example under plain Keras, in the order and from the seed of RUN.
+"""`python plain_fit.py NAME RUN`: an example under plain Keras, with the settings, in the order and from the seed of RUN.
 
-ARGUMENTS are those of `compile` and `fit` as JSON. Writes the weights at the start (start.npz) and at the end
+Writes the weights at the start (start.npz) and at the end
 (plain.npz), and those of the run's saved model (ours.npz), by their place in the model.
 """
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 
-def main(name: str, arguments: dict[str, dict[str, Any]], run: Path) -> None:
+def main(name: str, run: Path) -> None:
     import keras
     import yaml
 
@@ -40,21 +39,13 @@ def main(name: str, arguments: dict[str, dict[str, Any]], run: Path) -> None:
 
     model = built()
     write(model, "start.npz")
-    kind, rate, *more = arguments["compile"].pop("optimizer")
-    smoothed = keras.losses.CategoricalCrossentropy(label_smoothing=0.1)
-    logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    own = {"loss": lambda: module.loss(), "label_smoothing": lambda: smoothed, "sparse_logits": lambda: logits}
-    arguments["compile"] = keras.tree.map_structure(
-        lambda value: own[value]() if value in own else value, arguments["compile"]
-    )
-    optimizer = getattr(keras.optimizers, kind)(rate, **(more[0] if more else {}))
-    model.compile(optimizer, jit_compile=keras.backend.backend() == "jax", **arguments["compile"])
-    fit = arguments["fit"]
-    if "class_weight" in fit:
-        fit["class_weight"] = {int(label): weight for label, weight in fit["class_weight"].items()}
-    if weight:
-        fit["sample_weight"] = weight[0]
-    model.fit(x, y, shuffle=False, verbose=0, **fit)
+    asked, trainer = settings["optimizer"], settings["trainer"]
+    options = {key: asked[key] for key in ("learning_rate", "weight_decay", "clipnorm")}
+    optimizer = keras.optimizers.get({"class_name": asked["name"], "config": options})
+    on_jax, losses = keras.backend.backend() == "jax", loss_of(trainer["loss"], module)
+    model.compile(optimizer, losses, loss_weights=trainer["loss_weights"], jit_compile=on_jax)
+    options = {key: trainer[key] for key in ("epochs", "batch_size", "class_weight")}
+    model.fit(x, y, sample_weight=weight[0] if weight else None, shuffle=False, verbose=0, **options)
     write(model, "plain.npz")
     if (run / "model.keras").is_file():
         ours = keras.saving.load_model(run / "model.keras", compile=False)
@@ -64,9 +55,22 @@ def main(name: str, arguments: dict[str, dict[str, Any]], run: Path) -> None:
     write(ours, "ours.npz")
 
 
+def loss_of(asked: Any, module: Any) -> Any:
+    """The loss of a recipe: a name of Keras's, an object of `module` or of Keras's with arguments, or one an output."""
+    import keras
+
+    if not isinstance(asked, dict):
+        return asked
+    if "object" not in asked:
+        return {output: loss_of(each, module) for output, each in asked.items()}
+    name = asked["object"]
+    found = module.loss if ":" in name else getattr(keras.losses, "".join(map(str.capitalize, name.split("_"))))
+    return found(**asked["kwargs"])
+
+
 def write(model: Any, path: str) -> None:
     np.savez(path, **{f"weight{place}": np.asarray(weight) for place, weight in enumerate(model.get_weights())})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]))
