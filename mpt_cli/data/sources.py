@@ -36,7 +36,7 @@ from mpt_cli.data.prepare_data_set import (
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.settings.key_type import default_of
 from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Digits, KerasDataset, Loader, Synthetic, Tabular
-from mpt_cli.settings.python_references import call_user, imported_names, load_function
+from mpt_cli.settings.python_references import call_user, imported_names, load_function, parameters_of
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.settings.search_path import expanded
 
@@ -268,7 +268,7 @@ def _loader_stream_set(
 
 def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int) -> dict[str, Any]:
     """Return data.kwargs, with path and seed if the function takes them; ConfigError for a path it does not take."""
-    arguments, parameters = dict(settings.kwargs), inspect.signature(function).parameters
+    arguments, parameters = dict(settings.kwargs), parameters_of(function, "data.loader")
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     if settings.path is not None:
         if "path" not in parameters and not takes_any:

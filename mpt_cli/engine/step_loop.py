@@ -210,5 +210,6 @@ def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, row: StepRow) ->
 
 
 def convolves(model: Any) -> bool:
-    """Return whether any layer is a convolution, which XLA on a CPU computes slowly inside a loop."""
-    return any("Conv" in type(layer).__name__ for layer in layers_of(model))
+    """Return whether any layer is one of Keras's convolutions, which XLA on a CPU computes slowly inside a loop."""
+    kinds = {kind for layer in layers_of(model) for kind in type(layer).__mro__}
+    return any("Conv" in kind.__name__ and kind.__module__.startswith("keras.") for kind in kinds)

@@ -6,7 +6,6 @@ Besides there are a function of the user's or of keras.applications (`model.name
 weights are trained further (`model.name: saved`).
 """
 
-import inspect
 import math
 import re
 import warnings
@@ -25,7 +24,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_y
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.precision.train_step import can_be_called, has_custom_train_step
 from mpt_cli.settings.model_data_optimizer_keys import CNN, MLP, Builder, ModelSettings, ResNet, Saved, Transformer
-from mpt_cli.settings.python_references import call_user, load_function, model_problem
+from mpt_cli.settings.python_references import call_user, load_function, model_problem, parameters_of
 from mpt_cli.settings.schema import PhaseSettings, Settings
 
 
@@ -341,7 +340,7 @@ def builder_arguments(function: Callable[..., Any], kwargs: dict[str, Any], shap
     A function with `**kwargs` takes the first two. What the user gives in `model.kwargs` wins.
     """
     offered = {"input_shape": shapes.input_shape, "num_classes": shapes.num_classes, "classes": shapes.num_classes}
-    parameters = inspect.signature(function).parameters
+    parameters = parameters_of(function, "model.builder")
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     taken = set(parameters) | ({"input_shape", "num_classes"} if open_ended else set())
     return {**{name: value for name, value in offered.items() if name in taken}, **kwargs}

@@ -175,9 +175,10 @@ class RunDirectory(TelemetryFiles):
     def _check_unused(self) -> None:
         """Raise DataError where the directory holds anything but the lock of a process that starts there."""
         if any(path.name != LOCK_FILE for path in self.path.iterdir()):
+            go_on = "continue the run in it with resume=auto, " if self.config_yaml.is_file() else ""
             raise DataError(
-                f"run_dir {self.path} already exists and is not empty. Nothing in it was changed; choose another "
-                "run_dir, or leave it out for a new one."
+                f"run_dir {self.path} already exists and is not empty. Nothing in it was changed; {go_on}"
+                "choose another run_dir, or leave it out for a new one."
             )
 
     @classmethod

@@ -235,7 +235,8 @@ def _read_null(key: Key) -> None:
 
 def _read_mapping(key: Key, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise BadValue("must be a mapping from names to values.", f"Write {key.path}.NAME=VALUE.")
+        named = "Its names must be texts: put them in quotes." if isinstance(value, dict) else ""
+        raise BadValue("must be a mapping from names to values.", named or f"Write {key.path}.NAME=VALUE.")
     kind = get_args(key.options[0])[1]
     if kind not in (int, float):
         return value

@@ -12,10 +12,17 @@ from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from mpt_cli.errors import Problem, first_line
+from mpt_cli.errors import Problem, first_line, nearest
 from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice, merge_keys
 from mpt_cli.settings.schema import CHOOSING_KEYS, find_key, unknown_key_problem
-from mpt_cli.settings.search_path import conf_override, group_names, is_project_group, recipe_paths, recipe_remedy
+from mpt_cli.settings.search_path import (
+    conf_override,
+    group_names,
+    is_project_group,
+    project_groups,
+    recipe_paths,
+    recipe_remedy,
+)
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
 
@@ -191,7 +198,8 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
     elif find_key(key) is None and is_project_group(key):
         result.project_groups[key] = str(override.value())
     elif problem := unknown_key_problem(key, override.value(), result.problems):
-        result.problems.append(problem)
+        group = nearest(key, project_groups())
+        result.problems.append(replace(problem, remedy=f"Did you mean {group}?") if group else problem)
     else:
         result.overrides.append(override)
 

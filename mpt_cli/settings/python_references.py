@@ -12,7 +12,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial, update_wrapper
@@ -553,6 +553,15 @@ def _find(module: ModuleType, name: str, reference: str, key: str) -> Any:
             raise ConfigError(Problem(key, f"{module.__name__} has no {part}.", reference, remedy))
         found = getattr(found, part)
     return found
+
+
+def parameters_of(function: Callable[..., Any], key: str) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a user's function; ConfigError for a builtin whose arguments Python can't tell."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        rule = f"Python can't tell which arguments {_name(function)} takes."
+        raise ConfigError(Problem(key, rule, None, "Wrap it in a function of your own.")) from None
 
 
 def _check_arguments(function: Callable[..., Any], key: str, arguments: dict[str, Any]) -> None:

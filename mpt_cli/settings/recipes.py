@@ -20,12 +20,12 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpt_cli.errors import ConfigError, Problem, did_you_mean, first_line
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
 from mpt_cli.settings.model_data_optimizer_keys import PROGRAM_VARIANTS, PYTHON, mode_settings
 from mpt_cli.settings.relative_references import file_beside, locate_functions
-from mpt_cli.settings.schema import VARIANTS, choosing_key, find_key, no_such_key, sections, variant_class
+from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, find_key, no_such_key, sections, variant_class
 from mpt_cli.settings.search_path import (
     find_folder,
     find_recipe,
@@ -339,14 +339,18 @@ class _Files(ConfigRepository):
 
     def _layer(self, name: str, package: str) -> Layer:
         path, content = self.contents[name]
+        first, group = package.partition(".")[0], name.rpartition("/")[0]
+        if group and first and first not in {each.name for each in fields(Settings)}:
+            remedy = "Write `# @package _global_` in its first line for keys as they stand in a recipe."
+            rule = f"its keys come below {package}, which is no section."
+            self.recipe.problems.append(Problem(name, rule, None, remedy, SourcePlace(str(path), 1, 1, "", 1)))
+            content = {}
         for part in reversed([part for part in package.split(".") if part]):
-            content = {part: content}
+            content = {part: content} if content else {}
         body = _valid_sections(content, self.recipe.problems)
         entries = self.entries.get(name, {}).values()
         chooses = {_group_key(entry): _choices(entry)[-1] for entry in entries if _choices(entry)}
-        return Layer(
-            path, package, body if is_shipped(path) else locate_functions(body, path), name.rpartition("/")[0], chooses
-        )
+        return Layer(path, package, body if is_shipped(path) else locate_functions(body, path), group, chooses)
 
 
 def reason_of(error: BaseException) -> str:

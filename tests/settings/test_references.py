@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
-from mpt_cli.settings.python_references import build_object, call_user, load_function, user_traceback
+from mpt_cli.settings.python_references import build_object, call_user, load_function, parameters_of, user_traceback
 
 _MODULE = """\
 from helper_of_mine import WIDTH
@@ -118,6 +118,12 @@ def test_arguments_that_do_not_fit() -> None:
     assert str(caught.value) == (
         "k: build(units=3) cannot be called with unit: got an unexpected keyword argument 'unit'. Did you mean units?"
     )
+
+
+def test_a_builtin_whose_arguments_nobody_can_tell() -> None:
+    assert [*parameters_of(load_function("my_nets:build", "k"), "k")] == ["units"]
+    with pytest.raises(ConfigError, match=r"^k: Python can't tell which arguments iter takes\. Wrap it in a function"):
+        parameters_of(iter, "k")
 
 
 def test_an_exit_of_the_users_does_not_end_the_run_and_the_callers_class_of_error_is_raised() -> None:

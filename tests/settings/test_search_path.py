@@ -141,6 +141,15 @@ def test_a_group_that_nobody_has(messages) -> None:
     write("conf/experiment/a.yaml", "# @package _global_\nseed: 4\n")
     assert load_settings(["conf=digits_mlp", "experiment=a"]).seed == 4
     assert messages("conf=digits_mlp", "experiment=b") == ["defaults.experiment: must be one of a. Received: 'b'."]
+    assert messages("conf=digits_mlp", "experimet=a") == [
+        "experimet: there is no such key. Received: 'a'. Did you mean experiment?"
+    ]
+    for text, package in (("seed: 4\n", "experiment"), ("# @package optimzer\nepsilon: 1\n", "optimzer")):
+        write("conf/experiment/b.yaml", text)
+        assert messages("conf=digits_mlp", "experiment=b") == [
+            f"experiment/b: its keys come below {package}, which is no section. Write `# @package _global_` in its first "
+            "line for keys as they stand in a recipe."
+        ]
     write("conf/seed/a.yaml", "b: 1\n")
     assert load_settings(["conf=digits_mlp", "seed=9"]).seed == 9
     write("own.yaml", "defaults: [_self_, _self_]\nseed: 1\n")

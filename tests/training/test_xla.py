@@ -22,6 +22,7 @@ LONG, SHORT = 10**9, 10
 
 def test_when_xla_compiles_and_why_it_does_not():
     convolution = keras.Sequential([keras.Input((4, 1)), layers.Conv1D(2, 2)])
+    named_so = keras.Sequential([keras.Input((4,)), type("GraphConv", (layers.Dense,), {})(2)])
     too_short = "10 steps are too few to repay compiling"
     unknown = "the length of the run is unknown, so compiling may not pay"
     for jit, platform, backend, distribute, model, steps, expected in (
@@ -29,6 +30,7 @@ def test_when_xla_compiles_and_why_it_does_not():
         ("auto", CPU, "tensorflow", "none", tiny_model(), SHORT, (False, too_short)),
         ("auto", CPU, "tensorflow", "none", tiny_model(), None, (False, unknown)),
         ("auto", CPU, "tensorflow", "none", convolution, LONG, (False, "slow at convolutions on a CPU")),
+        ("auto", CPU, "tensorflow", "none", named_so, LONG, (True, "")),
         ("auto", GPU, "tensorflow", "none", convolution, SHORT, (True, "")),
         ("auto", GPU, "tensorflow", "mirrored", tiny_model(), LONG, (False, "distribute=mirrored")),
         (True, GPU, "tensorflow", "mirrored", tiny_model(), SHORT, (True, "")),
