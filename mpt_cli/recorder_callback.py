@@ -21,7 +21,6 @@ from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.errors import ConfigError, Problem, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_custom_train_step, keep_skips_whole
 from mpt_cli.precision.keras_internals import build_before_tracing, lacks_variables, optimizer_values_in_fit
-from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
 from mpt_cli.python_api import RunArguments, given_settings
 from mpt_cli.report.run import Run
@@ -249,28 +248,18 @@ class _FitRecording(Recording):
         model.optimizer = scaled(model.optimizer, settings, scaling)
         capacity = max(LEAST_CAPACITY, 2 * model.steps_per_execution + settings.trainer.log_every_steps)
         with self._on_all_replicas():
-            self.log = log = model.optimizer.keep_step_log(capacity)
+            log = model.optimizer.keep_step_log(capacity)
             if model.built and model.trainable_variables and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
         self.own_step = has_custom_train_step(model)
         model.optimizer.allows_unscaled = self.own_step
         if not self.own_step and "train_step" not in vars(model):
             keep_skips_whole(model)
-        self.latest = self._keep_batches()
-        if model.train_function is None or log.train_function is not model.train_function:
-            backend_step().keep_skipped_batches(model)
-            log.train_function = model.train_function
+        self.latest = LatestBatch.of(model, self.recorder.calls if self.own_step else None)
+        self.latest.train_with(log)
         if not self.own_step and keras.backend.backend() == "tensorflow" and lacks_variables(model):
             build_before_tracing(model)
         return [NO_RESUME, NO_SPEED] + [NOT_WHOLE] * self.own_step
-
-    def _keep_batches(self) -> LatestBatch | None:
-        """None where a sample can't repeat a step of its own, or that of one of several replicas."""
-        replicas = getattr(getattr(self.model, "distribute_strategy", None), "num_replicas_in_sync", 1)
-        calls = self.recorder.calls if self.own_step else None
-        if not is_rounded(self.model) or replicas > 1 or (self.own_step and calls is None):
-            return None
-        return LatestBatch.of(self.model, calls)
 
     def _begin(self, logs: Mapping[str, Any]) -> bool:
         """After the first call: whether it was the optimizer of `compile` that made a step."""
@@ -340,7 +329,7 @@ class _FitRecording(Recording):
         self.pace.look(self.asked)
         is_line = self.asked // every > self.asked_at_line // every
         is_spoiled = self.stop is None and not math.isfinite(logs.get("loss", 0.0))
-        if is_line or is_spoiled or self.log.skipped_batch is not None:
+        if is_line or is_spoiled or self.latest.skipped is not None:
             self._look()
         if is_line:
             self.asked_at_line = self.asked
@@ -361,7 +350,8 @@ class _FitRecording(Recording):
             logs["loss"] = float(np.mean(self.losses))
 
     def finish(self) -> None:
-        self.sample([] if self.latest is None else self.latest.take(), self.recorder.budget)
+        can_repeat = not self.own_step or self.recorder.calls is not None
+        self.sample(self.latest.take() if can_repeat else [], self.recorder.budget)
         super().finish()
 
     def _look(self) -> None:
@@ -374,7 +364,7 @@ class _FitRecording(Recording):
 
     def explained(self, events: list[Event]) -> list[Event]:
         """Return the events with the layer where the forward pass went wrong, of the step whose batch is at hand."""
-        batch, self.log.skipped_batch = self.log.skipped_batch, None
+        batch, self.latest.skipped = self.latest.skipped, None
         if batch is None:
             return super().explained(events)
         if keras.backend.backend() == "jax":
@@ -384,11 +374,11 @@ class _FitRecording(Recording):
         )
 
     def ring(self) -> tuple[list[Any], Any]:
-        values, state = optimizer_values_in_fit(self.model), self.optimizer.scale_state
+        values, state, log = optimizer_values_in_fit(self.model), self.optimizer.scale_state, self.optimizer.step_log
         if values is None:
             return super().ring()
-        assert state is not None
-        return values[-len(self.log.variables) :], values[list(state.by_name).index("tally")]
+        assert state is not None and log is not None
+        return values[-len(log.variables) :], values[list(state.by_name).index("tally")]
 
     def apply_rule(self, stop: Stop | None) -> bool:
         ends = super().apply_rule(stop)

@@ -9,7 +9,6 @@ optimizer then skips what is not finite and moves the scale, and what it notes o
 import inspect
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -42,7 +41,7 @@ from mpt_cli.step_recording import (
     scaling_on_record,
 )
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
-from mpt_cli.telemetry.record_types import BACKWARD_PASS, FORWARD_PASS, OVERFLOW, Scaling
+from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.build_run_parts import warn_of_half_head
 from mpt_cli.training.loss_and_optimizer import scaling_for, wrap_optimizer
 from mpt_cli.training.run_from_model import described_optimizer, rule_of
@@ -50,11 +49,6 @@ from mpt_cli.training.run_from_model import described_optimizer, rule_of
 ON_REPLICAS = "its own training loop on several replicas: steps are scaled and skipped, but there is no run directory"
 REPLACED = "the script's own loss scaling is replaced by mpt's, which counts its skips"
 OWN_LOOP = "the script's own LossScaleOptimizer is used as it is, and its loop is not recorded (on TensorFlow it is)"
-BEGAN_IN = {
-    FORWARD_PASS: "with a loss that was not finite",
-    BACKWARD_PASS: "with gradients that overflowed",
-    None: "with gradients that were not finite, of an unknown loss",
-}
 NOT_SCALED = "not scaled: gradients of something other than a float tensor"
 JAX_LOOP = (
     "not scaled and not recorded: a loop of the script's own on JAX. Use mpt_cli.LossScaleOptimizer and its "
@@ -123,7 +117,8 @@ class ScriptRun:
             if (rule := rule_of(own)) is not None:
                 self.note(REPLACED)
                 scaling = replace(scaling, rule=rule)
-            self.wrappers[id(inner)] = wrap_optimizer(inner, self.settings.loss_scale, scaling)
+            wrapper = _outside(lambda: wrap_optimizer(inner, self.settings.loss_scale, scaling))
+            self.wrappers[id(inner)] = wrapper
         return self.wrappers[id(inner)]
 
     def _scaling(self, model: Any) -> Scaling:
@@ -137,14 +132,8 @@ class ScriptRun:
         Before the first step of any, that of those which are not built yet. None where no optimizer will move it.
         """
         mine = [inner for inner in self.plain if inner.built and has_any_of(direct_trainable_variables(inner))]
-        with _outside():
-            scales = [
-                float(wrapper.loss_scale)
-                for inner in mine or self.plain
-                if mine or not inner.built
-                for wrapper in [self.wrapper_of(inner)]
-                if wrapper.scales
-            ]
+        wrappers = [self.wrapper_of(inner) for inner in mine or self.plain if mine or not inner.built]
+        scales: list[float] = _outside(lambda: [float(each.loss_scale) for each in wrappers if each.scales])
         return min(scales, default=None)
 
     def step(self, optimizer: Any, grads: Iterable[Any], variables: Any) -> None:
@@ -163,11 +152,10 @@ class ScriptRun:
             self.note(f"not recorded: {ON_REPLICAS}")
             return
         try:
-            with _outside():
-                wrapper.keep_step_log(RING_ROWS)
-                self.loops[id(wrapper)] = LoopRecording(
-                    self._subject_of(wrapper), wrapper, self.calls.steps, self.budget
-                )
+            _outside(lambda: wrapper.keep_step_log(RING_ROWS))
+            subject = self._subject_of(wrapper)
+            recording = _outside(lambda: LoopRecording(subject, wrapper, self.calls.steps, self.budget))
+            self.loops[id(wrapper)] = recording
         except Exception as error:  # the script must not suffer from what watches it
             self.note(f"not recorded: a loop of the script's own. {summarise_error(error)}")
             return
@@ -181,7 +169,7 @@ class ScriptRun:
             data=GivenData(),
             model=GivenModel(class_name="of the script", command=[*self.command]),
             policy=policy_on_record(self.settings.policy),
-            optimizer=described_optimizer(wrapper),
+            optimizer=_outside(lambda: described_optimizer(wrapper)),
             backend=BackendSettings(keras.backend.backend()),
             loss_scale=scaling_on_record(wrapper, self.settings.loss_scale),
         )
@@ -249,28 +237,25 @@ class ScriptRun:
             re.split(r": | \(", sentence)[0] for run in self.runs for sentence in run.summary.get("not_recorded", [])
         )
         found += [f"not recorded: {', '.join(missing)} (summary.json says why)"] if missing else []
-        return [*found, self._totals(), f"next: mpt report {self._shown(self.runs[-1])}"] if self.runs else found
-
-    def _totals(self) -> str:
-        """Return how many steps of all runs were skipped, and where what was not finite began."""
+        if not self.runs:
+            return found
         seen, skipped = (sum(run.summary[name] for run in self.runs) for name in ("steps_seen", "skipped_steps"))
-        overflows = (event for run in self.runs for event in run.events if event["kind"] == OVERFLOW)
-        counts = Counter(event["cause"] for event in overflows)
-        kinds = [f"{count} {BEGAN_IN[cause]}" for cause, count in counts.items()]
-        return f"{skipped} of {seen} steps skipped" + (f" ({', '.join(kinds)})" if skipped else "")
+        return [*found, f"{skipped} of {seen} steps skipped", f"next: mpt report {self._shown(self.runs[-1])}"]
 
 
-def _outside() -> Any:
-    """Outside of the function that is being traced."""
-    import tensorflow as tf
+def _outside(make: Callable[[], Any]) -> Any:
+    """Return `make()`, called outside of the function that is being traced."""
+    if keras.backend.backend() != "tensorflow":
+        return make()
+    from mpt_cli.precision.apply_or_skip_tensorflow import outside
 
-    return tf.init_scope()
+    return outside(make)
 
 
 def _replicas() -> int:
-    import tensorflow as tf
+    from mpt_cli.precision.apply_or_skip_tensorflow import replicas
 
-    return int(tf.distribute.get_strategy().num_replicas_in_sync)
+    return replicas()
 
 
 Patch = tuple[Any, str, Callable[[Any], Any]]  # the arguments of `_replaced`

@@ -222,7 +222,8 @@ class Recording(Record, ABC):
 
     def counter_options(self) -> CounterOptions:
         rule = self.scaling.rule
-        variables = tuple(getattr(v, "path", v.name) for v in self.variables)  # a tf.Variable has a name alone
+        trained = self.optimizer.trained_variables
+        variables = tuple(getattr(v, "path", v.name) for v in trained)  # a tf.Variable has a name alone
         return CounterOptions(
             variables,
             rule.lowest,

@@ -2,7 +2,7 @@
 and one training step in which a skip is whole.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -12,15 +12,13 @@ import keras
 from mpt_cli.precision.gradient_check import GradientDefects, GradientMeasurement, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import updated_metrics
 from mpt_cli.precision.scale_state import (
-    TRACE_START,
     StepRow,
     StepStart,
-    count_of,
-    next_trace,
     next_values,
+    place_of,
     row_of_step,
+    row_since,
     start_of_step,
-    traced_row,
 )
 from mpt_cli.precision.train_step import (
     CustomSteps,
@@ -103,6 +101,7 @@ def _next_log(
 ) -> list[Tensor]:
     """Return the values of the step log after a step, in the scope of the variables after it."""
     defects = gradients.defects or describe_gradients(gradients.values, gradients.measured, cond)
+    defects = defects._replace(nearest=place_of(defects.nearest, gradients.variables, optimizer))
     assert optimizer.step_log is not None
     optimizer.step_log.tells_loss &= gradients.loss is not None
     row = row_of_step(optimizer, start, gradients.loss, (gradients.measured.finite, *defects))
@@ -126,7 +125,7 @@ def stateless_apply(
     own, rest = optimizer_values[: len(state.variables)], optimizer_values[len(state.variables) :]
     count = len(optimizer.inner_optimizer.variables)
     inner, logged = rest[:count], rest[count:]
-    own_by_name = dict(zip(state.by_name, own, strict=False))  # a trace comes last
+    own_by_name = dict(zip(state.by_name, own, strict=True))
     scale, variables, measured = own_by_name["scale"], gradients.variables, gradients.measured
 
     applies_all = optimizer.on_overflow == "apply"
@@ -146,19 +145,13 @@ def stateless_apply(
         applied = measured.finite
         new_values, new_inner = cond_or_select(applied, use, lambda: (list(values), skipped))
     new_own = next_values(state.rule, own_by_name, measured, applied)
-    traces = [] if state.trace is None else [_next_trace(optimizer, own[-1], gradients)]
-    after = [new_own[name] for name in state.by_name] + traces + new_inner
+    after = [new_own[name] for name in state.by_name] + new_inner
     if logged:
         with _scope(optimizer.variables, optimizer_values):
             start = start_of_step(optimizer)
         with _scope(optimizer.variables, [*after, *logged]):
             after += _next_log(optimizer, start, logged, gradients)
     return new_values, after
-
-
-def _next_trace(optimizer: "LossScaleOptimizer", trace: Tensor, gradients: StepGradients) -> Tensor:
-    defects = describe_gradients(gradients.values, gradients.measured, cond)
-    return next_trace(trace, gradients.measured.finite, defects, optimizer.places_of(gradients.variables))
 
 
 def _after_description(inner_values: list[Tensor], defects: GradientDefects) -> list[Tensor]:
@@ -272,49 +265,19 @@ def _custom_train_step(
     """
     optimizer, count = model.optimizer, len(model.metrics_variables)
     metrics, logged = state.metrics[:count], state.metrics[count:]
-    started = [
-        jnp.int32(TRACE_START) if v is optimizer.scale_state.trace else value
-        for v, value in zip(optimizer.variables, state.optimizer, strict=True)
-    ]
-    with _scope(optimizer.variables, started):
+    with _scope(optimizer.variables, state.optimizer):
         start = start_of_step(optimizer)
-    given = (state.trainable, state.non_trainable, started, metrics)
+    given = (state.trainable, state.non_trainable, state.optimizer, metrics)
     logs, new_state = model.train_step(tuple(list(part) for part in given), packed(data))
     new = TrainState(*(list(part) for part in new_state))
     with _scope(optimizer.variables, new.optimizer):
         values = custom.train_values(logs)
-        row = traced_row(optimizer, start, values[0])
+        row = row_since(optimizer, start, values[0])
     applied = row.applied(optimizer.on_overflow == "apply")
     pairs = zip([*new.metrics, values], [*metrics, logged[0]], strict=True)
     new_metrics = [jnp.where(applied, after, before) for after, before in pairs]
     frozen = _kept_where(applied, model, state.non_trainable, new.non_trainable)
     return logs, new._replace(non_trainable=frozen, metrics=[*new_metrics, *logged[1:]]), row
-
-
-def keep_skipped_batches(model: Any) -> None:
-    """Make the function that trains `model` in Keras's `fit` anew, so that the last batch of a call with a skip is kept
-    in the step log of the optimizer."""
-    optimizer, skipped = model.optimizer, 0
-    model.make_train_function(force=True)
-    train = model.train_function
-
-    def train_function(state: Any, iterator: Iterator[Any]) -> Any:
-        nonlocal skipped
-        latest: list[Any] = []
-
-        def noted() -> Iterator[Any]:
-            for batch in iterator:
-                latest[:] = [batch]
-                yield batch
-
-        logs, new_state = train(state, noted())
-        tally = new_state[2][list(optimizer.scale_state.by_name).index("tally")]
-        before, skipped = skipped, count_of(tally, "skipped")
-        if skipped > before:
-            optimizer.step_log.skipped_batch = count_of(tally, "seen"), latest[0]
-        return logs, new_state
-
-    model.train_function = train_function
 
 
 def test_step(model: Any, state: tuple[list[Tensor], list[Tensor], list[Tensor]], data: Any) -> list[Tensor]:

@@ -3,7 +3,8 @@ step in which a skip is whole.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +23,13 @@ from mpt_cli.precision.keras_internals import (
 )
 from mpt_cli.precision.optimizer import UnscaledFlag
 from mpt_cli.precision.scale_state import (
-    TRACE_START,
     ScaleState,
     StepRow,
     StepStart,
-    next_trace,
+    place_of,
     row_of_step,
+    row_since,
     start_of_step,
-    traced_row,
 )
 from mpt_cli.precision.train_step import (
     CustomSteps,
@@ -72,7 +72,6 @@ def apply(
     loss = optimizer.take_noted_loss()  # before another replica is traced, which comes here with its own
     loss = loss if loss is None or is_readable(loss) else None
     own = measured
-    _note(optimizer, grads, variables, measured)
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         if context.num_replicas_in_sync > 1:
             measured = _over_replicas(context, measured)
@@ -80,7 +79,9 @@ def apply(
     else:
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
     if start is not None:
-        _log_step(optimizer, start, loss, grads, own, defects)
+        defects = defects or describe_gradients(grads, own, tf.cond)
+        defects = defects._replace(nearest=place_of(defects.nearest, variables, optimizer))
+        _log_step(optimizer, start, loss, (own.finite, *defects))
 
 
 def is_readable(tensor: Tensor) -> bool:
@@ -100,34 +101,17 @@ def _is_inside(wanted: Any) -> bool:
     return graph is not None
 
 
-def _log_step(
-    optimizer: "LossScaleOptimizer",
-    start: StepStart,
-    loss: Tensor | None,
-    grads: list[Tensor],
-    measured: GradientMeasurement,
-    defects: GradientDefects | None,
-) -> None:
+def _log_step(optimizer: "LossScaleOptimizer", start: StepStart, loss: Tensor | None, found: Sequence[Tensor]) -> None:
     """On several replicas each notes what it saw in its own copy of the log; who reads it puts them together."""
     log = optimizer.step_log
     assert log is not None
     if loss is not None:
         loss = unscale_loss_for_distribution(loss)
     log.tells_loss &= loss is not None
-    defects = defects or describe_gradients(grads, measured, tf.cond)
-    row = row_of_step(optimizer, start, loss, (measured.finite, *defects))
+    row = row_of_step(optimizer, start, loss, found)
     place = start.seen % log.capacity
     for variable, part in zip(log.variables, row, strict=True):
         variable.value.scatter_update(tf.IndexedSlices(part[None], place[None]))
-
-
-def _note(
-    optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], measured: GradientMeasurement
-) -> None:
-    trace = optimizer.scale_state.trace if optimizer.scale_state is not None else None
-    if trace is not None:
-        defects = describe_gradients(grads, measured, tf.cond)
-        trace.assign(next_trace(trace.value, measured.finite, defects, optimizer.places_of(variables)))
 
 
 def all_replicas(flag: Tensor) -> Tensor:
@@ -144,11 +128,30 @@ def _over_replicas(context: Any, measured: GradientMeasurement) -> GradientMeasu
     return GradientMeasurement(all_replicas(measured.finite), largest)
 
 
+def replicas() -> int:
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)
+
+
+def outside(make: Callable[[], Any]) -> Any:
+    """Return `make()`, which makes variables, called outside of the function that is being traced.
+
+    In a thread of its own, where no strategy places them: a function that makes variables itself is traced twice.
+    """
+    if tf.executing_eagerly():
+        return make()
+    if tf.distribute.has_strategy():
+        with tf.init_scope():
+            return make()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()
+
+
 def build_outside(build: Callable[[], None], variables: list[Any]) -> None:
     """Call `build` outside of the function that is being traced, once for all replicas.
 
     Made inside, variables are initialised by conditions around the whole first call, in which the skip's own condition
-    can't stand; made by a replica's own thread outside, they would not be mirrored. Where the model's own `variables`
+    can't stand; made by a replica's own thread outside, they would not be mirrored. The function is traced again then,
+    as it has to be: what it read of the scale before is a constant in the first trace. Where the model's `variables`
     are made in this very trace, so is what belongs to them, as Keras has it: outside they have no values yet, which
     optimizers such as ScheduleFreeAdamW begin with.
     """
@@ -159,7 +162,7 @@ def build_outside(build: Callable[[], None], variables: list[Any]) -> None:
 
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        with nullcontext() if _are_made_here(variables) else tf.init_scope():
+        with nullcontext() if are_made_here(variables) else tf.init_scope():
             build()
     elif tf.__internal__.distribute.strategy_supports_no_merge_call():
         build()
@@ -167,7 +170,8 @@ def build_outside(build: Callable[[], None], variables: list[Any]) -> None:
         context.merge_call(build_for_all)
 
 
-def _are_made_here(variables: list[Any]) -> bool:
+def are_made_here(variables: list[Any]) -> bool:
+    """Return whether some of them are made in the function that is being traced, and have no values yet."""
     own = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
     with tf.init_scope():
         return not all(bool(variable.is_initialized()) for variable in own)
@@ -175,22 +179,21 @@ def _are_made_here(variables: list[Any]) -> bool:
 
 def check_accumulation(inner_optimizer: Any) -> None:
     """Raise ValueError for what Keras can't do: its accumulators are written inside a condition, in replica context."""
-    steps, replicas = inner_optimizer.gradient_accumulation_steps, tf.distribute.get_strategy().num_replicas_in_sync
-    if steps and replicas > 1:
+    steps, count = inner_optimizer.gradient_accumulation_steps, replicas()
+    if steps and count > 1:
         raise ValueError(
             "`gradient_accumulation_steps` does not work on several replicas: Keras updates its "
             f"accumulators inside a condition. Received: gradient_accumulation_steps={steps} on "
-            f"{replicas} replicas. Use a larger batch, or one replica."
+            f"{count} replicas. Use a larger batch, or one replica."
         )
 
 
 def check_rounding() -> None:
     """ValueError on several replicas, each of which would write what all of them hold."""
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1:
+    if replicas() > 1:
         raise ValueError(
             "`rounding_seed` does not work on several replicas of tf.distribute. Received: "
-            f"{replicas} replicas. Use one, or Keras's data parallelism on JAX."
+            f"{replicas()} replicas. Use one, or Keras's data parallelism on JAX."
         )
 
 
@@ -325,43 +328,9 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
     return logs_of(model, true_loss), row_of_step(optimizer, start, true_loss, (finite, *defects))
 
 
-def keep_skipped_batches(model: Any) -> None:
-    """Make the function that trains `model` in Keras's `fit` anew, so that the batch of a skipped step is kept in the
-    step log of the optimizer.
-
-    XLA calls nothing on the host: it compiles the step in here, where Keras would have it compile what is around it.
-    """
-    optimizer, step, is_compiled = model.optimizer, model.train_step, model.jit_compile
-
-    def step_and_count(data: Any) -> Any:
-        return step(data), optimizer.seen_steps, optimizer.consecutive_skips > 0
-
-    call = tf.function(step_and_count, jit_compile=True, autograph=False) if is_compiled else step_and_count
-
-    def train_step(data: Any) -> Any:
-        logs, seen, is_skipped = call(data)
-
-        def keep(seen: Tensor, *parts: Tensor) -> None:
-            batch = tf.nest.pack_sequence_as(data, parts, expand_composites=True)
-            optimizer.step_log.skipped_batch = int(seen), batch
-
-        parts = tf.nest.flatten(data, expand_composites=True)
-        tf.cond(is_skipped, _then_nothing(lambda: tf.py_function(keep, [seen, *parts], [])), lambda: tf.constant(0))
-        return logs
-
-    is_replaced = "train_step" in vars(model)
-    model.train_step, model.jit_compile = train_step, False
-    model.make_train_function(force=True)
-    model.jit_compile = is_compiled
-    if is_replaced:
-        model.train_step = step
-    else:
-        del model.train_step
-
-
 def _forward_order(model: Any) -> ForwardOrder | None:
     """Return None on several replicas: they are traced in threads that take turns and share the calls of layers."""
-    return ForwardOrder(model) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else None
+    return ForwardOrder(model) if replicas() == 1 else None
 
 
 def _build(model: Any, data: Any) -> None:
@@ -375,7 +344,7 @@ def _update_or_put_back(
     is_applied: Tensor, update_metrics: Callable[[], None], kept: list[Any], before: list[Tensor]
 ) -> None:
     """Metrics of an applied step, or state as it was; on several replicas nothing can be assigned in a condition."""
-    inside = tf.distribute.get_strategy().num_replicas_in_sync == 1
+    inside = replicas() == 1
 
     def put_back() -> None:
         if inside:
@@ -394,22 +363,14 @@ def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[dict
     """Run the model's own train_step; what its optimizers share is put back where one of them skipped."""
     kept = [v.value for v in (*custom.shared_state(model), *model.metrics_variables)]
     before = [tf.identity(v) for v in kept]
-    starts = {name: _begin_trace(optimizer) for name, optimizer in custom.optimizers.items()}
+    starts = {name: start_of_step(optimizer) for name, optimizer in custom.optimizers.items()}
     logs = model.train_step(packed(data))
     values = custom.train_values(logs)
-    row = combine_rows(
-        [traced_row(optimizer, starts[name], values[0]) for name, optimizer in custom.optimizers.items()]
-    )
+    row = combine_rows([row_since(optimizer, starts[name], values[0]) for name, optimizer in custom.optimizers.items()])
     applied = row.applied(all(o.on_overflow == "apply" for o in custom.optimizers.values()))
     tf.cond(applied, lambda: tf.constant(0), _then_nothing(lambda: assign(kept, before)))
     custom.train_log.assign(tf.where(applied, values, custom.train_log.value))
     return logs, row
-
-
-def _begin_trace(optimizer: "LossScaleOptimizer") -> StepStart:
-    assert optimizer.scale_state is not None and optimizer.scale_state.trace is not None
-    optimizer.scale_state.trace.assign(TRACE_START)
-    return start_of_step(optimizer)
 
 
 def test_step(model: Any, data: Any) -> None:

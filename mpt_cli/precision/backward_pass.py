@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from mpt_cli.precision.apply_or_skip_tensorflow import apply, is_readable
+from mpt_cli.precision.apply_or_skip_tensorflow import apply, are_made_here, is_readable, outside, replicas
 from mpt_cli.precision.gradient_check import GradientMeasurement, dense, unscale
 from mpt_cli.precision.keras_internals import step_options
 from mpt_cli.precision.optimizer import LossScaleOptimizer
@@ -34,9 +34,8 @@ class BackwardPass:
     def __init__(self, sources: Sequence[Any], scale: float | None) -> None:
         """`scale` is that of the first gradients, None where none are scaled."""
         self._sources, self.ids, self.scales = list(sources), ids_of(sources), scale is not None
-        with tf.init_scope():
-            self._scale = tf.Variable(scale or 1.0, trainable=False, dtype="float32", name="pass_scale")
-            self._state = tf.Variable(USED, trainable=False, dtype="float32", name="pass_state")
+        self._scale = outside(lambda: tf.Variable(scale or 1.0, trainable=False, dtype="float32", name="pass_scale"))
+        self._state = outside(lambda: tf.Variable(USED, trainable=False, dtype="float32", name="pass_state"))
         self._compiled_finish = tf.function(self._finish, autograph=False, reduce_retracing=True)
         self._own = [each for each in map(_native, sources) if hasattr(each, "assign")]
         self._kept: list[Any] = []  # what may be put back
@@ -59,7 +58,7 @@ class BackwardPass:
                 for each, seed in zip(targets, seeds, strict=True)
             ]
         )
-        begins = _replicas() == 1 and self._begins_step()
+        begins = replicas() == 1 and self._begins_step()
         finish = self._compiled_finish if tf.executing_eagerly() else self._finish
         gradients, values = finish(tf.nest.flatten(found), scale, begins)
         if begins:
@@ -72,7 +71,7 @@ class BackwardPass:
         they are finite."""
         values = [tf.identity(variable) for variable in self._kept] if begins else []
         gradients = unscale(gradients, self._sources, scale)
-        if _replicas() == 1:
+        if replicas() == 1:
             bad = tf.cast(tf.logical_not(_are_finite(gradients)), "float32")
             self._state.assign(tf.where(self._state < USED, tf.maximum(self._state, bad), bad))
         return gradients, values
@@ -116,7 +115,7 @@ class BackwardPass:
 
     def follow(self) -> None:
         """After a step with its gradients: the scale of the next ones."""
-        if _replicas() == 1:
+        if replicas() == 1:
             self._state.assign(USED + self._state % USED)
         self._scale.assign(tf.reduce_min(tf.stack([each.loss_scale for each in self._optimizers if each.scales])))
 
@@ -144,6 +143,8 @@ class BackwardPasses:
 
     def apply(self, optimizer: LossScaleOptimizer, gradients: list[Tensor], variables: list[Any]) -> None:
         """A step with true gradients, applied where all of its passes were finite."""
+        if not optimizer.built and replicas() == 1 and not are_made_here(variables):
+            outside(lambda: optimizer.build(variables))  # one trace will do, whose scale is that of the pass
         if not optimizer.built:
             optimizer._build_at_first_step(variables)
         ids = ids_of(variables)
@@ -152,9 +153,7 @@ class BackwardPasses:
         scaled = [each for each in passes if each.scales]
         uses = [each.is_used_by(optimizer) for each in scaled]
         known = {id(gradient) for each in scaled for gradient in each.given}
-        is_known = (
-            _replicas() == 1 and all(id(each) in known for each in gradients) and not optimizer.rule.reads_largest
-        )
+        is_known = replicas() == 1 and all(id(each) in known for each in gradients) and not optimizer.rule.reads_largest
         changed = [pair for each in scaled for pair in each.take_changed()]
         places = [variable for variable, _ in changed]
         options = step_options(optimizer.inner_optimizer)
@@ -169,7 +168,7 @@ class BackwardPasses:
             )
             _apply(optimizer, gradients, variables, scaled, measured, list(zip(places, values, strict=True)))
 
-        if tf.executing_eagerly() and options is not None and _replicas() == 1:
+        if tf.executing_eagerly() and options is not None and replicas() == 1:
             # an eager step of Adam has a dozen small operations for each variable, and one of ours a hundred beside
             parts = [*uses, is_known, *map(id, (optimizer, optimizer.step_log, *variables, *scaled, *places))]
             if (key := (*options, *parts)) not in self._steps:
@@ -186,7 +185,7 @@ def _apply(
     measured: GradientMeasurement,
     changed: list[tuple[Any, Tensor]],
 ) -> None:
-    if _replicas() == 1:
+    if replicas() == 1:
         measured = measured._replace(finite=tf.reduce_all([measured.finite, *(p.is_finite() for p in passes)]))
         _put_back_unless(optimizer.applies(measured.finite), changed)
     apply(optimizer, gradients, variables, True, measured)
@@ -221,7 +220,3 @@ def _mean(target: Tensor) -> Tensor:
 
 def _native(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def _replicas() -> int:
-    return int(tf.distribute.get_strategy().num_replicas_in_sync)

@@ -15,13 +15,11 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision.gradient_check import GradientDefects, GradientMeasurement, on_host
+from mpt_cli.precision.gradient_check import GradientMeasurement, on_host
 from mpt_cli.precision.keras_internals import KerasSaveable, has_value
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_count
 
 TALLY = ("seen", "applied", "skipped", "consecutive_skips", "growths", "backoffs")
-# all finite, nan, inf, nearest bad variable of the first update that has one, whether it holds inf, all zero
-TRACE_START = (1, 0, 0, -1, 0, 1)
 
 
 class ScaleState(KerasSaveable):  # type: ignore[misc]
@@ -43,19 +41,10 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
                 aggregation="none",
                 name=f"loss_scale_{name}",
             )
-        self.trace: keras.Variable | None = None  # see `keep_trace`
 
     @property
     def variables(self) -> list[keras.Variable]:
-        return [*self.by_name.values(), *([] if self.trace is None else [self.trace])]
-
-    def keep_trace(self) -> None:
-        """Record from now on what the gradients of each training step were like, over all its updates (`TRACE_START`).
-
-        For a step that is not ours, which does not tell. Not saved: it says nothing beyond its step.
-        """
-        start = np.asarray(TRACE_START, "int32")
-        self.trace = keras.Variable(start, dtype="int32", trainable=False, aggregation="none", name="loss_scale_trace")
+        return list(self.by_name.values())
 
     @property
     def scale(self) -> keras.Variable:
@@ -123,22 +112,6 @@ def next_values(rule: ScaleRule, values: RuleState, measured: GradientMeasuremen
     step = ops.stack([1 + 0 * was_applied, was_applied, 1 - was_applied, 1 - was_applied, grew, fell])
     keep = ops.stack([1, 1, 1, 1 - was_applied, 1, 1])
     return {**new, "tally": tally * keep + step}
-
-
-def next_trace(trace: Any, finite: Any, defects: GradientDefects, places: list[int]) -> Any:
-    """Return `ScaleState.trace` after an update; `places` are the indices of its variables in the optimizer."""
-    nearest = ops.take(ops.convert_to_tensor(places, dtype="int32"), ops.maximum(defects.nearest, 0))
-    nearest = ops.where(defects.nearest < 0, -1, nearest)
-    return ops.stack(
-        [
-            trace[0] * ops.cast(finite, "int32"),
-            trace[1] + defects.nan,
-            trace[2] + defects.inf,
-            ops.where(trace[3] < 0, nearest, trace[3]),
-            ops.where(trace[3] < 0, defects.holds_inf, trace[4]),
-            trace[5] * defects.zero,
-        ]
-    )
 
 
 Tensor = Any
@@ -231,6 +204,7 @@ class ScaleAttributesMixin:
 
 LOG_FLOATS = ("loss", "scale_before", "scale_after", "learning_rate")
 LOG_INTS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
+NO_UPDATE = (1, 0, 0, 0, -1, 0, 1)
 
 
 class StepRow(NamedTuple):
@@ -275,10 +249,6 @@ class StepLog:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.tells_loss = True  # until a step is traced that does not know its loss
-        self.skipped_batch: tuple[int, Any] | None = (
-            None  # of a call of `fit` with a skip: its last step, and its batch
-        )
-        self.train_function: Any = None  # of `fit`, which keeps that batch
         self.floats = self._variable(LOG_FLOATS, "float32")
         self.ints = self._variable(LOG_INTS, "int32")
 
@@ -359,6 +329,28 @@ def row_of_step(optimizer: Any, start: StepStart, loss: Tensor | None, found: Se
     return StepRow(ops.stack([told, start.scale, optimizer.loss_scale, start.learning_rate]), ops.stack(ints))
 
 
-def traced_row(optimizer: Any, start: StepStart, loss: Tensor) -> StepRow:
-    """Return the same of a step that is not ours, from `ScaleState.trace`."""
-    return row_of_step(optimizer, start, loss, ops.unstack(optimizer.scale_state.trace.value))
+def row_since(optimizer: Any, start: StepStart, loss: Tensor) -> StepRow:
+    """Return the row of a step that is not ours, from the log: of all updates that it has made since its `start`.
+
+    The first that was not finite says which variable, and whether it holds inf.
+    """
+    log = optimizer.step_log
+    updates = ops.arange(log.capacity, dtype="int32")
+    rows = ops.take(log.ints.value, (start.seen + updates) % log.capacity, axis=0)
+    is_made = updates < optimizer.seen_steps - start.seen
+    rows = ops.where(is_made[:, None], rows, ops.convert_to_tensor(NO_UPDATE, dtype="int32"))
+    is_bad = rows[:, LOG_INTS.index("nearest")] >= 0
+    first = ops.take(rows, ops.argmax(ops.cast(is_bad, "int32")), axis=0)
+    whole = dict(zip(LOG_INTS, ops.unstack(combined_ints(rows)), strict=True))
+    whole |= {name: first[LOG_INTS.index(name)] for name in ("nearest", "holds_inf")}
+    return row_of_step(optimizer, start, loss, [whole[name] for name in LOG_INTS if name != "counter"])
+
+
+def place_of(nearest: Tensor, variables: Sequence[Any], optimizer: Any) -> Tensor:
+    """Return the index of a variable among all that the optimizer was built for; it is the one at `nearest` of those
+    that an update was given, -1 for none."""
+    places = optimizer.places_of(variables)
+    if places == list(range(len(places))):
+        return nearest
+    place = ops.take(ops.convert_to_tensor(places, dtype="int32"), ops.maximum(nearest, 0))
+    return ops.where(nearest < 0, -1, place)

@@ -14,7 +14,7 @@ all its optimizers applied.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
@@ -156,11 +156,16 @@ def check_replicas(model: Any) -> None:
 
 
 def _train_step_tensorflow(model: Any, data: Any) -> dict[str, Tensor]:
+    if not isinstance(model.optimizer, LossScaleOptimizer):  # of a later `compile`
+        return dict(type(model).train_step(model, data))
     logs: dict[str, Tensor] = backend_step().train_step(model, data)[0]
     return logs
 
 
 def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
+    if not isinstance(model.optimizer, LossScaleOptimizer):
+        logs, new_state = type(model).train_step(model, state, data)
+        return logs, new_state
     logs, new_state, _ = backend_step().train_step(model, backend_step().TrainState(*state), data)
     return logs, tuple(new_state)
 
@@ -180,17 +185,17 @@ def logs_of(model: Any, loss: Tensor) -> dict[str, Tensor]:
     return metrics
 
 
-def _metrics_or_nan(model: Any) -> dict[str, Tensor]:
+def _metrics_or_nan(model: Any) -> dict[str, Any]:
     """Return what Keras reads at the end of an epoch: a mean over nothing is 0, which would look like the best epoch of
     all.
 
     Not what it shows after a batch, where `TerminateOnNaN` would take a skipped first batch for the end.
     """
-    none_applied = keras.ops.equal(loss_tracker(model).count, 0)
-    return {
-        name: keras.ops.where(none_applied, float("nan"), keras.ops.cast(value, "float32"))
-        for name, value in metrics_of(model).items()
-    }
+    metrics = metrics_of(model)
+    with suppress(TypeError, AttributeError):  # of a count that is traced, in a step of an evaluation
+        if not float(ops.convert_to_tensor(loss_tracker(model).count)):
+            return dict.fromkeys(metrics, float("nan"))
+    return metrics
 
 
 def has_custom_train_step(model: Any) -> bool:

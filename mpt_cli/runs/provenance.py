@@ -113,13 +113,12 @@ def cluster_job(environment: Mapping[str, str]) -> dict[str, str] | None:
 
 def installed_packages() -> dict[str, str]:
     """Return every distribution of this interpreter and its version, as pip would list them."""
-    folders = [Path(entry or ".") for entry in sys.path]
-    return _packages_in(tuple(sys.path), tuple(each.stat().st_mtime_ns for each in folders if each.exists()))
+    return dict(_packages_in(tuple(sys.path)))
 
 
 @lru_cache(maxsize=1)
-def _packages_in(path: tuple[str, ...], changed_at: tuple[int, ...]) -> dict[str, str]:
-    """Read once for a `path` and when its folders changed: a search has many runs in a process."""
+def _packages_in(path: tuple[str, ...]) -> dict[str, str]:
+    """Read once: a search, or a script with many fits, has many runs in a process."""
     each = (item.metadata for item in metadata.distributions())
     return dict(sorted((str(about["Name"]).lower().replace("_", "-"), str(about["Version"])) for about in each))
 

@@ -1,7 +1,6 @@
 """What a sample repeats of the latest step that Keras's own `fit`, or a program with a `GradientTape`, has made."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from keras import ops
 from mpt_cli.precision.gradient_check import dense
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import logits_of
+from mpt_cli.precision.scale_state import count_of
 from mpt_cli.precision.train_step import ids_of
 from mpt_cli.telemetry.health_and_verdict import FLUSHED_SHARE
 
@@ -53,15 +53,18 @@ class LatestBatch:
 
     The compiled step returns it among its logs, and the train function takes it out before anyone sees them. Both stay
     with the model: `make_train_function` makes them again after `compile` and where a callback calls it. With `calls`
-    what they collect of a `train_step` of the model's own stands for the batch: its loss is known to no one else.
+    what they collect of a `train_step` of the model's own is what a sample repeats: its loss is known to no one else.
+    On several replicas, where Keras takes the mean of what steps return, there is none.
     """
 
     def __init__(self, model: Any, calls: "TapedCalls | None") -> None:
         self._model, self._calls = model, calls
         self._models, self._form, self._values = [model], None, ()  # of what the latest step was given
+        self.skipped: tuple[int, Any] | None = None  # the number of a call's last step that was skipped, and its batch
+        self._log: Any = None  # that the train function writes
+        self._has_replicas = getattr(getattr(model, "distribute_strategy", None), "num_replicas_in_sync", 1) > 1
         self._step, self._make = model.train_step, model.make_train_function
         model.train_step, model.make_train_function = self._train_step, self._make_train_function
-        model.train_function = None  # made anew by the next `fit`
 
     @classmethod
     def of(cls, model: Any, calls: "TapedCalls | None" = None) -> "LatestBatch":
@@ -69,29 +72,42 @@ class LatestBatch:
         found = getattr(model.train_step, "__self__", None)
         return found if isinstance(found, cls) else cls(model, calls)
 
+    def train_with(self, log: Any) -> None:
+        """Have the train function made anew, unless it writes this step log already."""
+        if self._model.train_function is None or self._log is not log:
+            self._log = log
+            self._model.make_train_function(force=True)
+
     def take(self) -> list[LatestStep]:
         """Return the latest step, and hold its batch no longer; nothing before the first."""
         values, self._values = self._values, ()
         if not values:
             return []
-        batches = keras.tree.pack_sequence_as(self._form, values)
-        return [LatestStep(*pair, self._calls is not None) for pair in zip(self._models, batches, strict=True)]
+        batch, seeds = keras.tree.pack_sequence_as(self._form, values)
+        if self._calls is None:
+            return [LatestStep(self._model, batch)]
+        return [LatestStep(*pair, is_seeded=True) for pair in zip(self._models, seeds, strict=True)]
 
     def _train_step(self, *state_and_data: Any) -> Any:
-        if keras.backend.backend() == "jax":
-            logs, state = self._step(*state_and_data)
-            return {**logs, **self._given([state_and_data[-1]])}, state
         if self._calls is None:
-            return {**self._step(*state_and_data), **self._given([state_and_data[-1]])}
+            return self._with_batch(self._step(*state_and_data), state_and_data[-1], [])
         with self._calls.collected() as found:
-            logs = self._step(*state_and_data)
+            result = self._step(*state_and_data)
         self._models = [model for model, _ in found]
-        return {**logs, **self._given([batch for _, batch in found])} if isinstance(logs, dict) else logs
+        return self._with_batch(result, state_and_data[-1], [seeds for _, seeds in found])
 
-    def _given(self, batches: list[Any]) -> dict[str, tuple[Any, ...]]:
-        self._form = keras.tree.map_structure(lambda _: 0, batches)
-        values = tuple(keras.tree.flatten(batches))
-        return {BATCH: values} if all(value is not None for value in values) else {}
+    def _with_batch(self, result: Any, batch: Any, seeds: list[Any]) -> Any:
+        """Return what a step returned, with the counts of the optimizer and the batch after them among its logs."""
+        state = getattr(self._model.optimizer, "scale_state", None)  # None of an optimizer that is not ours
+        logs, *new = result if keras.backend.backend() == "jax" else (result,)
+        self._form = keras.tree.map_structure(lambda _: 0, (batch, seeds))
+        values = keras.tree.flatten((batch, seeds))
+        is_known = isinstance(logs, dict) and all(value is not None for value in values)
+        if state is None or self._has_replicas or not is_known:
+            return result
+        tally = new[0][2][list(state.by_name).index("tally")] if new else ops.copy(state.by_name["tally"])
+        logs = {**logs, BATCH: (tally, *values)}
+        return (logs, *new) if new else logs
 
     def _make_train_function(self, force: bool = False) -> None:
         before = self._model.train_function
@@ -103,7 +119,10 @@ class LatestBatch:
         def train(*arguments: Any) -> Any:
             result = train_function(*arguments)
             logs = result[0] if keras.backend.backend() == "jax" else result
-            self._values = logs.pop(BATCH, ()) if isinstance(logs, dict) else ()
+            given = logs.pop(BATCH, ()) if isinstance(logs, dict) else ()
+            self._values = given[1:]
+            if given and count_of(given[0], "consecutive_skips"):
+                self.skipped = count_of(given[0], "seen"), keras.tree.pack_sequence_as(self._form, self._values)[0]
             return result
 
         return train
@@ -186,13 +205,14 @@ class TapedCalls:
     def _keep(self, model: Any, batch: Any) -> None:
         import tensorflow as tf
 
+        from mpt_cli.precision.apply_or_skip_tensorflow import outside
+
         tensors = tf.nest.flatten(batch)
         if tf.executing_eagerly():
             self._kept[id(model)] = model, lambda: batch
         elif all(tensor.shape.is_fully_defined() for tensor in tensors):
             forms = [(tensor.shape, tensor.dtype) for tensor in tensors]
-            with ThreadPoolExecutor(1) as outside:  # a function may make variables in its first trace alone
-                *copies, is_made = outside.submit(_variables, [*forms, ((), tf.bool)]).result()
+            *copies, is_made = outside(lambda: _variables([*forms, ((), tf.bool)]))
             for copy, tensor in zip(copies, tensors, strict=True):
                 copy.assign(tensor)
             is_made.assign(True)

@@ -198,8 +198,8 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
     elif find_key(key) is None and is_project_group(key):
         result.project_groups[key] = str(override.value())
     elif problem := unknown_key_problem(key, override.value(), result.problems):
-        group = nearest(key, project_groups())
-        result.problems.append(replace(problem, remedy=f"Did you mean {group}?") if group else problem)
+        named = nearest(key, project_groups())
+        result.problems.append(replace(problem, remedy=f"Did you mean {named}?") if named else problem)
     else:
         result.overrides.append(override)
 

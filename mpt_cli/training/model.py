@@ -215,7 +215,6 @@ def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch
             )
             raise ConfigError(Problem("backend.name", rule, "jax"))
         model.optimizer.build(model.trainable_variables)
-        model.optimizer.scale_state.keep_trace()
     try:
         return trace_train_step(model, optimizers, batch)
     except Exception as error:
@@ -289,8 +288,7 @@ def _used_optimizers(
     for each, optimizer in used.items():
         if keras.backend.backend() == "tensorflow":
             optimizer.build(uses[each].variables)
-            assert optimizer.scale_state is not None
-            optimizer.scale_state.keep_trace()
+        optimizer.keep_step_log(uses[each].applied)
         if each in not_scaled:
             optimizer._loss_was_scaled = True  # by 1: there is nothing to warn of
     return used

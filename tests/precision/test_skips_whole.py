@@ -103,3 +103,15 @@ def test_another_optimizer_is_refused(optimizer):
         model.compile(optimizer if isinstance(optimizer, str) else optimizer(keras.optimizers.SGD(0.1)), "mse")
     with pytest.raises(ValueError, match=r"must be compiled with mpt_cli\.precision\.LossScaleOptimizer first"):
         keep_skips_whole(model)
+
+
+def test_a_later_compile_with_another_optimizer_trains_as_keras_does():
+    def trained(whole):
+        model = network("functional")
+        if whole:
+            model.compile(LossScaleOptimizer(inner()), "mse")
+            keep_skips_whole(model)
+        model.compile(keras.optimizers.SGD(0.125), "mse", metrics=["mae"], jit_compile=False)
+        return model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0).history, model.get_weights()
+
+    np.testing.assert_equal(trained(True), trained(False))

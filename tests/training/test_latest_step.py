@@ -69,9 +69,11 @@ def test_a_recorder_samples_the_latest_batch_of_any_data_and_no_log_has_it(data,
     if not is_jax:  # which samples no run as short
         assert (summary["gradients"]["flushed_share"], summary["gradients"]["subnormal_share"]) == (1 / 3, 1 / 3)
         assert recorder.run.verdict == "scale too low to matter"
-    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.0625)), product)
-    model.fit(X, Y, batch_size=4, verbose=0, callbacks=[seen])
-    assert seen.names == {"loss"}
+    for optimizer in (LossScaleOptimizer(keras.optimizers.SGD(0.0625)), keras.optimizers.SGD(0.0625)):
+        model.compile(optimizer, product)
+        history = model.fit(X, Y, batch_size=4, verbose=0, callbacks=[seen]).history
+        assert seen.names == set(history) == {"loss"}
+        assert np.isfinite(history["loss"]).all()
 
 
 def test_gradients_that_may_have_been_flushed_before_the_model_are_no_ground_for_a_verdict():
