@@ -13,13 +13,12 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from rich.console import Console
+from rich.text import Text
 
 from mpt_cli.report.history import read_history
 from mpt_cli.report.picture import Picture
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.telemetry.console.live import LiveConsole
-from mpt_cli.verbs.watch import RunConsole, RunFollower
 
 PICTURES = Path(__file__).resolve().parent / "pictures"
 RESULTS = PICTURES.parents[1] / "benchmarks" / "results"
@@ -121,12 +120,9 @@ def speed_picture(report: dict[str, Any]) -> str:
 
 
 def console_picture(run: RunDirectory) -> str:
-    """What the console of a finished run shows, as `mpt watch` shows it again."""
-    screen = Console(record=True, width=CONSOLE_WIDTH, height=60, file=StringIO(), color_system="truecolor")
-    console = RunConsole(run)
-    console.sink = LiveConsole(screen, console.clock)
-    for kind, content in RunFollower(run).records():
-        console.show(kind, content)
+    """What the console of a finished run showed, as `mpt watch` shows it again."""
+    screen = Console(record=True, width=CONSOLE_WIDTH, file=StringIO(), color_system="truecolor")
+    screen.print(Text(run.console_log.read_text()))
     svg = screen.export_svg(title="mpt train conf=digits_cnn loss_scale.initial_scale=2**22", unique_id="mpt")
     return re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.S)  # they are fetched from another host
 
