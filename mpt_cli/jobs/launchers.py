@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean, first_line, install_command
+from mpt_cli.errors import ConfigError, DataError, Problem, first_line, install_command
 from mpt_cli.jobs.capacity import (
     THREAD_VARIABLES,
-    cores_each,
     fitting_workers,
     thread_environment,
 )
@@ -24,7 +23,6 @@ from mpt_cli.redaction import REDACTED, note_passwords
 from mpt_cli.settings.key_type import read_number
 
 if TYPE_CHECKING:
-    from mpt_cli.jobs.cluster import Cluster
     from mpt_cli.jobs.submitit_executor import SlurmCluster
 
 PREFIX = "launcher."
@@ -38,29 +36,23 @@ class Launcher(ABC):
 
     settings: Mapping[str, str] = field(default_factory=dict)
     name: ClassVar[str]
-    package: ClassVar[str]
-    extra: ClassVar[str]
+    extra: ClassVar[str]  # of ours, which installs the library of the launcher's name
 
     def check(self) -> None:
         """Raise ConfigError where it can't be used here."""
-        if importlib.util.find_spec(self.package) is None:
+        if importlib.util.find_spec(self.name) is None:
             remedy = install_command(self.extra)
-            raise ConfigError(Problem("--launcher", f"{self.package} is not installed.", self.name, remedy))
+            raise ConfigError(Problem("--launcher", f"{self.name} is not installed.", self.name, remedy))
 
     @property
-    @abstractmethod
     def is_here(self) -> bool:
         """Return whether its jobs take this machine's cores and GPUs."""
+        return False
 
     @property
     def can_detach(self) -> bool:
         """Return whether it takes all jobs at once and limits how many run at a time."""
         return False
-
-    @property
-    def description(self) -> str:
-        """Return the words for it in the first line of a sweep."""
-        return f"through {self.name}"
 
     @property
     def facts(self) -> dict[str, Any] | None:
@@ -71,16 +63,12 @@ class Launcher(ABC):
         """Return how many jobs run at a time by default."""
         return fitting_workers(jobs, gpus) if self.is_here else min(jobs, MOST_AT_A_TIME)
 
-    def cores_each(self, workers: int) -> int | None:
-        """Return how many cores the queue keeps each job to; None where the launcher starts its jobs itself."""
-        return None
-
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
         """Return variables with the threads of a job: its share of this machine where it runs here."""
         return thread_environment(workers, environment) if self.is_here else {}
 
     @abstractmethod
-    def executor(self, workers: int, folder: Path) -> Executor:
+    def executor(self, folder: Path) -> Executor:
         """Return what starts the commands. `folder` takes the files of the launcher. Imports its library."""
 
 
@@ -89,7 +77,6 @@ class LocalLauncher(Launcher):
 
     name = "local"
     is_here = True
-    description = ""
     facts = None
 
     def check(self) -> None:
@@ -97,15 +84,10 @@ class LocalLauncher(Launcher):
             remedy = "Name one with --launcher submitit or --launcher ray."
             raise ConfigError(Problem("launcher", "settings are for another launcher than local.", None, remedy))
 
-    def cores_each(self, workers: int) -> int | None:
-        return cores_each(workers)
-
-    def executor(self, workers: int, folder: Path) -> Executor:
+    def executor(self, folder: Path) -> Executor:
         return LocalExecutor()
 
 
-# what submitit has of all its executors; other settings are those of Slurm's
-_OF_ALL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
 _LOCAL_SETTINGS = ("cluster", "timeout_min", "cpus_per_task")  # what submitit's processes of this machine take
 
 
@@ -118,38 +100,30 @@ class SubmititLauncher(Launcher):
     """
 
     name = "submitit"
-    package = "submitit"
     extra = "slurm"
 
     @property
     def is_here(self) -> bool:
-        return self._cluster == "local"
+        return self.settings.get("cluster") == "local"
 
     @property
     def can_detach(self) -> bool:
         return not self.is_here
 
-    @property
-    def description(self) -> str:
-        return f"through {self.name} ({self._cluster})"
-
-    @property
-    def _cluster(self) -> str:
-        return str(self.settings.get("cluster", "slurm"))
-
     def check(self) -> None:
         super().check()
-        if self._cluster not in ("slurm", "local"):
-            raise ConfigError(Problem("launcher.cluster", "must be slurm or local.", self._cluster))
+        cluster = self.settings.get("cluster", "slurm")
+        if cluster not in ("slurm", "local"):
+            raise ConfigError(Problem("launcher.cluster", "must be slurm or local.", cluster))
         if self.is_here and (of_slurm := [name for name in self.settings if name not in _LOCAL_SETTINGS]):
             raise ConfigError([Problem(f"launcher.{name}", "is for launcher.cluster=slurm.") for name in of_slurm])
         if not self.is_here and (missing := [program for program in _PROGRAMS if shutil.which(program) is None]):
             remedy = "Start the sweep on a machine of the cluster, or try it out here with launcher.cluster=local."
             rule = f"must have Slurm on this machine: there is no {', '.join(missing)}."
-            raise ConfigError(Problem("launcher.cluster", rule, self._cluster, remedy))
+            raise ConfigError(Problem("launcher.cluster", rule, cluster, remedy))
         try:
             with tempfile.TemporaryDirectory() as folder:
-                self.executor(1, Path(folder)).prepared()
+                self.executor(Path(folder)).prepared(Path(folder))
         except (AssertionError, NameError, TypeError, ValueError) as error:  # whatever submitit has against them
             raise ConfigError(
                 Problem("launcher", "must have settings of submitit.", None, first_line(error))
@@ -158,56 +132,21 @@ class SubmititLauncher(Launcher):
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
         """Return variables with as many threads as it was given cores, where that is said."""
         if "cpus_per_task" in self.settings:
-            return dict.fromkeys(THREAD_VARIABLES, str(self.settings["cpus_per_task"]))
+            return dict.fromkeys(THREAD_VARIABLES, self.settings["cpus_per_task"])
         return super().environment(workers, environment)
 
-    def executor(self, workers: int, folder: Path) -> "SlurmCluster":
+    def executor(self, folder: Path) -> "SlurmCluster":
         from mpt_cli.jobs.submitit_executor import ProcessesOfSubmitit, SlurmCluster
 
-        given = {"timeout_min": "60", **self.settings}
-        given.pop("cluster", None)
-        options, of_srun = _take_options(given, "sbatch."), _take_options(given, "srun.")
-        values = {name: _value(text) for name, text in given.items()}
-        parameters = {name: values.pop(name) for name in _OF_ALL if name in values}
-        if self.is_here:
-            return ProcessesOfSubmitit(parameters, {}, folder / self.name)
-        own = {"slurm_python": values.pop("python")} if "python" in values else {}
-        values["signal_delay_s"] = min(90, 15 * parameters["timeout_min"])  # before the end of its time, to save
-        if "setup" in values:
-            values["setup"] = [values["setup"]]
-        if options:
-            values["additional_parameters"] = options
-        if of_srun:
-            values["srun_args"] = [f"--{name}" + ("" if text is True else f"={text}") for name, text in of_srun.items()]
-        parameters |= {f"slurm_{name}": value for name, value in values.items()}
-        return SlurmCluster(parameters, own, folder / self.name)
-
-
-def _value(text: str) -> Any:
-    """Return the number that is written so, or the text."""
-    number = read_number(text)
-    return number if str(number) == text else text
-
-
-def _take_options(settings: dict[str, str], prefix: str) -> dict[str, str | bool]:
-    """Take the options of a program out of the settings; return them with True for those without a value, and without
-    those that are false.
-
-    >>> _take_options({"sbatch.hold": "true", "sbatch.requeue": "false", "sbatch.exclusive": "user"}, "sbatch.")
-    {'hold': True, 'exclusive': 'user'}
-    """
-    names = [name for name in settings if name.startswith(prefix)]
-    found = {name.removeprefix(prefix): settings.pop(name) for name in names}
-    return {name: text if text != "true" else True for name, text in found.items() if text != "false"}
+        kind = ProcessesOfSubmitit if self.is_here else SlurmCluster
+        return kind(self.settings, folder / self.name)
 
 
 class RayLauncher(Launcher):
     """A job of Ray's each. `address` is that of a Ray that runs, by default RAY_ADDRESS."""
 
     name = "ray"
-    package = "ray"
     extra = "ray"
-    is_here = False
     _options: ClassVar[dict[str, str]] = {
         "num_cpus": "entrypoint_num_cpus",
         "num_gpus": "entrypoint_num_gpus",
@@ -219,20 +158,16 @@ class RayLauncher(Launcher):
 
     def check(self) -> None:
         super().check()
-        names = ["address", *self._options]
         rule = f"must be address, or a number for {', '.join(self._options)}."
         problems = [
-            Problem(f"launcher.{name}", rule, text, did_you_mean(name, names))
+            Problem(f"launcher.{name}", rule, text)
             for name, text in self.settings.items()
             if name != "address" and (name not in self._options or read_number(text) is None)
         ]
-        if not self.address:
+        if not self.address or REDACTED in self.address:
+            rule = "must be given, or RAY_ADDRESS be set. A password in it is not recorded: give it again."
             remedy = "`ray start --head` starts a Ray on this machine, at http://127.0.0.1:8265."
-            problems.append(Problem("launcher.address", "must be given, or RAY_ADDRESS be set.", None, remedy))
-        elif REDACTED in self.address:
-            rule = "is recorded without its password."
-            remedy = "Give it again: --launcher ray launcher.address=…"
-            problems.append(Problem("launcher.address", rule, self.address, remedy))
+            problems.append(Problem("launcher.address", rule, self.address or None, remedy))
         if problems:
             raise ConfigError(problems)
 
@@ -240,14 +175,13 @@ class RayLauncher(Launcher):
     def address(self) -> str:
         return str(self.settings.get("address") or os.environ.get("RAY_ADDRESS", ""))
 
-    def executor(self, workers: int, folder: Path) -> "Cluster":
+    def executor(self, folder: Path) -> Executor:
         from mpt_cli.jobs.ray_executor import RayCluster
 
         given = {"num_cpus": "1", **self.settings}
-        numbers = {name: read_number(given[name]) or 0 for name in self._options if name in given}
-        options = {self._options[name]: number for name, number in numbers.items()}
-        if "memory_gb" in numbers:
-            options["entrypoint_memory"] = int(numbers["memory_gb"] * 2**30)
+        options = {option: read_number(given[name]) or 0 for name, option in self._options.items() if name in given}
+        if "memory_gb" in given:
+            options["entrypoint_memory"] = int(options["entrypoint_memory"] * 2**30)
         return RayCluster(self.address, options, folder / self.name)
 
 

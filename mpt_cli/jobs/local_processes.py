@@ -2,7 +2,6 @@
 that is this machine. Light: nothing here knows of Keras, NumPy or a cluster.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -11,19 +10,17 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from multiprocessing import spawn
 from multiprocessing.spawn import spawn_main as spawn_main
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
+from mpt_cli.jobs.job_process import signal_group, start_process
 from mpt_cli.settings.limits import open_regular
 
 Subject = TypeVar("Subject")
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -55,19 +52,8 @@ class Command(Generic[Subject]):
     cwd: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 0
-    attempt: int = 1
     cores: int | None = None
     is_submitted: bool = False
-
-    def elsewhere(self, share: Share) -> "Command[None]":
-        """Return it as it is handed to another machine, with whole paths and none of this one's environment."""
-        return replace(
-            cast("Command[None]", self),
-            subject=None,
-            log=self.log and self.log.resolve(),
-            cwd=(self.cwd or Path()).resolve(),
-            environment={**self.environment, **share.variables},
-        )
 
 
 @dataclass(frozen=True)
@@ -82,7 +68,6 @@ class Ending:
     seconds: float
     cause: str | None = None
     limit_seconds: float | None = None  # of a timeout
-    attempt: int = 1
     note: str = ""  # why it could not be started, or was lost
 
 
@@ -133,7 +118,7 @@ class Handle(Protocol):
 
 
 class Executor(ABC):
-    """A place where commands run. A context manager."""
+    """A place where commands run."""
 
     poll_seconds: float  # between two looks at what runs
 
@@ -145,46 +130,22 @@ class Executor(ABC):
         """Return the logs of commands that an earlier process started and that continue without it: none here."""
         return set()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:  # noqa: B027 (most have nothing to close)
-        pass
-
 
 class LocalExecutor(Executor):
-    """Processes of this machine, each a group of its own, which keeps the terminal's Ctrl-C from it and lets its
-    helpers be ended with it. They end when the thread that started them does, by `kill -9` too.
-    """
+    """Processes of this machine."""
 
     poll_seconds = 0.05
 
     def start(self, command: Command[Any], share: Share = WHOLE_MACHINE) -> "LocalHandle":
+        environment = {**command.environment, **share.variables}
         with ExitStack() as stack:
             try:
-                streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+                stderr: Any = subprocess.DEVNULL
                 if command.log is not None:
-                    streams["stderr"] = stack.enter_context(open(command.log, "ab", opener=open_regular))
-                process = subprocess.Popen(
-                    command.arguments,
-                    cwd=command.cwd,
-                    process_group=0,
-                    env={**os.environ, **command.environment, **share.variables},
-                    preexec_fn=partial(_prepare, os.getpid(), share.cores),
-                    **streams,
-                )
+                    stderr = stack.enter_context(open(command.log, "ab", opener=open_regular))
+                return LocalHandle(start_process(command.arguments, command.cwd, environment, stderr, share.cores))
             except (OSError, subprocess.SubprocessError) as error:
                 raise CannotStart(str(error)) from error
-        return LocalHandle(process)
-
-
-def _prepare(parent: int, cores: frozenset[int]) -> None:
-    """Prepare the new process before it becomes the program."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it was killed meanwhile
-        os._exit(1)
-    if cores:
-        os.sched_setaffinity(0, cores)
 
 
 class LocalHandle:
@@ -205,20 +166,16 @@ class LocalHandle:
 
     def poll(self) -> int | None:
         if self._process.returncode is None and self._process.poll() is not None:
-            self._signal_group(signal.SIGKILL)
+            signal_group(self.pid, signal.SIGKILL)
         return self._process.returncode
 
     def terminate(self) -> None:
         if self._process.returncode is None:
-            self._signal_group(signal.SIGTERM)
+            signal_group(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         if self._process.returncode is None:
-            self._signal_group(signal.SIGKILL)
-
-    def _signal_group(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+            signal_group(self.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Running(Generic[Subject]):
         return None if code is None else self.ending(code)
 
     def ending(self, code: int, note: str = "") -> Ending:
-        return Ending(code, round(self.seconds, 3), self.cause, self._limit_seconds, self.command.attempt, note)
+        return Ending(code, round(self.seconds, 3), self.cause, self._limit_seconds, note)
 
 
 class Observer(Generic[Subject]):
@@ -128,23 +128,24 @@ class Queue(Generic[Subject]):
         self._source = iter(commands)
         with Interruption() as interruption:
             try:
-                while self.running or self._has_next():
-                    if interruption.requested is not None:
-                        self._stop_all()
-                    self._look()
-                    self._start_what_fits()
-                    time.sleep(self.executor.poll_seconds)
+                self._run_all(interruption)
             except KeyboardInterrupt:
                 pass
             except MptError:  # of an observer: what runs can't help it, and may save
                 self._stop_all()
-                while self.running:
-                    self._look()
-                    time.sleep(self.executor.poll_seconds)
+                self._run_all(interruption)
                 raise
             finally:
                 self._kill_all()
         return interruption.requested
+
+    def _run_all(self, interruption: Interruption) -> None:
+        while self.running or self._has_next():
+            if interruption.requested is not None:
+                self._stop_all()
+            self._look()
+            self._start_what_fits()
+            time.sleep(self.executor.poll_seconds)
 
     def _has_next(self) -> bool:
         if self._next is None:
@@ -173,7 +174,7 @@ class Queue(Generic[Subject]):
         except CannotStart as error:
             self.pool.give_back(share.gpus)
             note = f"it could not be started: {error}"
-            self._record_ending(command, Ending(None, 0.0, attempt=command.attempt, note=note))
+            self._record_ending(command, Ending(None, 0.0, note=note))
             return
         self.running.append(running)
         for observer in self.observers:

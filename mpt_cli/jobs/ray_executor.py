@@ -4,15 +4,15 @@ Ray's jobs are asked for over HTTP: a client in this process would end it, where
 """
 
 import os
-import pickle
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from mpt_cli.errors import DataError, first_line
-from mpt_cli.jobs.cluster import Cluster, ClusterJobState, NoAnswer, RemoteCommand
+from mpt_cli.jobs.cluster import Cluster, ClusterJobState, NoAnswer
+from mpt_cli.jobs.job_process import ClusterJob
 from mpt_cli.jobs.local_processes import CannotStart, module_command
 from mpt_cli.signals import GRACE_SECONDS
 
@@ -21,38 +21,24 @@ _OVER = ("STOPPED", "SUCCEEDED", "FAILED")
 
 
 class RayCluster(Cluster):
-    """`options` are those of a job, `folder` has what is handed over."""
+    """`options` are those of a job."""
 
     name = "Ray"
     poll_seconds = 0.5
     gives_up_seconds = 45.0  # jobs end with the head of their cluster
 
     def __init__(self, address: str, options: Mapping[str, Any], folder: Path) -> None:
-        super().__init__()
-        self._address, self._options, self._folder = address, options, folder
+        super().__init__(folder)
+        self._options, self._client = options, _connect(address)
 
-    def __enter__(self) -> Self:
-        self._client = _connect(self._address)
-        return self
-
-    def hand_over(self, commands: Sequence[RemoteCommand], at_a_time: int) -> list[str]:
-        self._folder.mkdir(parents=True, exist_ok=True)
+    def hand_over(self, jobs: Sequence[ClusterJob], list_file: Path, at_a_time: int) -> list[str]:
+        """Submit the one job that is started at a time."""
+        variables = {"RAY_JOB_STOP_WAIT_TIME_S": f"{GRACE_SECONDS:.0f}"}  # before it kills what it asked to end
+        program = shlex.join(module_command("mpt_cli.jobs.job_process", str(list_file)))
         try:
-            return [self._submit(command) for command in commands]
+            return [self._client.submit_job(entrypoint=program, runtime_env={"env_vars": variables}, **self._options)]
         except Exception as error:  # of requests, or RuntimeError
             raise CannotStart(f"Ray: {first_line(error)}") from error
-
-    def _submit(self, command: RemoteCommand) -> str:
-        file = (self._folder / f"{command.command.name}.pkl").resolve()
-        file.write_bytes(pickle.dumps(command))
-        variables = {"RAY_JOB_STOP_WAIT_TIME_S": f"{GRACE_SECONDS:.0f}"}  # before it kills what it asked to end
-        return str(
-            self._client.submit_job(
-                entrypoint=shlex.join(module_command("mpt_cli.jobs.cluster", str(file))),
-                runtime_env={"env_vars": variables},
-                **self._options,
-            )
-        )
 
     def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
         try:

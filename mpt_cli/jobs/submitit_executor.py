@@ -2,7 +2,9 @@
 
 import os
 import re
+import shlex
 import signal
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,11 +14,12 @@ import submitit
 from submitit.core import utils
 from submitit.slurm.slurm import SlurmInfoWatcher
 
-from mpt_cli.jobs.cluster import Cluster, ClusterJobState, NoAnswer, RemoteCommand
+from mpt_cli.jobs.cluster import Cluster, ClusterJobState, NoAnswer
+from mpt_cli.jobs.job_process import ClusterJob
 from mpt_cli.jobs.local_processes import CannotStart, call
+from mpt_cli.settings.key_type import read_number
 from mpt_cli.signals import held_back
 
-MOST_OF_ARRAY = 1000  # jobs in one, as Slurm has it by default (MaxArraySize)
 _ANSWER_SECONDS = 30.0
 _WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _IS_OVER = (
@@ -31,46 +34,51 @@ _IS_OVER = (
     "REVOKED",
     "TIMEOUT",
 )
-_COLUMNS = "JobID|State|Reason"
 _QUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r")
 _ACCOUNTS = ("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,Reason")
+# what submitit has of all its executors; other settings are those of Slurm's
+_OF_ALL = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
 
 
 class SlurmCluster(Cluster):
-    """Several commands at once are an array. `parameters` are those of a job as submitit has them, `own` those of its
-    executor, `folder` has what it writes.
-    """
+    """Several commands at once are an array. `settings` are those of the launcher."""
 
     name = "Slurm"
     kind = "slurm"
 
-    def __init__(self, parameters: Mapping[str, Any], own: Mapping[str, Any], folder: Path) -> None:
-        super().__init__()
-        self._parameters, self._own, self._folder = parameters, own, folder
+    def __init__(self, settings: Mapping[str, str], folder: Path) -> None:
+        super().__init__(folder)
+        values: dict[str, Any] = {"timeout_min": 60, **{name: _value(text) for name, text in settings.items()}}
+        values.pop("cluster", None)
+        options, of_srun = _take_options(values, "sbatch."), _take_options(values, "srun.")
+        self._python = values.pop("python", shlex.quote(sys.executable))
+        if "setup" in values:
+            values["setup"] = [values["setup"]]
+        if options:
+            values["additional_parameters"] = options
+        if of_srun:
+            values["srun_args"] = [f"--{name}" + ("" if text is True else f"={text}") for name, text in of_srun.items()]
+        self._parameters = {name if name in _OF_ALL else f"slurm_{name}": value for name, value in values.items()}
 
-    def hand_over(self, commands: Sequence[RemoteCommand], at_a_time: int) -> list[str]:
-        parts = [commands[first : first + MOST_OF_ARRAY] for first in range(0, len(commands), MOST_OF_ARRAY)]
-        share = max(1, at_a_time // len(parts))
-        try:
-            return [job.job_id for part in parts for job in self._submit(part, slurm_array_parallelism=share)]
-        except (OSError, utils.FailedSubmissionError, utils.FailedJobError) as error:  # the last is sbatch's own
-            raise CannotStart(" ".join(str(error).split())) from error
-
-    def prepared(self, **more: Any) -> submitit.AutoExecutor:
-        """Return submitit's executor, which says what is wrong with its parameters."""
-        executor = submitit.AutoExecutor(folder=self._folder, cluster=self.kind, **self._own)
-        executor.update_parameters(**self._parameters, **more)
+    def prepared(self, list_file: Path, **more: Any) -> submitit.AutoExecutor:
+        """Return submitit's executor, which says what is wrong with its parameters. In place of submitit's program it
+        starts ours, behind which it puts the words for its own.
+        """
+        python = f"{self._python} -P -m mpt_cli.jobs.job_process {shlex.quote(str(list_file))}"
+        executor = submitit.AutoExecutor(folder=self.folder, cluster=self.kind, slurm_python=python)
+        delay = min(90, 15 * self._parameters["timeout_min"])  # before the end of its time, to save
+        executor.update_parameters(**self._parameters, slurm_signal_delay_s=delay, **more)
         return executor
 
-    def _submit(self, commands: Sequence[RemoteCommand], **more: Any) -> list["submitit.Job[int]"]:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        executor = self.prepared(**more, **self._job_name(commands))
-        with executor.batch():
-            return [executor.submit(command) for command in commands]
-
-    def _job_name(self, commands: Sequence[RemoteCommand]) -> dict[str, str]:
-        sweep = self._folder.parent.parent.name
-        return {"name": commands[0].command.name if len(commands) == 1 else sweep}
+    def hand_over(self, jobs: Sequence[ClusterJob], list_file: Path, at_a_time: int) -> list[str]:
+        name = jobs[0].files.log.stem if len(jobs) == 1 else self.folder.parent.parent.name
+        executor = self.prepared(list_file, name=name, slurm_array_parallelism=at_a_time)
+        try:
+            with executor.batch():
+                submitted = [executor.submit(job) for job in jobs]
+        except (OSError, utils.FailedSubmissionError, utils.FailedJobError) as error:  # the last is sbatch's own
+            raise CannotStart(" ".join(str(error).split())) from error
+        return [job.job_id for job in submitted]
 
     def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
         """Return the states by squeue, which has each job for some minutes after its end, and of older ones by sacct,
@@ -88,7 +96,7 @@ class SlurmCluster(Cluster):
         answer = call([*program, f"--jobs={','.join(arrays)}"], _ANSWER_SECONDS)
         if answer.exit_code != 0 and "Invalid job id" not in answer.stderr:
             raise NoAnswer(f"{program[0]}: {answer.why or ' '.join(answer.stderr.split())}")
-        found = SlurmInfoWatcher().read_info(f"{_COLUMNS}\n{answer.stdout}")  # it knows what an array is called
+        found = SlurmInfoWatcher().read_info(f"JobID|State|Reason\n{answer.stdout}")  # it knows what an array is called
         return {job_id: _state(row["State"], row["Reason"]) for job_id, row in found.items()}
 
     def cancel(self, job_id: str) -> None:
@@ -96,12 +104,27 @@ class SlurmCluster(Cluster):
         call(["scancel", job_id], _ANSWER_SECONDS)
 
     def why(self, job_id: str) -> str:
-        """Return submitit's reason, such as that its time was over too often, and where its log is."""
-        paths = utils.JobPaths(self._folder, job_id)
-        parts = []
-        with suppress(OSError, ValueError, EOFError):
-            parts.append(str(utils.pickle_load(paths.result_pickle)[1]).strip().rpartition("\n")[2])
-        return ", ".join([*parts, *([f"see {paths.stderr}"] if paths.stderr.exists() else [])])
+        """Return where its log is."""
+        stderr = utils.JobPaths(self.folder, job_id).stderr
+        return f"see {stderr}" if stderr.exists() else ""
+
+
+def _value(text: str) -> Any:
+    """Return the number that is written so, or the text."""
+    number = read_number(text)
+    return number if str(number) == text else text
+
+
+def _take_options(values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Take the options of a program out of the values; return them with True for those without a value, and without
+    those that are false.
+
+    >>> _take_options({"sbatch.hold": "true", "sbatch.requeue": "false", "sbatch.exclusive": "user"}, "sbatch.")
+    {'hold': True, 'exclusive': 'user'}
+    """
+    names = [name for name in values if name.startswith(prefix)]
+    found = {name.removeprefix(prefix): values.pop(name) for name in names}
+    return {name: True if text == "true" else text for name, text in found.items() if text != "false"}
 
 
 def _state(word: str, reason: str) -> ClusterJobState:
@@ -116,19 +139,13 @@ class ProcessesOfSubmitit(SlurmCluster):
     kind = "local"
     poll_seconds = 0.2
 
-    def _submit(self, commands: Sequence[RemoteCommand], **_: Any) -> list["submitit.Job[int]"]:
+    def hand_over(self, jobs: Sequence[ClusterJob], list_file: Path, at_a_time: int) -> list[str]:
         # they are in our group: what the terminal sends must not end them before their job
         with held_back(signal.SIGINT, signal.SIGHUP):
-            return super()._submit(commands)
-
-    def _job_name(self, commands: Sequence[RemoteCommand]) -> dict[str, str]:
-        return {}
+            return super().hand_over(jobs, list_file, at_a_time)
 
     def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
-        return {
-            job_id: ClusterJobState("RUNNING") if _is_alive(int(job_id)) else ClusterJobState("ended", is_over=True)
-            for job_id in job_ids
-        }
+        return {job_id: ClusterJobState("RUNNING") for job_id in job_ids if _is_alive(int(job_id))}
 
     def cancel(self, job_id: str) -> None:
         with suppress(ProcessLookupError):

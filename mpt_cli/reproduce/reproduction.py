@@ -191,7 +191,8 @@ def reproduce(
     limits = Limits(workers=plan.jobs, timeout_seconds=plan.timeout_seconds)
     left = dict(enumerate(targets, 1))
     for retry in range(plan.retries + 1):
-        with tempfile.TemporaryDirectory() as logs, LocalExecutor() as executor:
+        executor = LocalExecutor()
+        with tempfile.TemporaryDirectory() as logs:
             commands = [_target_command(number, target, folder, Path(logs), retry) for number, target in left.items()]
             numbers = {command.name: number for command, number in zip(commands, left, strict=True)}
             raise_for(Queue(limits, executor, record).run(commands))
@@ -319,7 +320,8 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
     ConfigError where the run is too short or `step` isn't in it; DataError where a run fails by itself.
     """
     whole, killed = RunDirectory(folder / "whole"), RunDirectory(folder / "killed")
-    with tempfile.TemporaryDirectory() as place, LocalExecutor() as executor:
+    executor = LocalExecutor()
+    with tempfile.TemporaryDirectory() as place:
 
         def run(verb: str, overrides: list[str], directory: RunDirectory, log: str) -> FinishedProcess:
             own = [*overrides, format_override("run_dir", str(directory.path))]

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from mpt_cli.errors import BAD_DATA, OK, TERMINATED, ConfigError, DataError, gravest_code, naming
+from mpt_cli.errors import BAD_DATA, OK, TERMINATED, DataError, gravest_code, naming
 from mpt_cli.files import write_json
 from mpt_cli.jobs.local_processes import Ending
 from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, random_name, read_json
@@ -239,12 +239,12 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
 def last_sentence(log: Path) -> str:
     """Return the last message of mpt in the log, else its last line; empty where it says nothing."""
     try:
-        lines = [line.strip() for line in read_file(log, errors="replace").splitlines()]
+        lines = [line for line in read_file(log, errors="replace").splitlines() if line.strip()]
     except OSError:
         return ""
-    said = [line for line in lines if line and not line.startswith(_BUG_NOTE)]
-    messages = [_SPEAKER.sub("", line) for line in said if _SPEAKER.match(line)]
-    return (messages or said or [""])[-1]
+    said = [_SPEAKER.sub("", line) for line in lines if _SPEAKER.match(line)]
+    lines = [line for line in lines if not line.startswith(_BUG_NOTE)]
+    return (said or lines or [""])[-1].strip()
 
 
 def sweep_exit_code(results: Iterable[JobResult]) -> int:
@@ -295,13 +295,9 @@ class JobResults:
 
 @dataclass(frozen=True)
 class SweepResults(JobResults):
-    """A whole sweep; `configurations` are in order of their rank.
-
-    `complaint` says why they are not ranked by what was asked for.
-    """
+    """A whole sweep; `configurations` are in order of their rank."""
 
     configurations: list[Configuration]
-    complaint: str = ""
 
     @property
     def best(self) -> JobResult | None:
@@ -340,27 +336,15 @@ class SweepResults(JobResults):
         return not self.plan.missing and all(result.status != NOT_RUN for result in self.results)
 
 
-def mean_objective(results: Sequence[JobResult], objective: Objective) -> float | None:
-    values = [objective.value(result.summary) for result in results]
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
-
-
 def read_results(sweep: SweepDirectory, objective: str | None = None) -> SweepResults:
-    """Return all results from the directory alone, ranked by `objective` or by that of the sweep.
-
-    ConfigError for an `objective` that no job reports; where that is the one on record, the default takes its place.
+    """Return all results from the directory alone, ranked by `objective` or by that of the sweep; ConfigError for one
+    that no job reports.
     """
     plan = sweep.read_plan()
     results = [read_job(sweep, job) for job in plan.jobs]
     finished = [result.summary for result in results if result.status == FINISHED]
-    try:
-        chosen, complaint = choose_objective(objective or plan.facts["objective"], finished), ""
-    except ConfigError as error:
-        if objective:
-            raise
-        chosen, complaint = choose_objective(None, finished), str(error)
-    return SweepResults(sweep, plan, chosen, results, rank(results, chosen), complaint)
+    chosen = choose_objective(objective or plan.facts["objective"], finished)
+    return SweepResults(sweep, plan, chosen, results, rank(results, chosen))
 
 
 def rank(results: Sequence[JobResult], objective: Objective) -> list[Configuration]:
@@ -372,14 +356,15 @@ def rank(results: Sequence[JobResult], objective: Objective) -> list[Configurati
     groups: dict[tuple[tuple[str, str], ...], list[JobResult]] = {}
     for result in results:
         groups.setdefault(tuple(result.job.without_seed.items()), []).append(result)
-    rows = [_configuration(dict(own), members, objective) for own, members in groups.items()]
+    rows = [configuration(dict(own), members, objective) for own, members in groups.items()]
     rows.sort(key=lambda row: (row.mean is None, not row.is_complete, objective.sort_key(row.mean), _skips(row)))
     first: dict[tuple[bool, float | None], int] = {}
     ranks = [first.setdefault((row.is_complete, row.mean), place) for place, row in enumerate(rows, 1)]
     return [replace(row, rank=rank if _is_ranked(row) else None) for row, rank in zip(rows, ranks, strict=True)]
 
 
-def _configuration(overrides: dict[str, str], members: list[JobResult], objective: Objective) -> Configuration:
+def configuration(overrides: dict[str, str], members: list[JobResult], objective: Objective) -> Configuration:
+    """Return what these jobs came to."""
     finished = [result for result in members if result.status == FINISHED]
     values = [value for result in finished if (value := objective.value(result.summary)) is not None]
     if not values:

@@ -7,6 +7,7 @@ import secrets
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ from mpt_cli.settings.load import missing_backend
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep import SAMPLERS
-from mpt_cli.sweep.overrides import Grid, each_once, load_each, override_key, read_grid, varied_keys, varied_values
+from mpt_cli.sweep.overrides import (
+    Grid,
+    each_once,
+    load_each,
+    override_key,
+    read_grid,
+    varied_keys,
+    varied_values,
+)
 from mpt_cli.telemetry.record_types import as_number
 from mpt_cli.training.progress import MONITORED, falls
 from mpt_cli.training.run_from_settings import check_repeatable
@@ -190,7 +199,7 @@ def make_plan(
     check_objective(objective, settings)
     if is_here:
         check_here(settings, say)
-    return _without_duplicates(points, settings, say)
+    return _plan_of(points, settings, say)
 
 
 def grow_plan(plan: SweepPlan, more: SweepPlan) -> SweepPlan:
@@ -212,7 +221,8 @@ def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None
     """Raise DataError with what is not there of the data and models of the jobs, ConfigError where a function is
     missing. Say which backend is.
     """
-    for line in sorted({*map(missing_backend, settings)} - {""}):
+    of_backends = {each.backend.name: each for each in settings}.values()
+    for line in filter(None, map(missing_backend, of_backends)):
         say(line)
     met, is_of_data = list[Problem](), True
     for each in settings:
@@ -229,23 +239,18 @@ def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None
         raise DataError("\n  ".join(dict.fromkeys(map(str, met)))) if is_of_data else ConfigError(each_once(met))
 
 
-def _without_duplicates(
-    points: Sequence[Sequence[str]], loaded: Sequence[Settings], say: Callable[[str], None]
-) -> SweepPlan:
+def _plan_of(points: Sequence[Sequence[str]], loaded: Sequence[Settings], say: Callable[[str], None]) -> SweepPlan:
     """Return the plan of these command lines; say which are left out, being the same as others. Draw a seed where it is
     null, so that the command on record repeats the job.
     """
     varied, jobs, numbers = varied_keys(points), list[Job](), dict[str, int]()
     for words, settings in zip(points, loaded, strict=True):
-        overrides = varied_values(words, varied)
-        if settings.seed is None:
-            settings = replace(settings, seed=secrets.randbelow(2**32))
-            words = [*words, f"seed={settings.seed}"]
-        number = numbers.setdefault(repr(settings), len(jobs) + 1)
-        if number <= len(jobs):
+        overrides, number = varied_values(words, varied), numbers.setdefault(repr(settings), len(jobs) + 1)
+        if number <= len(jobs) and settings.seed is not None:
             say(f"left out: {format_values(overrides)} is the same as job {number}")
-        else:
-            jobs.append(make_job(number, overrides, words, settings))
+            continue
+        drawn = [f"seed={secrets.randbelow(2**32)}"] if settings.seed is None else []
+        jobs.append(make_job(len(jobs) + 1, overrides, [*words, *drawn], settings))
     recipes = {settings.recipe for settings in loaded}
     return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several")
 
@@ -299,6 +304,7 @@ def job_name(number: int, overrides: dict[str, str]) -> str:
     return f"{number:03d}-{'_'.join(parts) or 'only'}"[:80].rstrip("-_.")
 
 
+@cache
 def _plain(key: str, value: str) -> str:
     """Return the value as part of a file name: 2**15 as 32768, a path as its last part."""
     number = read_number(value) if "**" in value else None

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
@@ -166,28 +166,13 @@ def read_interval(word: str) -> tuple[IntervalSweep, str] | None:
     return (found, base) if isinstance(found, IntervalSweep) else None
 
 
-_AS_GRIDS = (
-    "With other values of this sweep it is right: write the combinations to run as a list of grids in a sweep: block."
-)
-
-
 def load_each(configurations: Iterable[Sequence[str]], known: Sequence[Problem] = ()) -> list[Settings]:
     """Return the settings of each command line; ConfigError with all that is wrong with any, behind what is known."""
-    words_of = [*configurations]
-    found, problems = load_variations(words_of), [*known]
-    loaded = [*zip(words_of, found, strict=True)]
-    right = {word for words, each in loaded if isinstance(each, Settings) for word in words}
-    for words, each in loaded:
-        if isinstance(each, ConfigError):
-            elsewhere = {override_key(word) for word in words if word in right}
-            problems += [_in_grids(problem) if problem.key in elsewhere else problem for problem in each.problems]
+    found, problems = load_variations([*configurations]), [*known]
+    problems += [problem for each in found if isinstance(each, ConfigError) for problem in each.problems]
     if problems:
         raise ConfigError(each_once(problems))
     return [each for each in found if isinstance(each, Settings)]
-
-
-def _in_grids(problem: Problem) -> Problem:
-    return replace(problem, remedy=f"{problem.remedy} {_AS_GRIDS}".strip())
 
 
 def each_once(problems: Iterable[Problem]) -> list[Problem]:

@@ -4,6 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self, TextIO, TypeVar
 
@@ -194,7 +195,6 @@ class JobState:
     is_running: bool = False
     result: JobResult | None = None
     waits_for: str = ""
-    is_on_cluster: bool = False  # and goes on without a sweep that waits for it
 
 
 def find_cluster(sweep: SweepDirectory) -> Cluster | None:
@@ -202,27 +202,24 @@ def find_cluster(sweep: SweepDirectory) -> Cluster | None:
     launcher = recorded_launcher(sweep.read_plan().facts)
     if not launcher.can_detach:
         return None
-    try:
+    with suppress(ConfigError):
         launcher.check()
-    except ConfigError:
-        return None
-    executor = launcher.executor(1, sweep.path / "logs")
-    return executor if isinstance(executor, Cluster) else None
+        executor = launcher.executor(sweep.path / "logs")
+        return executor if isinstance(executor, Cluster) else None
+    return None
 
 
 def job_states(sweep: SweepDirectory, cluster: Cluster | None = None) -> list[JobState]:
     """Return the states of all jobs that are planned so far, as any process sees them that can read the directory."""
     jobs = sweep.read_plan().jobs
     under_way = cluster.under_way([sweep.log(job) for job in jobs]) if cluster else set()
-    return [_state(sweep, job, cluster if sweep.log(job) in under_way else None) for job in jobs]
-
-
-def _state(sweep: SweepDirectory, job: Job, cluster: Cluster | None) -> JobState:
-    holder = read_holder(sweep.run(job).lock_file)
-    if holder is not None and holder.is_gone is not True:
-        return JobState(job, is_running=True, is_on_cluster=cluster is not None)
-    result = read_job(sweep, job)
-    if result.status != NOT_RUN:
-        return JobState(job, result=result)
-    waits_for = cluster.describe(sweep.log(job)) if cluster else ""
-    return JobState(job, waits_for=waits_for, is_on_cluster=cluster is not None)
+    states = []
+    for job in jobs:
+        holder, log = read_holder(sweep.run(job).lock_file), sweep.log(job)
+        if holder is not None and holder.is_gone is not True:
+            states.append(JobState(job, is_running=True))
+        elif (result := read_job(sweep, job)).status != NOT_RUN:
+            states.append(JobState(job, result=result))
+        else:
+            states.append(JobState(job, waits_for=cluster.describe(log) if cluster and log in under_way else ""))
+    return states

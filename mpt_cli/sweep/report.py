@@ -2,10 +2,10 @@
 pictures.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -30,7 +30,6 @@ from mpt_cli.sweep.directory import (
 from mpt_cli.sweep.hyperparameters import (
     importances,
     job_label,
-    numbered_label,
     parallel_chart,
 )
 from mpt_cli.sweep.paired import FEWEST_SEEDS, LEVEL, MOST_SEEDS, count_seeds
@@ -127,37 +126,30 @@ def _short(key: str, keys: Sequence[str]) -> str:
 
 
 def _figure(
-    name: str, words: Callable[[float], str], *picks: Callable[[list[float]], float]
+    value: Callable[[JobResult], float | None], words: Callable[[float], str], *picks: Callable[[list[float]], float]
 ) -> Callable[[Configuration], str]:
-    """Return a cell of what the picks make of the seeds' values of a field, once where these are the same."""
+    """Return a cell of what the picks make of the seeds' values, once where these are the same."""
 
     def cell(row: Configuration) -> str:
-        values = [value for result in row.shown if (value := result.number(name)) is not None]
+        values = [found for result in row.shown if (found := value(result)) is not None]
         return " … ".join(dict.fromkeys(words(pick(values)) for pick in picks)) if values else "-"
 
     return cell
 
 
-def _format_skipped(row: Configuration) -> str:
-    shares = [share for result in row.shown if (share := result.skipped_share) is not None]
-    share = 100 * sum(shares) / len(shares) if shares else math.nan
-    return "-" if math.isnan(share) else "0%" if share == 0 else f"{share:.2g}%" if share < 10 else f"{share:.0f}%"
-
-
-def _format_seconds(row: Configuration) -> str:
-    seconds = [result.seconds for result in row.results if result.seconds is not None]
-    return format_seconds(sum(seconds) / len(seconds)) if seconds else "-"
+def _scale(name: str) -> Callable[[Configuration], str]:
+    return _figure(methodcaller("number", name), format_scale, min, max)
 
 
 _NUMERICS = (
-    TableColumn("skipped", _format_skipped),
-    TableColumn("final scale", _figure("final_loss_scale", format_scale, min, max)),
-    TableColumn("min scale", _figure("min_loss_scale", format_scale, min, max)),
-    TableColumn("max scale", _figure("max_loss_scale", format_scale, min, max)),
+    TableColumn("skipped", _figure(attrgetter("skipped_share"), lambda share: f"{100 * share:.3g}%", fmean)),
+    TableColumn("final scale", _scale("final_loss_scale")),
+    TableColumn("min scale", _scale("min_loss_scale")),
+    TableColumn("max scale", _scale("max_loss_scale")),
     TableColumn("verdict", format_verdict, is_number=False),
-    TableColumn("examples/s", _figure("examples_per_second", format_count, fmean)),
-    TableColumn("memory", _figure("peak_memory_bytes", lambda count: format_bytes(int(count)), max)),
-    TableColumn("seconds", _format_seconds),
+    TableColumn("examples/s", _figure(methodcaller("number", "examples_per_second"), format_count, fmean)),
+    TableColumn("memory", _figure(methodcaller("number", "peak_memory_bytes"), lambda n: format_bytes(int(n)), max)),
+    TableColumn("seconds", _figure(attrgetter("seconds"), format_seconds, fmean)),
 )
 
 
@@ -169,15 +161,8 @@ MOST_FAILURES = 20  # on the console; the files have all
 def print_results(found: SweepResults, screen: Screen, page: Path | None = None) -> None:
     """Print the table, what is best, what failed, and where the `page` is."""
     screen.show_table(columns(found), found.configurations, lambda row: _STYLES[_row_kind(row)], SECONDARY)
-    for line in [*objective_lines(found), *best_lines(found), *ending_lines(found, page)]:
+    for line in [*best_lines(found), *ending_lines(found, page)]:
         screen.say(line)
-
-
-def objective_lines(found: SweepResults) -> list[str]:
-    """Return why they are ranked by another objective than was asked for, if they are."""
-    if not found.complaint:
-        return []
-    return [_line("objective", found.complaint), _line("", f"ranked by {found.objective.name} in its place")]
 
 
 def best_lines(found: SweepResults) -> list[str]:
@@ -280,8 +265,7 @@ def counts_sentence(found: SweepResults) -> str:
     """Return how many jobs ended how, and what they are ranked by."""
     counted = _counted([result.status for result in found.results])
     better = "the lower the better" if found.objective.falls else "the higher the better"
-    sentence = f"{len(found.results)} jobs: {counted}. Ranked by {found.objective.name}, {better}."
-    return f"{sentence} {found.complaint}".rstrip()
+    return f"{len(found.results)} jobs: {counted}. Ranked by {found.objective.name}, {better}."
 
 
 def _not_good(found: JobResults) -> list[JobResult]:
@@ -293,8 +277,9 @@ MOST_RUNS = 100  # whose lines are read for a page
 
 def pictures(found: SweepResults) -> list[Picture]:
     """Return those of the runs in order of their rank, each named after its number and its varied keys."""
-    ranked = [result for row in found.configurations for result in row.results]
-    return run_pictures(read_histories((result.run_dir, numbered_label(result)) for result in ranked[:MOST_RUNS]))
+    ranked = [result for row in found.configurations for result in row.results][:MOST_RUNS]
+    labels = (f"{result.job.number:03d} {job_label(result)}".rstrip() for result in ranked)
+    return run_pictures(read_histories(zip((result.run_dir for result in ranked), labels, strict=True)))
 
 
 def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> str:

@@ -1,22 +1,22 @@
 """The story of a sweep on one screen: overrides in, processes run, results on disk."""
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from os import environ
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import BAD_CONFIG, OK, ConfigError, DataError, Problem
-from mpt_cli.jobs.capacity import usable_cores
+from mpt_cli.errors import OK, ConfigError, DataError, Problem
+from mpt_cli.jobs.capacity import cores_each
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher
-from mpt_cli.jobs.local_processes import CannotStart, Command, Executor, mpt_command
+from mpt_cli.jobs.local_processes import CannotStart, Command, Ending, Executor, mpt_command
 from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.search_path import CONFIG_DIR, expanded, shell_command
+from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.directory import (
     FAILED,
@@ -31,11 +31,12 @@ from mpt_cli.sweep.job_list import (
     Job,
     Search,
     SweepPlan,
+    choose_objective,
     grow_plan,
     job_count,
     make_plan,
 )
-from mpt_cli.sweep.overrides import override_key
+from mpt_cli.sweep.overrides import override_key, values_of
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.recipe_sweep_section import swept_words
 from mpt_cli.sweep.report import write_results
@@ -78,7 +79,7 @@ class Options:
         has_pool = self.launcher.is_here and (not jobs or any(job.gpus for job in jobs))
         gpus = visible_gpus(environ) if has_pool else []
         workers = max(1, min(self.workers or self.launcher.workers(count, len(gpus)), count))
-        cores = self.launcher.cores_each(workers)
+        cores = cores_each(workers) if self.launcher.is_here else None
         return Limits(workers, gpus, cores, self.timeout_seconds, self.grace_seconds)
 
     def job_environment(self, workers: int) -> dict[str, str]:
@@ -91,34 +92,26 @@ class Options:
 
 def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[list[str], str | None]:
     """Return the overrides of the jobs, and the path that `key` among them gives."""
-    paths = [override.removeprefix(f"{key}=").strip("'\"") for override in overrides if override.startswith(f"{key}=")]
-    if len(paths) > 1:
-        raise ConfigError(Problem(key, "must be given once.", paths[-1]))
-    return [override for override in overrides if not override.startswith(f"{key}=")], paths[0] if paths else None
+    own = [override for override in overrides if override.startswith(f"{key}=")]
+    if len(own) > 1:
+        raise ConfigError(Problem(key, "must be given once.", own[-1]))
+    return [override for override in overrides if override not in own], values_of(own).get(key)
 
 
 def start_sweep(
     overrides: Sequence[str], options: Options, screen: Screen, search: Search | None = None
 ) -> tuple[SweepResults, int]:
     """Run a new sweep; its configurations are checked before the first job starts. Return results and exit code."""
-    plan, path = _plan_new(overrides, options, search, screen)
+    plan, path = plan_new(overrides, options, search, screen)
     sweep = SweepDirectory.create(path, plan.recipe)
     with sweep.lock():
         return _run(sweep, begin(sweep, plan, options), options, screen)
 
 
-def dry_run(overrides: Sequence[str], options: Options, search: Search | None, screen: Screen) -> SweepPlan:
-    """Return what `start_sweep` would run; DataError where its directory is taken."""
-    plan, path = _plan_new(overrides, options, search, screen)
-    if path:
-        SweepDirectory(expanded(path)).check_free()
-    return plan
-
-
-def _plan_new(
+def plan_new(
     overrides: Sequence[str], options: Options, search: Search | None, screen: Screen
 ) -> tuple[SweepPlan, str | None]:
-    """Return the plan, and the directory where one is named."""
+    """Return what a new sweep would run, all checked, and the directory where one is named."""
     words, path = split_overrides(overrides)
     options.check_detach(search)
     grids, is_here = swept_words(words), options.launcher.is_here
@@ -146,31 +139,20 @@ def resume_sweep(
     sweep = SweepDirectory.open(path)
     with sweep.lock():
         before = sweep.read_plan()
-        plan = _changed_plan(sweep, before, options, screen, trials, words)
+        plan = changed_plan(sweep, before, options, screen, trials, words)
         options.check_detach(plan.search)
         if plan.search is not None:
             plan.search.check()
         return _run(sweep, begin(sweep, plan, options, len(before.jobs)), options, screen)
 
 
-def dry_run_of_resume(
-    path: str, options: Options, screen: Screen, trials: int | None = None, words: Sequence[str] = ()
-) -> SweepPlan:
-    """Return the jobs that `resume_sweep` would run; say how many trials it would make. Write nothing."""
-    sweep = SweepDirectory.open(path)
-    plan = _changed_plan(sweep, sweep.read_plan(), options, screen, trials, words)
-    if plan.search is not None and plan.missing:
-        screen.say(f"{plan.missing // plan.search.seeds} more trials, and these jobs")
-    return replace(plan, jobs=[job for job in plan.jobs if not read_job(sweep, job).is_good], search=None)
-
-
-def _changed_plan(
+def changed_plan(
     sweep: SweepDirectory,
     plan: SweepPlan,
     options: Options,
     screen: Screen,
-    trials: int | None,
-    words: Sequence[str],
+    trials: int | None = None,
+    words: Sequence[str] = (),
 ) -> SweepPlan:
     """Return the plan with what the command line changes in it."""
     if options.objective is not None:
@@ -195,11 +177,13 @@ def _changed_plan(
 
 
 def _with_objective(sweep: SweepDirectory, plan: SweepPlan, objective: str) -> SweepPlan:
-    """Return the plan ranked by another objective; ConfigError for a search whose samplers have used one already."""
-    read_results(sweep, objective)  # ConfigError where no job reports it
-    found = read_results(sweep)
-    if plan.search is not None and not found.complaint and found.ranked:
-        rule, again = f"must stay {found.objective.name} where a search goes on.", shell_command("report", sweep.path)
+    """Return the plan ranked by another objective; ConfigError where no job reports it, and for a search that has used
+    one already.
+    """
+    results = read_results(sweep, objective).results
+    used = choose_objective(plan.facts["objective"], [])
+    if plan.search is not None and any(used.value(result.summary) is not None for result in results):
+        rule, again = f"must stay {used.name} where a search goes on.", shell_command("report", sweep.path)
         raise ConfigError(Problem("--objective", rule, objective, f"`{again} --objective …` ranks by another."))
     return replace(plan, facts={**plan.facts, "objective": objective})
 
@@ -222,7 +206,7 @@ def _run(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Scree
         write_results(found)
     if options.detach:
         return found, OK
-    return found, exit_code(stopped_by, found.results) or (BAD_CONFIG if found.complaint else OK)
+    return found, exit_code(stopped_by, found.results)
 
 
 def run_jobs(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Screen) -> signal.Signals | None:
@@ -244,31 +228,28 @@ def run_jobs(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: S
     if not count:
         screen.say(f"{sweep.path}: nothing is left to run")
         return None
-    share = format_machine_share(shared, limits, options)
-    screen.say(f"{job_count(count)}, {share}, in {sweep.path}")
-    with options.launcher.executor(limits.workers, sweep.path / "logs") as executor:
-        known = remaining_commands(sweep, left, options, Path(plan.facts["working_directory"]), executor)
-        going_on = sum(command.is_submitted for command in known)
-        if going_on:
-            screen.say(f"{job_count(going_on)} of them were submitted before and are waited for")
-        if options.detach and isinstance(executor, Cluster):
-            screen.say(detach(sweep, [command for command in known if not command.is_submitted], limits, executor))
-            return None
+    screen.say(f"{job_count(count)}, {limits.workers} at a time, in {sweep.path}")
+    executor = options.launcher.executor(sweep.path / "logs")
+    cwd = Path(plan.facts["working_directory"])
+    known = remaining_commands(sweep, left, options, cwd, executor)
+    going_on = sum(command.is_submitted for command in known)
+    if going_on:
+        screen.say(f"{job_count(going_on)} of them were submitted before and are waited for")
+    if options.detach and isinstance(executor, Cluster):
+        screen.say(detach(sweep, [command for command in known if not command.is_submitted], limits, executor))
+        return None
 
-        def commands() -> Iterator[Command[Job]]:
-            yield from known
-            for job in search.new_jobs() if search else ():
-                yield make_command(sweep, job, options, Path(plan.facts["working_directory"]))
+    def commands() -> Iterator[Command[Job]]:
+        yield from known
+        for job in search.new_jobs() if search else ():
+            yield make_command(sweep, job, options, cwd)
 
-        limits = replace(limits, workers=max(limits.workers, going_on))
-        with SweepProgress(screen, sweep, count, limits.workers) as progress:
-            queue = Queue(
-                limits,
-                executor,
-                lambda command, ending: sweep.write_ending(command.subject, ending),
-                [progress, *observers],
-            )
-            stopped_by = queue.run(commands())
+    def record(command: Command[Job], ending: Ending) -> None:
+        sweep.write_ending(command.subject, ending)
+
+    limits = replace(limits, workers=max(limits.workers, going_on))
+    with SweepProgress(screen, sweep, count, limits.workers) as progress:
+        stopped_by = Queue(limits, executor, record, [progress, *observers]).run(commands())
     if stopped_by is None and search is not None and (why := search.missing_trials_sentence()):
         screen.say(why)
     return stopped_by
@@ -289,8 +270,8 @@ def remaining_commands(
     for job in fresh:
         if read_job(sweep, job).status == FAILED:
             sweep.set_aside(job)
-    made = {job.number: make_command(sweep, job, options, cwd, is_submitted=job not in fresh) for job in left}
-    return sorted(made.values(), key=lambda command: not command.is_submitted)
+    made = [make_command(sweep, job, options, cwd, is_submitted=sweep.log(job) in under_way) for job in left]
+    return sorted(made, key=lambda command: not command.is_submitted)
 
 
 def detach(sweep: SweepDirectory, commands: Sequence[Command[Job]], limits: Limits, executor: Cluster) -> str:
@@ -312,35 +293,15 @@ def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -
     return SIGNAL_EXIT_CODES[stopped_by] if stopped_by is not None else sweep_exit_code(results)
 
 
-def format_machine_share(environment: Mapping[str, str], limits: Limits, options: Options) -> str:
-    """Return how many jobs run at a time, on how much of the machine."""
-    threads = next((value for name, value in environment.items() if name != CONFIG_DIR), None)
-    of_all = f" of {usable_cores()}" if options.launcher.is_here else ""
-    share = f", {threads}{of_all} cores each" if threads else ""
-    gpus = f", {len(limits.gpus)} GPU{'s' if len(limits.gpus) > 1 else ''}" if limits.gpus else ""
-    return f"{limits.workers} at a time {options.launcher.description}".rstrip() + f"{share}{gpus}"
-
-
 def make_command(
     sweep: SweepDirectory, job: Job, options: Options, cwd: Path, is_submitted: bool = False
 ) -> Command[Job]:
     """Return the command of a job; `cwd` is the directory that the sweep was started in."""
-    earlier = sweep.read_ending(job)
     if not is_submitted:
         sweep.ending_json(job).unlink(missing_ok=True)  # from here on the job counts as not run
-    attempt = earlier.attempt + 1 if earlier else 1
     run_dir = (sweep.path if cwd == Path.cwd() else sweep.path.resolve()) / job.name
-    return Command(
-        job.name,
-        options.launch(job, run_dir),
-        job,
-        sweep.log(job),
-        cwd,
-        job.environment,
-        job.gpus,
-        attempt,
-        is_submitted=is_submitted,
-    )
+    arguments, log = options.launch(job, run_dir), sweep.log(job)
+    return Command(job.name, arguments, job, log, cwd, job.environment, job.gpus, is_submitted=is_submitted)
 
 
 def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:

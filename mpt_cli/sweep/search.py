@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import optuna
 from hydra.core.override_parser.types import IntervalSweep
@@ -32,7 +31,7 @@ from mpt_cli.sweep.directory import (
     NOT_RUN,
     SEED,
     SweepDirectory,
-    mean_objective,
+    configuration,
     read_job,
 )
 from mpt_cli.sweep.job_list import (
@@ -55,27 +54,42 @@ MOST_ASKED = 100  # proposals in a row without a new combination, after which a 
 LOOK_SECONDS = 1.0  # between two looks of a pruner at the epochs of running jobs
 
 
-Value = float | int | str
-Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
+Value = float | int | str | None  # None is of Optuna alone
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What a key is searched over. The `base` (`2**`) stands before values that are exponents."""
+
+    distribution: CategoricalDistribution | FloatDistribution | IntDistribution
+    base: str = ""
+
+    def text(self, value: Value) -> str:
+        """Return six digits, which a person can read and type; all of them where these would leave the interval."""
+        short, of = f"{value:.6g}" if isinstance(value, float) else str(value), self.distribution
+        is_within = not isinstance(of, FloatDistribution) or of.low <= float(short) <= of.high
+        return self.base + (short if is_within else repr(value))
+
+    @property
+    def ends(self) -> list[str]:
+        """Return each choice, or the ends of the interval."""
+        of = self.distribution
+        return [*map(self.text, of.choices if isinstance(of, CategoricalDistribution) else (of.low, of.high))]
 
 
 @dataclass(frozen=True)
 class Space:
-    """The distributions of the keys that are searched, the `bases` (`2**`) of those whose values are exponents, the
-    words that stay as they are, and the seeds that each trial is run with where there are several.
+    """The keys that are searched, the words that stay as they are, and the seeds that each trial is run with where
+    there are several.
     """
 
-    distributions: dict[str, Distribution] = field(default_factory=dict)
-    bases: dict[str, str] = field(default_factory=dict)
+    axes: dict[str, Axis] = field(default_factory=dict)
     fixed: list[str] = field(default_factory=list)
     seeds: list[str] = field(default_factory=list)
 
     def overrides(self, values: Mapping[str, Value]) -> dict[str, str]:
         """Return the values as words have them."""
-        return {
-            key: self.bases.get(key, "") + _text(values[key], distribution)
-            for key, distribution in self.distributions.items()
-        }
+        return {key: axis.text(values[key]) for key, axis in self.axes.items()}
 
     def words(self, overrides: Mapping[str, str]) -> list[str]:
         return [*self.fixed, *(f"{key}={text}" for key, text in overrides.items())]
@@ -85,55 +99,35 @@ class Space:
         """Return words in which each choice, each seed and each end of an interval occurs, the other keys at their
         first.
         """
-        ends = {key: _ends(distribution) for key, distribution in self.distributions.items()}
-        first = {key: values[0] for key, values in ends.items()}
-        seed = {SEED: self.seeds[0]} if self.seeds else {}
-        for key, values in ends.items():
-            for value in values:
-                yield self.words({**self.overrides({**first, key: value}), **seed})
-        for other in self.seeds[1:]:
-            yield self.words({**self.overrides(first), SEED: other})
-
-
-def _text(value: Value, distribution: Distribution) -> str:
-    """Return six digits, which a person can read and type; all of them where these would leave the interval."""
-    short = f"{value:.6g}" if isinstance(value, float) else str(value)
-    is_within = not isinstance(distribution, FloatDistribution) or distribution.low <= float(short) <= distribution.high
-    return short if is_within else repr(value)
-
-
-def _ends(distribution: Distribution) -> Sequence[Any]:
-    if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices
-    return distribution.low, distribution.high
+        ends = {key: axis.ends for key, axis in self.axes.items()} | ({SEED: self.seeds} if self.seeds else {})
+        first = {key: texts[0] for key, texts in ends.items()}
+        for key, texts in ends.items():
+            for text in texts:
+                yield self.words({**first, key: text})
 
 
 def read_space(words: Sequence[str]) -> Space:
     """Return the space that the words span. ConfigError with all that can't be searched."""
     space, problems = Space(), list[Problem]()
     for word in words:
-        key, interval = override_key(word), read_interval(word)
-        if key in space.distributions:
+        key, interval, grid = override_key(word), read_interval(word), read_grid([word])
+        if key in space.axes:
             problems.append(Problem(key, "must be given once in a search."))
         if interval is not None:
-            space.bases[key] = interval[1]
-            space.distributions[key] = _distribution(word, *interval, problems)
+            space.axes[key] = _interval_axis(word, *interval, problems)
             continue
-        grid = read_grid([word])
         problems += grid.problems
         texts = [values_of([each])[key] for axis in grid.axes for each in axis]
         if not grid.varied:
             space.fixed.extend(each for axis in grid.axes for each in axis)
         elif key == SEED:
-            space.seeds.extend(texts)
+            space.seeds.extend(dict.fromkeys(texts))
         else:
-            space.distributions[key] = CategoricalDistribution(texts)
-    if len({*space.seeds}) < len(space.seeds):
-        problems.append(Problem(SEED, "must name each seed once.", ",".join(space.seeds)))
-    if SEED in space.distributions:
+            space.axes[key] = Axis(CategoricalDistribution(texts))
+    if SEED in space.axes:
         remedy = "Write a list, as seed=0,1,2: each trial is run with all of them, and their mean counts."
         problems.append(Problem(SEED, "must not be searched: a search would settle on a lucky one.", None, remedy))
-    if not space.distributions:
+    if not space.axes:
         remedy = "For example 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))'."
         problems.append(Problem("--trials", "must have something to vary.", None, remedy))
     if problems:
@@ -141,19 +135,17 @@ def read_space(words: Sequence[str]) -> Space:
     return space
 
 
-def _distribution(word: str, interval: IntervalSweep, base: str, problems: list[Problem]) -> Distribution:
+def _interval_axis(word: str, interval: IntervalSweep, base: str, problems: list[Problem]) -> Axis:
     low, high, is_log = interval.start or 0, interval.end or 0, "log" in interval.tags
     is_whole = isinstance(low, int) and isinstance(high, int)
-    is_right = 0.0 < high - low < math.inf and (low > 0 or not is_log) and (is_whole or not base)
-    if not is_right:
+    if not (0.0 < high - low < math.inf and (low > 0 or not is_log) and (is_whole or not base)):
         rule = (
             "must be interval(SMALLER,LARGER), both > 0 on a log scale; int(interval(8,24)) where they are exponents."
         )
         problems.append(Problem(override_key(word), rule, word.partition("=")[2]))
-        return FloatDistribution(0.0, 1.0)
-    if is_whole:
-        return IntDistribution(int(low), int(high), log=is_log)
-    return FloatDistribution(low, high, log=is_log)
+        return Axis(FloatDistribution(0.0, 1.0))
+    whole = IntDistribution(int(low), int(high), log=is_log) if is_whole else None
+    return Axis(whole or FloatDistribution(low, high, log=is_log), base)
 
 
 def plan_search(
@@ -168,7 +160,7 @@ def plan_search(
     check_objective(objective, settings)
     if is_here:
         check_here(settings[:1], say)
-    keys = [*space.distributions, *([SEED] if space.seeds else [])]
+    keys = [*space.axes, *([SEED] if space.seeds else [])]
     return SweepPlan(keys, [], settings[0].recipe, replace(search, words=[*words], seeds=len(space.seeds) or 1))
 
 
@@ -178,9 +170,10 @@ class OptunaStudy:
     def __init__(self, journal: Path, space: Space, search: Search) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space, self._search = space, search
-        self._storage = JournalStorage(JournalFileBackend(str(journal)))
-        self._study = optuna.create_study(storage=self._storage, study_name=STUDY_NAME, load_if_exists=True)
-        self._pruner = _pruner(search.pruner)
+        storage = JournalStorage(JournalFileBackend(str(journal)))
+        self._study = optuna.create_study(
+            storage=storage, study_name=STUDY_NAME, load_if_exists=True, pruner=_pruner(search.pruner)
+        )
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -193,7 +186,7 @@ class OptunaStudy:
             seed = random.Random(f"{self._search.sampler_seed} {len(self.trials)}").getrandbits(32)
             # one for each trial, so that a search that is resumed goes on as if it had not been interrupted
             self._study.sampler = _sampler(self._search.sampler, seed)
-            trial = self._study.ask(dict(self._space.distributions))
+            trial = self._study.ask({key: axis.distribution for key, axis in self._space.axes.items()})
             if self._words(trial.params) not in tried:
                 trial.set_user_attr(JOB, job)
                 return dict(trial.params)
@@ -218,15 +211,14 @@ class OptunaStudy:
 
     def is_behind(self, job: int, course: Sequence[float]) -> bool:
         """Return whether the pruner would end a running job that had these values at the ends of its epochs."""
-        trial = self.trial_of(job)
-        if trial.state != TrialState.RUNNING or not course:
+        found = self.trial_of(job)
+        if found.state != TrialState.RUNNING:
             return False
-        study = self._storage.get_study_id_from_name(STUDY_NAME)
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study, trial.number)
+        trial = optuna.trial.Trial(self._study, found._trial_id)
         for epoch, value in enumerate(course, 1):
-            if epoch not in trial.intermediate_values:
-                self._storage.set_trial_intermediate_value(trial_id, epoch, value)
-        return self._pruner.prune(self._study, self.trial_of(job))
+            if epoch not in found.intermediate_values:
+                trial.report(value, epoch)
+        return trial.should_prune()
 
     def end(self, trial: FrozenTrial, state: TrialState) -> None:
         """Tell that a trial ended without a value, where nothing was told yet."""
@@ -343,6 +335,6 @@ class SearchJobs(Observer[Job]):
             return
         if statuses == {FINISHED}:
             objective = choose_objective(self.plan.facts["objective"], [each.summary for each in results])
-            self.study.tell(first, objective.sort_key(mean_objective(results, objective)))
+            self.study.tell(first, objective.sort_key(configuration({}, results, objective).mean))
         else:  # the mean of the other seeds would be of easier ones
             self.study.end(self.study.trial_of(first), TrialState.PRUNED if statuses <= {*GOOD} else TrialState.FAIL)

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,14 +14,15 @@ from mpt_cli.jobs.launchers import (
     recorded_launcher,
     split_launcher_overrides,
 )
-from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.settings.search_path import expanded
+from mpt_cli.sweep.directory import SweepDirectory, read_job
 from mpt_cli.sweep.job_list import Search, plan_dict, plan_lines
 from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.report import objective_lines, print_results, results_dict
+from mpt_cli.sweep.report import print_results, results_dict
 from mpt_cli.sweep.run import (
     Options,
-    dry_run,
-    dry_run_of_resume,
+    changed_plan,
+    plan_new,
     resume_sweep,
     start_sweep,
 )
@@ -51,8 +52,6 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         else start_sweep(words, options, screen, search)
     )
     if arguments.json:
-        for line in objective_lines(found):
-            screen.say(line)
         print_json(results_dict(found))
     elif not arguments.detach:
         print_results(found, screen)
@@ -71,9 +70,13 @@ def _dry_run(
     arguments: argparse.Namespace, words: list[str], options: Options, search: Search | None, screen: Screen
 ) -> int:
     if arguments.resume:
-        plan = dry_run_of_resume(arguments.resume, options, screen, arguments.trials, words)
+        sweep = SweepDirectory.open(arguments.resume)
+        plan = changed_plan(sweep, sweep.read_plan(), options, screen, arguments.trials, words)
+        plan = replace(plan, jobs=[job for job in plan.jobs if not read_job(sweep, job).is_good])
     else:
-        plan = dry_run(words, options, search, screen)
+        plan, path = plan_new(words, options, search, screen)
+        if path:
+            SweepDirectory(expanded(path)).check_free()
     if arguments.json:
         print_json({**plan_dict(plan), "search": None if plan.search is None else asdict(plan.search)})
     else:

@@ -98,7 +98,7 @@ def _watch_sweep(path: Path) -> int:
                 if told.get(result.job.name) != result:
                     told[result.job.name] = result
                     screen.say(format_result(result), "" if result.is_good else "red")
-            if abandoned >= LOOKS_TO_BE_SURE and not any(state.is_on_cluster for state in jobs):
+            if abandoned >= LOOKS_TO_BE_SURE and not any(state.is_running or state.waits_for for state in jobs):
                 break
             if below.is_due:
                 running = [state for state in jobs if state.is_running]

@@ -17,14 +17,14 @@ from mpt_cli.jobs.queue import run_one
 PARENT = """
 import sys, time
 from mpt_cli.jobs.local_processes import Command, LocalExecutor
-with LocalExecutor() as executor:
-    handles = [executor.start(Command(str(i), ["sh", "-c", "echo $$ >> pids; trap '' TERM; sleep 60"], None))
-               for i in range(3)]
-    handles[1].kill()
-    while handles[1].poll() is None:
-        time.sleep(0.02)
-    print("ready", flush=True)
-    time.sleep(60)
+executor = LocalExecutor()
+handles = [executor.start(Command(str(i), ["sh", "-c", "echo $$ >> pids; trap '' TERM; sleep 60"], None))
+           for i in range(3)]
+handles[1].kill()
+while handles[1].poll() is None:
+    time.sleep(0.02)
+print("ready", flush=True)
+time.sleep(60)
 """
 
 
@@ -54,9 +54,8 @@ def test_a_command_has_its_folder_log_and_environment_a_group_of_its_own_and_ign
     command = Command(
         "one", [sys.executable, "-c", SHOWN, "a b"], None, tmp_path / "log", cwd=tmp_path, environment={"A.B": "c"}
     )
-    with LocalExecutor() as executor:
-        handle = executor.start(command)
-        wait_for(lambda: handle.poll() is not None)
+    handle = LocalExecutor().start(command)
+    wait_for(lambda: handle.poll() is not None)
     assert handle.poll() == 0
     python = [signal.SIGPIPE, signal.SIGXFSZ]  # those that Python itself ignores
     assert json.loads((tmp_path / "log").read_text()) == ["c", str(tmp_path), True, ["-c", "a b"], python]
@@ -100,6 +99,6 @@ def test_a_signal_ends_the_one_command_first_and_then_this_program(tmp_path, num
 
     threading.Thread(target=ask, daemon=True).start()
     script = "trap 'touch saved; exit 143' TERM; touch begun; while :; do sleep 0.05; done"
-    with pytest.raises(error) as caught, LocalExecutor() as executor:
-        run_one(Command("one", ["sh", "-c", script], None, cwd=tmp_path), executor)
+    with pytest.raises(error) as caught:
+        run_one(Command("one", ["sh", "-c", script], None, cwd=tmp_path), LocalExecutor())
     assert (tmp_path / "saved").exists() and getattr(caught.value, "code", None) == code

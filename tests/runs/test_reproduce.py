@@ -168,8 +168,7 @@ def test_wrong_usage_is_two(capsys, earlier: Path) -> None:
 def test_a_run_that_can_not_be_started_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/program")
     command = run_command("train", ["conf=x"], RunDirectory(Path("run")), Path("log"))
-    with LocalExecutor() as executor:
-        child = read_finished(command, run_one(command, executor))
+    child = read_finished(command, run_one(command, LocalExecutor()))
     assert (child.exit_code, child.summary) == (3, None)
     assert child.words == "it could not be started: [Errno 2] No such file or directory: '/no/such/program'"
 

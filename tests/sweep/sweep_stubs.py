@@ -54,7 +54,7 @@ class InProcess(Executor):
 
 
 class Here(LocalLauncher):
-    def executor(self, workers: int, folder: Path) -> Executor:
+    def executor(self, folder: Path) -> Executor:
         return InProcess()
 
 

@@ -11,7 +11,7 @@ from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.jobs.launchers import Launcher, SubmititLauncher, choose_launcher, recorded_launcher
 from mpt_cli.sweep.job_list import Search
 from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.run import Options, dry_run
+from mpt_cli.sweep.run import Options, plan_new
 
 
 def submitit_here() -> Launcher:
@@ -32,7 +32,7 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path):
     assert found.results[1].reason == "model.builder: build_net raised ValueError: no."
     assert found.results[3].summary["status"] == "terminated"  # it was asked, and saved
     assert found.results[4].status == "timed out"
-    assert code == 2 and "at a time through submitit" in stubs.said
+    assert code == 2
     assert recorded_launcher(found.plan.facts) == given["launcher"]
     wait_until_none_is_left(tmp_path)
 
@@ -48,14 +48,14 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path):
         (
             "ray",
             ["launcher.num_cpu=1"],
-            "launcher.num_cpu: must be address, or a number for num_cpus, num_gpus, memory_gb. Received: '1'. Did you",
+            "launcher.num_cpu: must be address, or a number for num_cpus, num_gpus, memory_gb. Received: '1'.",
         ),
         (
             "ray",
             ["launcher.num_cpus=x"],
             "launcher.num_cpus: must be address, or a number for num_cpus, num_gpus, memory_gb. Received: 'x'.",
         ),
-        ("ray", [], "launcher.address: must be given, or RAY_ADDRESS be set. `ray start --head` starts a Ray on this"),
+        ("ray", [], "launcher.address: must be given, or RAY_ADDRESS be set. A password in it is not recorded"),
         ("local", ["launcher.cluster=local"], "launcher: settings are for another launcher than local."),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_search_is_not_left_alone_whether_optuna_is_here_or_not(monkeypatch):
     with pytest.raises(
         ConfigError, match="--detach: is for a grid on Slurm, without --timeout: a search makes each job"
     ):
-        dry_run(words, Options(launcher=SubmititLauncher(), detach=True), Search(2), Screen(None))
+        plan_new(words, Options(launcher=SubmititLauncher(), detach=True), Search(2), Screen(None))
 
 
 def test_what_a_launcher_gives_a_job(monkeypatch):

@@ -14,7 +14,7 @@ from command import is_alive, wait_for
 from sweep_stubs import begun_sweep, cluster, started
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.jobs.cluster import read_note
+from mpt_cli.jobs.job_process import read_note
 from mpt_cli.jobs.launchers import choose_launcher
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.job_list import Search

@@ -30,15 +30,6 @@ def test_all_problems_of_all_jobs_come_at_once_each_once():
     assert found[3].endswith("Received: -1.")
 
 
-def test_a_value_that_is_right_in_other_combinations_is_for_a_grid_of_its_own():
-    words = ["conf=digits_mlp", "loss_scale=fixed,dynamic", "loss_scale.growth_steps=50,500", "seed=0,-1"]
-    with pytest.raises(ConfigError) as caught:
-        make_plan(words)
-    found = {problem.key: str(problem) for problem in caught.value.problems}
-    said = "With other values of this sweep it is right: write the combinations to run as a list of grids in a sweep: block."
-    assert found["loss_scale.growth_steps"].endswith(said) and said not in found["seed"]
-
-
 @pytest.mark.slow
 def test_a_seed_of_null_is_drawn_and_stands_in_the_command():
     plan = make_plan(["conf=digits_mlp", "optimizer.learning_rate=0.1,0.2", "seed=null"])

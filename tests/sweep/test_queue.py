@@ -32,8 +32,7 @@ class Record(Observer):
 
 def run_queue(work, **limits) -> tuple[Record, signal.Signals | None]:
     record = Record()
-    with LocalExecutor() as executor:
-        return record, Queue(Limits(**limits), executor, record, [record]).run(work)
+    return record, Queue(Limits(**limits), LocalExecutor(), record, [record]).run(work)
 
 
 def test_every_job_runs_and_no_more_at_a_time_than_asked_also_where_one_can_not_be_started(tmp_path):

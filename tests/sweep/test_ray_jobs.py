@@ -69,7 +69,8 @@ def test_a_job_is_handed_to_ray_without_the_secrets_of_the_environment(stubs, tm
     assert b"hunter2" not in job and b"pa55" not in job
     written = [path for path in (tmp_path / "s").rglob("*") if path.is_file() and path.suffix != ".environment"]
     assert [str(path) for path in written if b"hunter2" in path.read_bytes() or b"pa55" in path.read_bytes()] == []
-    assert b"${oc.env:DB_PASSWORD}" in (tmp_path / "s" / "logs" / "ray" / "001-only.pkl").read_bytes()
+    (handed_over,) = (tmp_path / "s" / "logs" / "ray").iterdir()
+    assert b"${oc.env:DB_PASSWORD}" in handed_over.read_bytes()
 
 
 def test_an_address_with_a_password_has_to_be_given_again(monkeypatch):
@@ -79,6 +80,7 @@ def test_an_address_with_a_password_has_to_be_given_again(monkeypatch):
     with pytest.raises(ConfigError) as caught:
         recorded_launcher(recorded).check()
     assert str(caught.value) == (
-        "launcher.address: is recorded without its password. Received: "
-        "'ray://me:<redacted>@host:1'. Give it again: --launcher ray launcher.address=…"
+        "launcher.address: must be given, or RAY_ADDRESS be set. A password in it is not recorded: give it again. "
+        "Received: 'ray://me:<redacted>@host:1'. `ray start --head` starts a Ray on this machine, at "
+        "http://127.0.0.1:8265."
     )

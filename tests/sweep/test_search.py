@@ -176,7 +176,6 @@ def test_a_search_in_a_file_goes_on_in_its_space_and_ends_where_no_job_has_its_o
     words, objective = ["conf=./mine.yaml", "trainer.epochs=1", "sweep_dir=s"], "val_mean_absolute_error:max"
     with pytest.raises(ConfigError, match=r"number that the jobs report\. Received: 'val_mean_absolute_error'"):
         searches.start(words, Search(2, "random"), workers=1, objective=objective)
-    assert "Ranked by val_accuracy" in (tmp_path / "s" / "report.html").read_text()
     found, code = searches.resume(tmp_path / "s", objective="val_accuracy:max")
     assert code == 0 and len(found.results) == 4 and found.objective.name == "val_accuracy"
     with pytest.raises(ConfigError, match="--resume: must be given without words where the sweep is a search"):

@@ -20,7 +20,7 @@ def test_the_space_in_the_grammar_of_hydra():
     ]
     space = read_space(words)
     assert space.fixed == ["conf=digits_mlp", "h=1"]
-    found = {key: distribution._asdict() for key, distribution in space.distributions.items()}
+    found = {key: axis.distribution._asdict() for key, axis in space.axes.items()}
     assert found == {
         "a": {"low": 0.125, "high": 16.0, "log": False, "step": None},
         "b": {"low": 1, "high": 64, "log": True, "step": 1},
