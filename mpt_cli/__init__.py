@@ -93,7 +93,7 @@ _on_keras: list[Callable[[Any], None]] = [_register]  # what to do as soon as it
 
 @contextmanager
 def on_keras(act: Callable[[Any], None]) -> Iterator[None]:
-    """Inside, call `act` with Keras once it is imported, at once where it is."""
+    """Call `act` with Keras once it is imported inside the context, at once where it is already."""
     if "keras" in sys.modules:
         act(sys.modules["keras"])
     _on_keras.append(act)

@@ -136,7 +136,8 @@ LONGEST_RECEIVED = 500  # characters of a value in a message; what was received 
 
 
 def _shortened(text: str) -> str:
-    """
+    """Return the text, cut after as many characters as a message may quote.
+
     >>> _shortened("x" * 600)[495:]
     'xxxxx… (600 characters)'
     """

@@ -61,14 +61,14 @@ known = KnownSecrets()
 
 
 def note_variable(name: str, value: Any) -> None:
-    """An environment variable that a configuration reads, with its value."""
+    """Note an environment variable that a configuration reads, with its value."""
     known.variables[name] = None
     if isinstance(value, str) and len(value) >= LEAST_LENGTH and _SECRET_VARIABLE.fullmatch(name):
         known.replacements[value] = f"${{oc.env:{name}}}"
 
 
 def _note_environment() -> None:
-    """Once: the variables whose name is that of a secret, of a length that few other texts contain."""
+    """Note, once, the variables that are named like a secret and so long that few other texts contain them."""
     if not known.is_environment_noted:
         known.is_environment_noted = True
         for name, value in os.environ.items():
@@ -77,13 +77,13 @@ def _note_environment() -> None:
 
 
 def note_word(word: str) -> None:
-    """A word of a command line, before anything that is said of it."""
+    """Note the secrets in a word of a command line, before anything is said of it."""
     key, _, value = word.partition("=")
     note_text(re.split(r"[.+-]", key)[-1], value)
 
 
 def note_text(name: Any, text: str) -> None:
-    """A text of the settings, under this name: a secret where that is named like one, and the secrets in it."""
+    """Note a text of the settings: all of it where `name` is that of a secret, and the secrets in it."""
     is_text = len(text) >= LEAST_LENGTH and text.lower() not in _NO_TEXTS and not text.startswith("${")
     if isinstance(name, str) and is_text and is_secret_name(name):
         known.replacements.setdefault(text, REDACTED)
@@ -100,7 +100,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def note_passwords(text: str) -> None:
-    """Those of addresses in it and the tokens that are one by their looks, but for those of the environment."""
+    """Note passwords of addresses in the text, and what looks like a token, but for those of the environment."""
     found = {f"{name}:{password}@": f"{name}:{REDACTED}@" for name, password in _ACCESS.findall(text)}
     found |= {f"://{token}@": f"://{REDACTED}@" for token in _TOKEN_OF_ADDRESS.findall(text)}
     found |= {
@@ -116,7 +116,7 @@ def note_passwords(text: str) -> None:
 
 @contextmanager
 def watched_environment(is_closed: bool = False) -> Iterator[dict[str, None]]:
-    """The variables that configurations read inside. Where it `is_closed` none is read: each stands for itself."""
+    """Yield the variables that configurations read inside; where it `is_closed` none is read, each stands for itself."""
     before = known.variables, known.is_closed
     known.variables, known.is_closed = {}, is_closed
     try:

@@ -200,22 +200,22 @@ class Policy(str):
 
     @property
     def compute_dtype(self) -> str:
-        """Dtype of activations and multiplications, e.g. float16 for mixed_float16."""
+        """Return the dtype of activations and multiplications, e.g. float16 for mixed_float16."""
         return str(keras.dtype_policies.get(self.name).compute_dtype)
 
     @property
     def variable_dtype(self) -> str:
-        """Dtype of the weights, e.g. float32 for mixed_float16."""
+        """Return the dtype of the weights, e.g. float32 for mixed_float16."""
         return str(keras.dtype_policies.get(self.name).variable_dtype)
 
     @property
     def loss_dtype(self) -> str:
-        """Dtype in which loss and metrics are computed: float32, or float64 where the model is."""
+        """Return the dtype in which loss and metrics are computed: float32, or float64 where the model is."""
         return "float64" if self.compute_dtype == "float64" else "float32"
 
     @property
     def head_policy(self) -> str:
-        """Policy of the output layer; a float64 model keeps a float64 head."""
+        """Return the policy of the output layer; a float64 model keeps a float64 head."""
         return self.name if self.head is None or self.compute_dtype == "float64" else self.head
 
     def scope(self) -> AbstractContextManager[None]:

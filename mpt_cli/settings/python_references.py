@@ -106,7 +106,8 @@ def canonical_name(name: str) -> str:
 
 
 def snake_case(name: str) -> str:
-    """
+    """Return the name of a class as Keras names its functions.
+
     >>> snake_case("KLDivergence"), snake_case("BinaryCrossentropy")
     ('kl_divergence', 'binary_crossentropy')
     """
@@ -135,7 +136,8 @@ def is_object(value: Any) -> bool:
 
 
 def read_object(value: Any) -> Reference:
-    """
+    """Return the object that a configuration names, alone or with arguments.
+
     >>> read_object({"object": "huber", "kwargs": {"delta": 2}})
     Reference(name='huber', kwargs={'delta': 2})
     """
@@ -425,7 +427,8 @@ def failed_layer(error: BaseException) -> Any:
 
 
 def describe_layer(layer: Any) -> str:
-    """
+    """Return name and class of the layer, as a message has them.
+
     >>> describe_layer(None)
     'it'
     """

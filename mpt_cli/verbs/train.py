@@ -64,7 +64,8 @@ def _progress_stream(arguments: argparse.Namespace) -> Iterator[TextIO | None]:
 
 
 def _format_ending(status: str, explanation: str) -> str:
-    """
+    """Return how the run ended, with its status once.
+
     >>> _format_ending("failed", "DataError: no file"), _format_ending("stopped", "Stopped: loss is nan")
     ('failed: DataError: no file', 'Stopped: loss is nan')
     """
