@@ -116,7 +116,7 @@ def note_passwords(text: str) -> None:
 
 @contextmanager
 def watched_environment(is_closed: bool = False) -> Iterator[dict[str, None]]:
-    """Yield the variables that configurations read inside; where it `is_closed` none is read, each stands for itself."""
+    """Yield the variables that configurations read inside; where it `is_closed` they read none."""
     before = known.variables, known.is_closed
     known.variables, known.is_closed = {}, is_closed
     try:

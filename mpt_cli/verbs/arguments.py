@@ -69,17 +69,13 @@ class Parser(argparse.ArgumentParser):
     def format_help(self, is_whole: bool = False) -> str:
         has_more = bool(self.notes or self.more._group_actions) and not is_whole
         self._help_all.help = "show more options and examples" if has_more else argparse.SUPPRESS
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
-        formatter.add_text(self.description)
-        for group in self._action_groups:
-            if is_whole or group is not self.more:
-                formatter.start_section(group.title)
-                formatter.add_arguments(group._group_actions)
-                formatter.end_section()
-        formatter.add_text(self.epilog)
-        formatter.add_text(self.notes if is_whole else None)
-        return formatter.format_help()
+        if is_whole:
+            return "\n".join(filter(None, [super().format_help(), self.notes and f"{self.notes}\n"]))
+        self._action_groups.remove(self.more)
+        try:
+            return super().format_help()
+        finally:
+            self._action_groups.append(self.more)
 
     def print_help(self, file: Any = None) -> None:
         """Print the help; raise where it can't be written, which argparse would ignore."""

@@ -279,13 +279,12 @@ def run_check(arguments: argparse.Namespace) -> int:
     else:
         reads = [f"reads environment variables: {', '.join(variables)}"] if variables else []
         notes = [*told, *([missing] if missing else [])]
-        say("\n".join([_ok_line(settings), *reads, *notes, *(_build_lines(built) if built else [])]))
+        parts = f"{settings.model.name} on {settings.data.name}, {settings.optimizer.name}"
+        scaling = f"{settings.policy.description}, loss scale {settings.loss_scale.mode}"
+        say("\n".join([f"ok: {settings.recipe}: {parts}, {scaling}", *reads, *notes]))
+        if built:
+            say("\n".join(_build_lines(built)))
     return OK
-
-
-def _ok_line(settings: "Settings") -> str:
-    parts = f"{settings.model.name} on {settings.data.name}, {settings.optimizer.name}"
-    return f"ok: {settings.recipe}: {parts}, {settings.policy.description}, loss scale {settings.loss_scale.mode}"
 
 
 def _build_lines(built: "BuildCheck") -> list[str]:
@@ -295,6 +294,7 @@ def _build_lines(built: "BuildCheck") -> list[str]:
         remarks = "; ".join(filter(None, ["head" if layer.is_head else "", layer.reason, layer.risk]))
         dtypes = layer.policy, layer.compute_dtype, layer.variable_dtype
         layers.append((layer.path, layer.kind, *dtypes, f"{layer.parameters:>10,}", remarks))
+    overrides = ", ".join(f"{pattern}: {policy}" for pattern, policy in built.overrides.items())
     return [
         f"data: {built.data}",
         *built.inputs,
@@ -303,14 +303,8 @@ def _build_lines(built: "BuildCheck") -> list[str]:
         *plain_lines(text_columns(titles), layers),
         f"{built.parameters:,} parameters",
         *(f"warning: {warning}" for warning in built.warnings),
-        *(_overrides_lines("chosen", built.overrides)),
+        *([f"chosen: {quote(f'policy.overrides={{{overrides}}}')}"] if overrides else []),
     ]
-
-
-def _overrides_lines(label: str, overrides: dict[str, str]) -> list[str]:
-    """Return the layer policies as the command line takes them; no line where there are none."""
-    written = ", ".join(f"{pattern}: {policy}" for pattern, policy in overrides.items())
-    return [f"{label}: {quote(f'policy.overrides={{{written}}}')}"] if written else []
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
