@@ -28,8 +28,10 @@ from mpt_cli.telemetry.record_types import ALL_LAYERS, TARGETS
 Outputs = list[NDArray[np.float64]]  # each of shape (examples, values)
 MOST_EXAMPLES, MOST_VALUES = 64, 4096  # of an output: a language model has 50 million for each example
 LOST = 0.02  # of the spread of the outputs: beyond what rounding leaves in deep nets, well below what stops learning
-LOST_WITH_LOSS, MOST_LOSS = 0.002, 1.5  # likewise, where the loss of the batch is more than so many times that in
-# float32: what is left to learn may be a small part of the spread
+# likewise, where the loss of the batch is more than so many times that in float32: what is left may be a small
+# part of the spread; or where the outputs of a layer differ by so much of their own spread: a net may have learnt
+# not to read them
+LOST_WITH_HARM, MOST_LOSS, LOST_IN_LAYER = 0.002, 1.5, 0.5
 CURED = 0.25  # of the noise: what may be left where a layer in float32 is called the remedy
 MOST_COUNTED, MOST_FEATURES = 65536, 64  # examples and features whose distinct values are counted
 SMALLEST_SPREAD = 1e-6  # of the size of the outputs: float32 itself tells no more apart
@@ -76,8 +78,8 @@ def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
         return LostDigits(of_targets, (TARGETS,))
     if noise is None:
         return None
-    harms = LOST >= noise > LOST_WITH_LOSS and has_loss and _raises_loss(model, batch)
-    least = LOST_WITH_LOSS if harms else LOST
+    harms = LOST >= noise > LOST_WITH_HARM and (_loses_a_layer(model, x) or (has_loss and _raises_loss(model, batch)))
+    least = LOST_WITH_HARM if harms else LOST
     if noise <= least or (_noise(*_outputs_in_training(model, x)) or 0.0) <= least:
         return LostDigits(noise)
     with computing_in_float32(model):
@@ -92,6 +94,15 @@ def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
         if left is not None and left <= min(LOST, CURED * noise):
             return LostDigits(noise, tuple(map(name_of, suspects)), left)
     return LostDigits(noise, (ALL_LAYERS,), noise)
+
+
+def _loses_a_layer(model: Any, x: Any) -> bool:
+    """Return whether the outputs of any layer say little of their example."""
+    rounded = _outputs_of_layers(model, x)[1]
+    with computing_in_float32(model):
+        exact = _outputs_of_layers(model, x)[1]
+    pairs = zip(rounded, exact, strict=False)
+    return any((_noise(one, other) or 0.0) > LOST_IN_LAYER for (_, one), (_, other) in pairs)
 
 
 def _raises_loss(model: Any, batch: Any) -> bool:

@@ -9,6 +9,7 @@ from backends import only_on
 from keras import layers
 
 import mpt_cli as mpt
+from mpt_cli.samples.lost_digits import measure_digits
 
 DIGITS_LOST = "digits lost"
 QUIET = {"logger.console": "quiet", "trainer.save_model": False}
@@ -56,6 +57,18 @@ def test_the_layer_that_loses_digits_is_named_and_its_remedy_was_tried(net, laye
     assert run.explanation.count(f"policy.overrides={{{layer}") == 1, run.explanation
     sample = run.summary["gradients"]
     assert sample["output_noise"] > 0.002 and sample["output_noise_left"] <= sample["output_noise"] / 4
+
+
+def test_a_layer_of_which_nothing_is_left_is_named_though_the_outputs_hardly_depend_on_it():
+    draw = np.random.default_rng(0)
+    x = np.concatenate([draw.normal(size=(64, 1)), draw.integers(19_000, 20_500, (64, 1))], 1).astype("float32")
+    inputs = keras.Input((2,))
+    week = layers.Lambda(lambda day: keras.ops.sin(0.8975979 * day), dtype="mixed_float16", name="week")(inputs[:, 1:])
+    outputs = inputs[:, :1] + layers.Rescaling(0.1, dtype="float32")(week)
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    found = measure_digits(model, (x, draw.normal(size=(64, 1))))
+    assert found is not None and 0.002 < found.noise < 0.02 and found.layers == ("week",), found
 
 
 def test_auto_float16_computes_the_layer_in_float32_from_the_start(tmp_path):
