@@ -25,7 +25,7 @@ from mpt_cli.samples.value_ranges import (
     pure_loss,
     seeded_loss,
 )
-from mpt_cli.telemetry.record_types import DEAD, DIGITS, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
+from mpt_cli.telemetry.record_types import DEAD, DIGITS, STALE, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
 GRADIENTS = "the sample of the gradients"  # to be compiled
 FIRST_SAMPLE_STEP = 100  # so that a short run has a sample too
@@ -137,7 +137,8 @@ class GradientSampler:
         faults = {name: fault for name, fault in places.faults(rows).items() if fault != DEAD or name not in idle}
         shown = batch[0][:1] if self.is_seeded else batch  # of the calls the first
         digits = measure_digits(self.model, shown, has_loss=not self.is_seeded)
-        faults |= dict.fromkeys([] if digits is None else digits.layers, DIGITS)
+        if digits is not None:
+            faults |= {**dict.fromkeys(digits.layers, DIGITS), **dict.fromkeys(digits.stale, STALE)}
         sample = GradientSample(
             step,
             norm,

@@ -22,7 +22,7 @@ from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.precision.rounded_weights import NARROW
 from mpt_cli.samples.gradient_pass import call_sampled
 from mpt_cli.samples.value_ranges import pure_loss
-from mpt_cli.telemetry.health_and_verdict import describe_digits
+from mpt_cli.telemetry.health_and_verdict import describe_digits, describe_stale
 from mpt_cli.telemetry.record_types import ALL_LAYERS, TARGETS
 
 Outputs = list[NDArray[np.float64]]  # each of shape (examples, values)
@@ -40,19 +40,24 @@ SMALLEST_SPREAD = 1e-6  # of the size of the outputs: float32 itself tells no mo
 class LostDigits(NamedTuple):
     """`noise` of the outputs; and where that is too much the names of the layers with which in float32 only
     `noise_left` of it is left, TARGETS where the outputs' dtype rounds these, or ALL_LAYERS where no few of them help.
+    `stale` are the user's layers that half precision keeps from updating their own state, such as a running mean.
     """
 
     noise: float
     layers: tuple[str, ...] = ()
     noise_left: float = 0.0
+    stale: tuple[str, ...] = ()
 
     @property
     def remedy(self) -> list[str]:
         """The layers that are to be in float32."""
-        return [layer.rpartition("/")[2] for layer in self.layers if layer not in (TARGETS, ALL_LAYERS)]
+        named = [layer for layer in self.layers if layer not in (TARGETS, ALL_LAYERS)]
+        return [layer.rpartition("/")[2] for layer in dict.fromkeys([*named, *self.stale])]
 
     @property
     def sentence(self) -> str:
+        if self.stale and not self.layers:
+            return describe_stale(self.stale)
         return describe_digits(self.noise, self.layers, self.noise_left)
 
 
@@ -64,7 +69,9 @@ def measure_digits(model: Any, batch: Any, has_loss: bool = True) -> LostDigits 
     numbers in inference or can't be called there.
     """
     with suppress(Exception):  # of the model's own code: a look must never end what it looks at
-        return _measure(model, _first_examples(batch), has_loss and model.compiled)
+        batch = _first_examples(batch)
+        found, stale = _measure(model, batch, has_loss and model.compiled), _stale_layers(model, batch)
+        return (found or LostDigits(0.0))._replace(stale=stale) if stale else found
     return None
 
 
@@ -94,6 +101,37 @@ def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
         if left is not None and left <= min(LOST, CURED * noise):
             return LostDigits(noise, tuple(map(name_of, suspects)), left)
     return LostDigits(noise, (ALL_LAYERS,), noise)
+
+
+def _stale_layers(model: Any, batch: Any) -> tuple[str, ...]:
+    """Return the user's layers of whose updates to their own state half precision leaves nothing in most places.
+
+    Keras's own layers compute theirs in float32.
+    """
+    named = [
+        (name_of(layer), variable)
+        for layer in layers_of(model)
+        if not type(layer).__module__.startswith("keras.") and layer.compute_dtype in NARROW
+        for variable in layer.non_trainable_variables
+        if keras.backend.is_float_dtype(variable.dtype)
+    ]
+    if not named:
+        return ()
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    before = [ops.convert_to_numpy(ops.cast(variable.value, "float32")) for _, variable in named]
+
+    def after(x: Any) -> list[Any]:
+        model(x, training=True)
+        return [ops.cast(variable.value, "float32") for _, variable in named]
+
+    rounded = list(map(ops.convert_to_numpy, call_sampled(model, after, x)))
+    with computing_in_float32(model):
+        exact = list(map(ops.convert_to_numpy, call_sampled(model, after, x)))
+    moves = [(one == old, other != old) for one, other, old in zip(rounded, exact, before, strict=True)]
+    stale = [
+        name for (name, _), (stays, moved) in zip(named, moves, strict=True) if 2 * (stays & moved).sum() > moved.sum()
+    ]
+    return tuple(dict.fromkeys(stale))
 
 
 def _loses_a_layer(model: Any, x: Any) -> bool:

@@ -40,6 +40,7 @@ from mpt_cli.telemetry.record_types import (
     DIGITS,
     FLUSHED,
     NEVER,
+    STALE,
     TARGETS,
     UNMOVED,
     VANISHED,
@@ -191,6 +192,26 @@ def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: 
         f'policy.overrides={{{overrides}}} (in a script dtype="float32" where the layer is made), or give the '
         "model smaller numbers: subtract an offset, or use integers for identifiers."
     )
+
+
+def describe_stale(layers: Sequence[str]) -> str:
+    """Return that layers can't update their own state, and what to do.
+
+    >>> describe_stale(["norm"])[:72]
+    'The state that layer norm keeps itself, such as a running mean, does not'
+    """
+    names = [layer.rpartition("/")[2] for layer in layers]
+    overrides = ", ".join(f"{name}: float32" for name in names)
+    return (
+        f"The state that {_name_layers(names)} keeps itself, such as a running mean, does not move: half precision "
+        "rounds its updates away, which float32 keeps. Compute them in float32: "
+        f'policy.overrides={{{overrides}}} (in a script dtype="float32" where the layer is made).'
+    )
+
+
+def _ends_stale(run_state: RunState) -> str | None:
+    layers = run_state.layers_that(STALE)
+    return describe_stale(layers) if layers else None
 
 
 def _ends_without_digits(run_state: RunState) -> str | None:
@@ -544,6 +565,7 @@ RULES = (
         needs_sample=True,
     ),
     HealthRule(DIGITS_LOST, _ends_without_digits),
+    HealthRule(DIGITS_LOST, _ends_stale),
     HealthRule(DEAD_LAYERS, _ends_dead),
     HealthRule(LOST_UPDATES, _ends_unmoved),
     HealthRule(UNCHECKED, _ends_unchecked),

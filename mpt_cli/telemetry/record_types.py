@@ -129,7 +129,7 @@ ACTIVATIONS, ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS = "activations", "activation
 UPDATES = "updates"
 # the faults of a layer
 VANISHED, OVERFLOWED, FLUSHED, DEAD, UNMOVED = "vanished", "overflowed", "flushed", "dead", "unmoved"
-DIGITS = "digits"
+DIGITS, STALE = "digits", "stale"
 TARGETS, ALL_LAYERS = "targets", "*"  # what loses digits where it is no single layer
 NEARLY_ALL = 0.9  # of the elements, and half of their sum: a softmax over many classes has most of its values near 0
 MOST_OF_SUM = 0.5
