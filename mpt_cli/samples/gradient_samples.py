@@ -138,7 +138,7 @@ class GradientSampler:
         shown = batch[0][:1] if self.is_seeded else batch  # of the calls the first
         digits = measure_digits(self.model, shown, has_loss=not self.is_seeded)
         if digits is not None:
-            faults |= {**dict.fromkeys(digits.layers, DIGITS), **dict.fromkeys(digits.stale, STALE)}
+            faults |= {**dict.fromkeys(digits.stale, STALE), **dict.fromkeys(digits.layers, DIGITS)}
         sample = GradientSample(
             step,
             norm,

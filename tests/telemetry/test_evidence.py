@@ -16,6 +16,7 @@ from mpt_cli.telemetry.record_types import (
     FORWARD_PASS,
     GROWTH,
     OVERFLOW,
+    STALE,
     VANISHED,
     Event,
     Scaling,
@@ -55,7 +56,9 @@ def run_states(draw):
         last_mean_loss=draw(st.sampled_from([None, 0.5, 0.0, math.nan])),
     )
     sampled = draw(st.booleans())
-    faults = draw(st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from([DEAD, DIGITS, FLUSHED, VANISHED])))
+    faults = draw(
+        st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from([DEAD, DIGITS, FLUSHED, STALE, VANISHED]))
+    )
     return replace(
         build_run_state(
             counters, tally, scaling, draw(st.dictionaries(st.sampled_from(["val_loss", "mae"]), st.just(math.nan)))
@@ -76,6 +79,7 @@ CLAIMS = {
     "held nan and no inf": lambda run_state: run_state.nan_steps,
     "were flushed to zero": lambda run_state: run_state.flushed_share is not None,
     "loses the digits": lambda run_state: DIGITS in run_state.faults.values(),
+    "running mean, does not move": lambda run_state: STALE in run_state.faults.values(),
     "No gradient reached": lambda run_state: DEAD in run_state.faults.values(),
     "The loss ended as": lambda run_state: run_state.loss is not None and not math.isfinite(run_state.loss),
     "val_loss": lambda run_state: "val_loss" in run_state.spoiled_metrics,

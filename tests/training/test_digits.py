@@ -71,6 +71,31 @@ def test_a_layer_of_which_nothing_is_left_is_named_though_the_outputs_hardly_dep
     assert found is not None and 0.002 < found.noise < 0.02 and found.layers == ("week",), found
 
 
+class Centred(layers.Layer):
+    """Subtracts a running mean that it keeps by hand, in the dtype that it computes in."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1],), initializer=keras.initializers.Constant(28.0), trainable=False)
+
+    def call(self, x, training=False):
+        mean = keras.ops.cast(self.mean, self.compute_dtype)
+        if training:
+            self.mean.assign(mean + 0.005 * (keras.ops.mean(x, 0) - mean))
+        return x - mean
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float32"])
+def test_a_running_mean_that_half_precision_stops_is_named(policy):
+    """The mean of the data is 29: 0.005 is lost beside 28, where float16 has steps of 2^-6 and bfloat16 of 2^-3."""
+    x = 29 + np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    model = keras.Sequential([keras.Input((4,)), Centred(dtype=policy, name="centred"), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    found = measure_digits(model, (x, x[:, :1]))
+    assert found is not None and found.remedy == ([] if policy == "float32" else ["centred"]), found
+    assert ("running mean, does not move" in found.sentence) == (policy != "float32")
+    assert model.layers[0].mean.numpy().tolist() == [28.0] * 4
+
+
 def test_auto_float16_computes_the_layer_in_float32_from_the_start(tmp_path):
     parts, x, y = identifiers(np.random.default_rng(0))
     run = fit(tmp_path, parts, x, y, policy="auto_float16")
