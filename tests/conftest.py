@@ -54,6 +54,7 @@ settings.load_profile("repeatable")
 # end. `pytest --junitxml=F` has the times.
 LONGEST = (
     "test_every_write.py",
+    "test_keras_suites.py",
     "test_ended_early.py",
     "test_diagnose_verb.py",
     "test_kills.py",
