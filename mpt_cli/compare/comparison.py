@@ -227,7 +227,7 @@ def format_rule(objective: Objective, margins: Sequence[float], seeds: int) -> s
     )
     if seeds >= FEWEST_SEEDS:
         return f"{words}."
-    return f"{words}. {count_seeds(seeds).capitalize()} can't tell: --seeds {FEWEST_SEEDS} can."
+    return f"{words}. {count_seeds(seeds).capitalize()} can't tell; --seeds {FEWEST_SEEDS} or more may."
 
 
 FEWEST_WINDOWS = 5  # lines of metrics.jsonl with a speed; of fewer, the mean of the run says more than their median

@@ -112,7 +112,7 @@ def _unknown_words(quality: Quality) -> str:
             "them would tell, or a wider --tolerance"
         )
     if quality.interval is None:
-        return f"--seeds {max(FEWEST_SEEDS, 2 * quality.seeds)} shows the spread"
+        return f"--seeds {FEWEST_SEEDS if quality.seeds < FEWEST_SEEDS else 2 * quality.seeds} shows the spread"
     if quality.seeds_to_decide is None:
         return f"more than {MOST_SEEDS:,} would be needed, or a wider --tolerance"
     return f"about {quality.seeds_to_decide} would tell (--seeds {quality.seeds_to_decide})"

@@ -18,7 +18,7 @@ MODELINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
 TITLE = "a recipe of mpt"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
-_NUMBER_AS_TEXT = r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?(\s*\*\*\s*[+-]?\d+)?\s*$"  # 1e-3, 2**15
+_NUMBER_AS_TEXT = r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?(\s*(\*\*|\^)\s*[+-]?\d+)?\s*$"  # 1e-3, 2**15, 2^15
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
 _BOUNDS = {"at_least": "minimum", "above": "exclusiveMinimum", "at_most": "maximum", "below": "exclusiveMaximum"}
 

@@ -27,6 +27,7 @@ def read_number(text: str) -> int | float | None:
     >>> read_number("2**15"), read_number("2**-1"), read_number("3.3e4"), read_number("high")
     (32768, 0.5, 33000.0, None)
     """
+    text = text.replace("^", "**")  # as verdicts write powers
     for read in (evaluate,) if _POWER.fullmatch(text) else (int, float):
         with suppress(ValueError):
             return read(text)

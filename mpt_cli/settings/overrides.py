@@ -45,6 +45,8 @@ def parse_override(text: str) -> Override:
     key, parser = find_key(name.lstrip("+")), OverridesParser.create()
     is_plain = value.lower() not in ("", "null") and not _GRAMMAR_SIGNS & set(value)
     takes = key.options if key is not None and is_plain else ()
+    if key is not None and not {int, float}.isdisjoint(key.options):
+        text = text.replace("^", "**")
     try:
         override = parser.parse_override(_with_quotes(text) if takes == (str,) else text)
     except ValueError as error:
@@ -160,8 +162,6 @@ def _syntax_problem(text: str, error: HydraException) -> Problem:
         return Problem(text, "must be of the form key=value.", None, _no_value_remedy(text))
     if unknown := unknown_key_problem(key.lstrip("+"), value):
         return unknown
-    if "^" in value:
-        return Problem(key, "cannot be read.", value, f"Write a power as {value.replace('^', '**')}.")
     reason = first_line(error)
     quoted = _with_quotes(text)
     remedy = f"Text with special signs is written '{quoted}'." if len(quoted) < 200 else ""
@@ -171,6 +171,8 @@ def _syntax_problem(text: str, error: HydraException) -> Problem:
 def _no_value_remedy(text: str) -> str:
     if text in recipe_paths():
         return f"Write conf={text}."
+    if text.endswith(".py"):
+        return f"A script of yours is started by mpt run, as in: mpt run policy=mixed_float16 {shlex.quote(text)}"
     if Path(text).is_file():
         return f"Write {shlex.quote(conf_override(Path(text)))}."
     own = Path(text) / "config.yaml"

@@ -196,7 +196,7 @@ def lead_sentence(found: SweepResults) -> str:
         return f"The best of {others + 1} configurations, shown over {count} seeds at 5%."
     apart = f"{_tie(found)}Not told apart from {_names([rows[place + 1] for place in lead.not_told_apart])}"
     if count < FEWEST_SEEDS:
-        return f"{apart}: {count_seeds(count)} can't tell, {FEWEST_SEEDS} can."
+        return f"{apart}: {count_seeds(count)} can't tell; {FEWEST_SEEDS} or more may."
     if lead.seeds is None:
         return f"{apart} by {count} seeds, nor would {MOST_SEEDS:,} tell, judging by these."
     return f"{apart} by {count} seeds; about {lead.seeds} would tell."

@@ -9,6 +9,7 @@ from mpt_cli.settings.key_type import read_number
     ("text", "number"),
     [
         ("2**15", 32768),
+        ("2^15", 32768),
         (" 2 ** 15 ", 32768),
         ("1e-3", 0.001),
         ("2**-10", 0.0009765625),
@@ -25,7 +26,7 @@ def test_a_number_is_read(text: str, number: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "high", "2**", "**2", "2**2**2", "2**99999", "0**-1", "1e300**3", "2^3", "2**0.5"]
+    "text", ["", "high", "2**", "**2", "2**2**2", "2**99999", "0**-1", "1e300**3", "2**0.5"]
 )
 def test_a_text_is_no_number(text: str) -> None:
     assert read_number(text) is None

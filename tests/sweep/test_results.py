@@ -119,7 +119,7 @@ def test_with_one_seed_none_is_called_best(stubs):
     stubs.values = {1: 0.5, 2: 0.9, 3: 0.7}
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3", "sweep_dir=s"])
     assert best_lines(found)[0].startswith("first      002-epochs-2")
-    assert best_lines(found)[2].strip() == "Not told apart from epochs 3; epochs 1: one seed can't tell, 3 can."
+    assert best_lines(found)[2].strip() == "Not told apart from epochs 3; epochs 1: one seed can't tell; 3 or more may."
     words = shlex.split(best_lines(found)[3])
     assert words == ["mpt", "sweep", "--resume", "s", "seed=range(3)"]
     found, _ = stubs.resume(Path("s"), words[4:])
