@@ -195,16 +195,18 @@ _CONTROL = re.compile(
 
 
 def layer_of(op_name: str) -> str:
-    """Return the layer that an instruction was traced in; else JAX's name of the operation.
+    """Return the layer that an instruction was traced in; else JAX's name of the operation, if it has one.
 
     >>> layer_of("jit(<lambda>)/while/body/transpose(jvp(block_1))/query/dot_general")
     'block_1/query'
     >>> layer_of("jit(<lambda>)/while/body/cond/branch_1_fun/adam/mul"), layer_of("jit(f)/while/body/and")
     ('adam', '(and)')
+    >>> layer_of("")
+    '(no layer)'
     """
     *path, operation = op_name.split("/")
     names = [re.sub(r"^(?:transpose\(|jvp\(|vmap\(|rematted_computation\()+([^()]*)\)*$", r"\1", part) for part in path]
-    return "/".join(name for name in names if name and not _CONTROL.match(name)) or f"({operation})"
+    return "/".join(name for name in names if name and not _CONTROL.match(name)) or f"({operation or 'no layer'})"
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,6 @@ def test_a_number_is_read(text: str, number: float) -> None:
     assert type(read) is type(number)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "high", "2**", "**2", "2**2**2", "2**99999", "0**-1", "1e300**3", "2**0.5"]
-)
+@pytest.mark.parametrize("text", ["", "high", "2**", "**2", "2**2**2", "2**99999", "0**-1", "1e300**3", "2**0.5"])
 def test_a_text_is_no_number(text: str) -> None:
     assert read_number(text) is None
