@@ -49,7 +49,6 @@ def words(model: str, policy: str, backend: str, epochs: int, folder: Path) -> l
         "optimizer.learning_rate=1e-3",
         "optimizer.schedule.name=constant",
         "optimizer.schedule.warmup_steps=0",
-        f"backend.compile_cache={folder}/cache",
         f"run_dir={folder}/run",
     ]
 

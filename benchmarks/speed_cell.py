@@ -107,8 +107,7 @@ MODELS = RECIPES | {
 def cell_settings(task: dict[str, Any], policy: str) -> Settings:
     words = [word.format(policy=policy, backend=task["backend"]) for word in COMMON]
     path = [f"data.path={task['text']}"] if task.get("text") and task["model"] == "character transformer" else []
-    cold = ["backend.compile_cache=null"] if task.get("memory") else []  # compiling is what takes most, and is counted
-    return load_settings([*MODELS[task["model"]], *words, *path, *cold])
+    return load_settings([*MODELS[task["model"]], *words, *path])
 
 
 def build_cell(task: dict[str, Any], policy: str, folder: Path) -> Any:

@@ -27,7 +27,7 @@ os.environ["MPT_DEFAULTS"] = ""  # of whoever runs the tests
 ENVIRONMENT = {**({ONEDNN: "0"} if "avx512_fp16" in cpu_features() else {}), **os.environ}
 _TEMPORARY = tempfile.gettempdir()
 _VARIABLES_READ_ONCE = re.compile(r"(KERAS|TF|JAX|XLA|PYTHON|OMP|CUDA)_\w*|PYTHON\w+|HOME|XDG_CACHE_HOME|LC_ALL")
-_READ_ONCE = ("backend.compile_cache=", "backend.device=", "distribute", "policy=float64")
+_READ_ONCE = ("backend.device=", "distribute", "policy=float64")
 
 
 def mpt(

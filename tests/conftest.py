@@ -17,10 +17,8 @@ import command  # noqa: F401 (it keeps the environment as it is before the next 
 import pytest
 from hypothesis import settings
 
-from mpt_cli.engine.backend import ONEDNN
-from mpt_cli.engine.compile_cache import use_compile_cache
+from mpt_cli.engine.backend import ONEDNN, compile_cache_folder
 from mpt_cli.machine import cpu_features
-from mpt_cli.settings.load import load_settings
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -35,9 +33,10 @@ if os.environ["KERAS_BACKEND"] == "jax":
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 if "avx512_fp16" in cpu_features():  # where mpt leaves it out in float16: it would compute parts of it in float32
     os.environ.setdefault(ONEDNN, "0")
-# What tests compile is kept where runs keep it: the second time test_engine.py takes 14 CPU seconds on JAX instead of
-# 57, on TensorFlow 31 instead of 43.
-use_compile_cache(load_settings(["conf=digits_mlp", f"backend={os.environ['KERAS_BACKEND']}"]), os.environ)
+# JAX keeps what tests compile: the second time test_engine.py takes 14 CPU seconds instead of 57.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compile_cache_folder()))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

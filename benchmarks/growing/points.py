@@ -35,7 +35,6 @@ COMMON = (
     "trainer.checkpoint_every_minutes=null",
     "trainer.save_model=false",
     "trainer.gradient_health_every_steps=null",
-    "backend.compile_cache=null",
     "logger.console=quiet",
     "trainer.epochs=1000000",  # jit_compile as a long run has it
 )

@@ -4,18 +4,21 @@ The first place that imports a framework, and only inside functions.
 """
 
 import gc
+import hashlib
 import importlib.util
 import os
 import re
 import resource
 import sys
 import tempfile
+import time
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from mpt_cli.engine.compile_cache import CACHE_FAULT, use_compile_cache
 from mpt_cli.engine.distribution import ProcessInfo, check_device_count, connect, find_process_info
 from mpt_cli.errors import (
     ConfigError,
@@ -26,7 +29,7 @@ from mpt_cli.errors import (
     install_command,
     summarise_error,
 )
-from mpt_cli.machine import cores_of_process, cpu_features, keep_freed_memory, visible_gpus
+from mpt_cli.machine import cores_of_process, cpu_description, cpu_features, keep_freed_memory, visible_gpus
 from mpt_cli.settings.python_references import model_problem, place_in_user_code
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import leave_at_once, unheard
@@ -53,7 +56,7 @@ def prepare_backend(settings: Settings) -> Platform:
     """
     name = settings.backend.name
     check_installed(name)
-    not_kept = _set_variables(settings)
+    _set_variables(settings)
     with unheard(f"importing {name}"):
         with keras_import(name), _quiet_import():
             import keras
@@ -82,8 +85,7 @@ def prepare_backend(settings: Settings) -> Platform:
 
     with tensorflow_left_out():
         keras.utils.set_random_seed(settings.seed)
-    notices = *found.notices, *onednn_notices(settings), *([] if not_kept is None else [not_kept])
-    return replace(found, notices=notices)
+    return replace(found, notices=(*found.notices, *onednn_notices(settings)))
 
 
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
@@ -144,23 +146,49 @@ def check_installed(name: str) -> None:
         raise ConfigError(Problem("backend.name", f"{name} is not installed.", name, install_command(name)))
 
 
-def _set_variables(settings: Settings) -> str | None:
-    """Environment variables that the frameworks read once, when they are imported; see `use_compile_cache`."""
+def _set_variables(settings: Settings) -> None:
+    """Set the environment variables that the frameworks read once, when they are imported."""
     os.environ["KERAS_BACKEND"] = settings.backend.name
     set_import_variables(settings)
-    not_kept = use_compile_cache(settings, os.environ)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what matters comes as an exception
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if settings.backend.device == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false" if settings.backend.memory_growth else "true"
-    if settings.backend.name == "jax":  # where a loader uses tf.data, TensorFlow must not take the whole GPU
+    if settings.backend.name == "jax":
+        _keep_compiled_programs()
+        # where a loader uses tf.data, TensorFlow must not take the whole GPU
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     if settings.backend.name == "jax" and settings.trainer.deterministic:
         flag = "--xla_gpu_deterministic_ops=true"
         if flag not in os.environ.get("XLA_FLAGS", ""):
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-    return not_kept
+
+
+UNUSED_SECONDS = 30 * 86400.0
+
+
+def compile_cache_folder() -> Path:
+    """Return the folder for this kind of processor: code for another may not run here, and homes are shared."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    return caches / "mpt" / "compiled" / hashlib.sha256(cpu_description().encode()).hexdigest()[:12]
+
+
+def _keep_compiled_programs() -> None:
+    """Have JAX keep what it compiles in the user's cache folder, unless its variable names another place.
+
+    JAX compiles again what it can't read. Its cache has no bound, so files that no run has used for a month go.
+    """
+    folder = compile_cache_folder()
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in folder.iterdir():
+            if time.time() - path.stat().st_atime > UNUSED_SECONDS:
+                path.unlink(missing_ok=True)
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
 
 
 @contextmanager
@@ -395,11 +423,6 @@ def framework_errors(several_processes: bool) -> Iterator[None]:
 
 def _explain_framework_error(text: str, several_processes: bool) -> MptError | None:
     first = text.strip().splitlines()[0][:200] if text.strip() else ""
-    if CACHE_FAULT.search(text):
-        return DataError(
-            f"A compiled program can't be kept or read: {first}. Make room, delete the folder of compiled "
-            "programs, or set backend.compile_cache=null."
-        )
     if found := _OUT_OF_MEMORY.search(text):
         return ConfigError(
             Problem(

@@ -83,7 +83,7 @@ def prepare_compiler(settings: Settings, target: CompileTarget) -> Platform:
         check_compiler()
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # its plugin for CUDA looks for a driver otherwise
     plain = undistributed(settings)
-    return prepare_backend(replace(plain, backend=replace(plain.backend, device=CPU, compile_cache=None)))
+    return prepare_backend(replace(plain, backend=replace(plain.backend, device=CPU)))
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,6 @@ UNIMPORTANT_KEYS = (
     "requires",
     "expect.",
     "logger.",
-    "backend.compile_cache",
 )
 
 

@@ -253,11 +253,6 @@ class BackendSettings:
         "auto", "auto: GPU where there is one; gpu without one is an error", choices=("auto", "cpu", "gpu")
     )
     memory_growth: bool = key(True, "take GPU memory as needed instead of all of it")
-    compile_cache: Optional[str] = key(
-        "auto",
-        "folder for compiled programs, so that the next run starts sooner; "
-        "auto = in the user's cache folder, null = none",
-    )
 
 
 @dataclass

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command import start_mpt
+from command import ENVIRONMENT, start_mpt
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 STATUSES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
@@ -24,6 +24,7 @@ def stack(input_shape, num_classes, blocks):
         x = x + keras.layers.Dense(96, activation="gelu")(keras.layers.LayerNormalization()(x))
     return keras.Model(inputs, keras.layers.Dense(num_classes)(x))
 """
+COMPILED_ANEW = {**ENVIRONMENT, "JAX_ENABLE_COMPILATION_CACHE": "false"}
 DEEP = ["conf=digits_mlp", "model.builder=parts.py:stack", "trainer.jit_compile=true", "policy=float32"]
 
 
@@ -62,7 +63,7 @@ def test_a_run_that_is_ended_while_it_compiles_is_whole(tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
     deep = [*DEEP, "model.kwargs={blocks: 20}", "backend=jax"]
     # a program that is kept would not be compiled the next time
-    process = start_mpt("train", *deep, "backend.compile_cache=null", "run_dir=r", cwd=tmp_path)
+    process = start_mpt("train", *deep, "run_dir=r", cwd=tmp_path, env=COMPILED_ANEW)
     until(process, "writes to")
     time.sleep(1.0)
     err = send(process, signal.SIGTERM)
@@ -81,16 +82,16 @@ def test_at_any_moment_up_to_the_second_epoch(backend, tmp_path):
     """Five moments each, in processes that import everything anew; the time to the second epoch is measured first, and
     compiling is a third of it: how soon a longer compilation ends is above."""
     (tmp_path / "parts.py").write_text(PARTS)
-    words = [*DEEP, "model.kwargs={blocks: 4}", f"backend={backend}", "backend.compile_cache=null"]
+    words = [*DEEP, "model.kwargs={blocks: 4}", f"backend={backend}"]
     started = time.monotonic()
-    first = start_mpt("train", *words, "trainer.epochs=2", "run_dir=first", cwd=tmp_path)
+    first = start_mpt("train", *words, "trainer.epochs=2", "run_dir=first", cwd=tmp_path, env=COMPILED_ANEW)
     until(first, " 2/2 ")
     whole = time.monotonic() - started
     assert first.communicate(timeout=60) and first.returncode == 0
     draw = random.Random(backend)
     for i in range(5):
         run, number = tmp_path / f"r{i}", (signal.SIGTERM, signal.SIGINT)[i % 2]
-        process = start_mpt("train", *words, "trainer.epochs=100000", f"run_dir={run}", cwd=tmp_path)
+        process = start_mpt("train", *words, "trainer.epochs=100000", f"run_dir={run}", cwd=tmp_path, env=COMPILED_ANEW)
         time.sleep(whole * (i + draw.random()) / 5)
         err = send(process, number)
         # before the first line of mpt is run the signal ends Python itself

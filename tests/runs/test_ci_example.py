@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from mpt_cli.engine.compile_cache import cache_folder
+from mpt_cli.engine.backend import compile_cache_folder
 from mpt_cli.verbs import verb_parser
 
 FOLDER = Path(__file__).parents[2] / "examples" / "ci"
@@ -37,10 +37,10 @@ def test_both_install_one_package_and_run_what_mpt_has() -> None:
 def test_what_was_compiled_is_kept_between_jobs(monkeypatch) -> None:
     job, steps = read("reproduce.gitlab-ci.yml"), read("reproduce.yml")["jobs"]["reproduce"]["steps"]
     monkeypatch.setenv("XDG_CACHE_HOME", job["variables"]["XDG_CACHE_HOME"].replace("$CI_PROJECT_DIR", "/builds/mine"))
-    assert cache_folder("auto", "tensorflow").is_relative_to("/builds/mine/.cache/mpt")
+    assert compile_cache_folder().is_relative_to("/builds/mine/.cache/mpt")
     assert job["reproduce"]["cache"]["paths"] == [".cache/mpt"]
     monkeypatch.delenv("XDG_CACHE_HOME")
     # a cache of pip's is keyed by requirements files, and without one setup-python fails
     assert [step.get("with", {}).get("cache") for step in steps] == [None] * len(steps)
     (cache,) = [step["with"] for step in steps if step.get("uses", "").startswith("actions/cache")]
-    assert cache_folder("auto", "tensorflow").is_relative_to(Path(cache["path"]).expanduser())
+    assert compile_cache_folder().is_relative_to(Path(cache["path"]).expanduser())

@@ -17,8 +17,6 @@ from mpt_cli.training.checkpoint import NoStore
 from mpt_cli.training.run_from_settings import Program
 
 TABLE = [
-    ("x/xla_compile_cache__1.pb; No space left", False, DataError, r"can't be kept or read: x/.*compile_cache=null"),
-    ("Serialized cache key does not match.", False, DataError, r"can't be kept or read: Serialized.*delete the folder"),
     ("UNKNOWN: Gloo all-reduce failed:\nreset by peer", True, DataError, r"another process .* broke.*resume="),
     (
         "Graph error:\n\nOOM when allocating tensor with shape[65536,4096] on GPU:0\n[[node]]",
