@@ -28,7 +28,6 @@ COMMON = [
     "optimizer.schedule.name=constant",
     "optimizer.schedule.warmup_steps=0",
     "trainer.batch_size=64",
-    "trainer.drop_remainder=true",
     "trainer.checkpoint_every_minutes=null",
     "data.validation_fraction=0",
     "logger.console=quiet",
@@ -83,8 +82,8 @@ def own_model_words(model: str, **more: Any) -> list[str]:
 
 
 RECIPES = {
-    "digits MLP": ["conf=digits_mlp"],
-    "digits CNN": ["conf=digits_cnn", "data.limit=900"],  # so that a turn of the slowest policy stays within a second
+    "digits MLP": ["conf=digits_mlp", "data.limit=1792"],  # whole batches
+    "digits CNN": ["conf=digits_cnn", "data.limit=896"],  # so that a turn of the slowest policy stays within a second
     "character transformer": ["conf=char_transformer", "data.limit=512", "data.sequence_length=32"],
 }
 NAMES = [

@@ -22,6 +22,7 @@ from mpt_cli.telemetry.sink_interface import Sink
 from mpt_cli.training_run import Reporters, train_program
 
 if TYPE_CHECKING:
+    from mpt_cli.data.examples import DataSet
     from mpt_cli.diagnose.diagnosis import Diagnosis
 
 
@@ -74,12 +75,12 @@ def fit(
 
     check_trainable(model)
     _check_arguments(settings, callbacks)
-    tree = {"batch_size": _batch_size(batch_size, x), "shuffle": shuffle and not is_tf_dataset(x)}
-    if epochs != 1 or "phases" not in (settings or {}):  # which say how long each is, unless somebody said otherwise
-        tree["epochs"] = epochs
     given = DataArguments(x, y, sample_weight, class_weight, validation_data, validation_split)
     check_targets(model, given)
     data = read_given(given)
+    tree = {"batch_size": _batch_size(batch_size, data), "shuffle": shuffle and not is_tf_dataset(x)}
+    if epochs != 1 or "phases" not in (settings or {}):  # which say how long each is, unless somebody said otherwise
+        tree["epochs"] = epochs
     asked = RunArguments(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
     program = ModelProgram(given_settings(model, asked), model, data, policy, tuple(callbacks))
     return _run(program)
@@ -115,16 +116,18 @@ class RunArguments:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _batch_size(batch_size: int | None, x: Any) -> int:
-    from mpt_cli.training.run_from_model import batch_size_of, is_batched_source
+def _batch_size(batch_size: int | None, data: "DataSet") -> int:
+    from mpt_cli.data.examples import Examples
 
-    if not is_batched_source(x):
+    if isinstance(data.train, Examples):
         return 32 if batch_size is None else batch_size
     if batch_size is not None:
         raise ConfigError(
             Problem("batch_size", "must be left out with a tf.data.Dataset or PyDataset, which is batched.", batch_size)
         )
-    return batch_size_of(x)
+    first = data.train.first()
+    assert first is not None
+    return len(first)
 
 
 def given_settings(model: Any, asked: RunArguments) -> Settings:
@@ -269,7 +272,8 @@ def diagnose(
     given.check_trainable(model)
     arguments = given.DataArguments(x, y, sample_weight)
     given.check_targets(model, arguments)
-    data, size = given.read_given(arguments), _batch_size(batch_size, x)
+    data = given.read_given(arguments)
+    size = _batch_size(batch_size, data)
     policy = policy or (None if computes_in_float16(model) else "mixed_float16")
     tree = {"trainer": {"epochs": epochs, "batch_size": size, "save_model": False}}
     settings = given_settings(model, RunArguments(policy, loss_scale, tree=tree))

@@ -25,7 +25,7 @@ from mpt_cli.precision.scale_state import StepRows
 from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, write_summary
-from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
+from mpt_cli.runs.provenance import collect_environment
 from mpt_cli.samples.gradient_samples import build_sampler
 from mpt_cli.samples.latest_step import LatestStep, steps_of
 from mpt_cli.settings.load import resolved_tree
@@ -191,19 +191,20 @@ class Recording(Record, ABC):
         self.telemetry = self.stack.enter_context(build_telemetry(self.run, logger, self.subject.stream))
         self.telemetry.tally = EventTally(self.scaling)
         platform = running_platform(self.settings)
-        facts = FrameworkFacts(
-            platform.backend,
-            self.subject.jit_compile,
-            platform.devices,
-            0,
-            "",
-            policy=self.settings.policy.name,
-            keras=platform.keras,
-        )
+        facts = {
+            "backend": platform.backend,
+            "jit_compile": self.subject.jit_compile,
+            "devices": platform.devices,
+            "seed": None,
+            "dataset_fingerprint": None,
+            "policy": self.settings.policy.name,
+            "distribute": "none",
+            "examples": {},
+            "emulated": (),
+            "keras": platform.keras,
+        }
         command = self.settings.model.command if isinstance(self.settings.model, GivenModel) else ()
         environment = collect_environment(facts, ["mpt", *command] if command else sys.argv)
-        for unknown in ("seed", "dataset_fingerprint"):
-            environment[unknown] = None
         self.environment = {**environment, "recorded_by": self.subject.recorded_by}
         self._write_environment()
         write_atomic(self.run.config_yaml, yaml.safe_dump(_applied(self.settings), sort_keys=False))

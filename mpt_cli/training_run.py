@@ -15,7 +15,7 @@ from mpt_cli.errors import DataError
 from mpt_cli.files import write_atomic, write_json
 from mpt_cli.runs.directory import RunDirectory, summary_dict, write_summary
 from mpt_cli.runs.expectations import applicable_expectations, expectation_lines
-from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
+from mpt_cli.runs.provenance import collect_environment
 from mpt_cli.runs.resume import (
     check_checkpoints,
     check_resumable,
@@ -182,7 +182,6 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     changes = format_changes(start.changes, _without_effect(start, session), session.parts.scaling.mode)
     for note in [*start.notes, *changes]:
         telemetry.message(note)
-    session.compile_ahead()
     return session
 
 
@@ -245,19 +244,18 @@ def check_build(settings: Settings) -> "BuildCheck":
 def _environment(start: Start, session: "Session", command_line: Sequence[str]) -> dict[str, Any]:
     """Return the content of environment.json."""
     parts, settings = session.parts, start.settings
-    assert settings.seed is not None
-    facts = FrameworkFacts(
-        backend=parts.platform.backend,
-        jit_compile=parts.jit_compile,
-        devices=parts.platform.devices,
-        seed=settings.seed,
-        dataset_fingerprint=parts.data.fingerprint,
-        policy=settings.policy.name,
-        distribute=settings.distribute.name,
-        emulated=backend.emulated_operations(),
-        examples=parts.data.counts,
-        keras=parts.platform.keras,
-    )
+    facts = {
+        "backend": parts.platform.backend,
+        "jit_compile": parts.jit_compile,
+        "devices": parts.platform.devices,
+        "seed": settings.seed,
+        "dataset_fingerprint": parts.data.fingerprint,
+        "policy": settings.policy.name,
+        "distribute": settings.distribute.name,
+        "examples": parts.data.counts,  # of train and validation; None where not known
+        "emulated": backend.emulated_operations(),  # that the device lacks and others stand for
+        "keras": parts.platform.keras,  # floatx, epsilon and image_data_format of all of Keras
+    }
     environment = collect_environment(facts, list(command_line) or None)
     attempt = {
         "attempt": start.attempt,

@@ -30,7 +30,6 @@ COMMON = (
     "optimizer.learning_rate=1e-3",
     "optimizer.schedule.name=constant",
     "optimizer.schedule.warmup_steps=0",
-    "trainer.drop_remainder=true",
     "trainer.deterministic=false",
     "trainer.checkpoint_every_minutes=null",
     "trainer.save_model=false",

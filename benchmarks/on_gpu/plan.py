@@ -15,7 +15,6 @@ COMMON = (
     "optimizer.schedule.warmup_steps=0",
     "trainer.epochs=1",
     "trainer.max_steps=null",
-    "trainer.drop_remainder=true",
     "trainer.deterministic=false",
     "trainer.checkpoint_every_minutes=null",
     "trainer.save_model=false",

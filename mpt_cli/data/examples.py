@@ -187,13 +187,13 @@ class Stream:
     endless: bool = False
     in_any_order: bool = False
 
-    def batches(self, epoch: int, seed: int = 0, shuffle: bool = False) -> Iterator[Batch]:
+    def batches(self, epoch: int, seed: int = 0, shuffle: bool = False) -> Iterator[Examples]:
         """Yield the batches of `epoch`. DataError where the source fails on the way, holds NaN or labels out of range,
         or gives nothing."""
         empty = True
         for batch in self.read(Reading(epoch, seed, shuffle)):
             empty = False
-            yield batch.as_batch()
+            yield batch
         if empty:
             raise DataError(f"The data gave no examples in epoch {epoch}.")
 
@@ -220,7 +220,7 @@ class Continued:
 
     def __init__(self, stream: Stream, steps: int) -> None:
         self.stream, self.steps = stream, steps
-        self.live: Iterator[Batch] = iter(())
+        self.live: Iterator[Examples] = iter(())
         self.position = -1  # batches that `live` has given since the first epoch
 
     def __call__(self, reading: Reading) -> Iterator[Examples]:
@@ -232,9 +232,9 @@ class Continued:
         for _ in range(self.steps):
             batch = next(self.live)
             self.position += 1
-            yield Examples(*batch)
+            yield batch
 
-    def _from_the_beginning(self, reading: Reading) -> Iterator[Batch]:
+    def _from_the_beginning(self, reading: Reading) -> Iterator[Examples]:
         for one_pass in count(1):
             yield from self.stream.batches(one_pass, reading.seed, reading.shuffle)
 
@@ -294,14 +294,6 @@ class DataSet(Shapes):
         """Return how many examples there are to train on and to validate with; None for a stream and for none."""
         parts = {"train": self.train, "validation": self.validation}
         return {name: len(part) if isinstance(part, Examples) else None for name, part in parts.items()}
-
-    @property
-    def header(self) -> str:
-        """Return the description, and where inputs were uint8 what was done to them."""
-        divided = {255} & set(self.preprocessing.get("divided_by", {}).values())
-        done = ["uint8 inputs divided by 255"] if divided else []
-        done += ["uint8 inputs unchanged"] if "uint8" in self.input_dtype else []
-        return "; ".join([self.description, *done])
 
 
 def leaves(arrays: Arrays, name: str) -> list[tuple[str, Array]]:

@@ -15,7 +15,7 @@ import numpy as np
 from mpt_cli.data.examples import Array, DataSet, Examples
 from mpt_cli.data.paths import readable_file, readable_files
 from mpt_cli.data.prepare_data_set import RawArrays, build_data_set
-from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
+from mpt_cli.errors import DataError, did_you_mean
 from mpt_cli.settings.model_data_optimizer_keys import Csv, Npz, Text
 from mpt_cli.settings.search_path import expanded
 
@@ -37,7 +37,6 @@ def load_npz(settings: Npz, seed: int, targets_as_given: bool = False) -> DataSe
         validation,
         settings.task,
         targets_as_given=targets_as_given,
-        scale_pixels=settings.scale_pixels is not False,
     )
     return build_data_set(raw, settings, seed)
 
@@ -110,22 +109,16 @@ def load_csv(settings: Csv, seed: int) -> DataSet:
 
 def _read_csv(file: Path, separator: str) -> tuple[dict[str, list[str]], list[int]]:
     """Return the cells of each column, and the line that each row ends on, for messages."""
-    separator = "\t" if separator == "\\t" else separator
-    if len(separator) != 1 or separator in '"\r\n':
-        raise ConfigError(Problem("data.separator", "must be one character.", separator, "For tabs write \\t."))
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.reader(stream, delimiter=separator, strict=True)
+            reader = csv.reader(stream, delimiter=separator.replace("\\t", "\t"), strict=True)
             names = [name.strip() for name in next(reader, [])]
             rows = [(reader.line_num, row) for row in reader if row]
-    except UnicodeDecodeError as error:
-        raise _not_utf8(file, f"{error.reason} at byte {error.start}") from error
-    except csv.Error as error:
-        raise DataError(f"data.path: {file}, line {reader.line_num}, can't be read as CSV: {error}.") from error
-    if len(set(names)) < len(names):
-        raise DataError(f"data.path: {file} has two columns of one name. Is its first line the header?")
-    if not rows:
-        raise DataError(f"data.path: {file} has a header line and no rows.")
+    except (csv.Error, TypeError, ValueError) as error:
+        how = f"CSV in UTF-8 with data.separator={separator!r}"
+        raise DataError(f"data.path: {file} can't be read as {how}: {error}.") from error
+    if len(set(names)) < len(names) or not rows:
+        raise DataError(f"data.path: {file} must have a header line, of names that differ, and rows.")
     for line, row in rows:
         if len(row) != len(names):
             raise DataError(

@@ -86,7 +86,7 @@ def damage_of(path: Path) -> str | None:
     All of it is read.
     """
     if not zipfile.is_zipfile(path):
-        return "it is no complete zip file, as a .keras file must be"
+        return "it is missing, or no complete zip file, as a .keras file must be"
     try:
         with zipfile.ZipFile(path) as parts:
             broken = parts.testzip()

@@ -29,21 +29,17 @@ from mpt_cli.errors import DataError
 from mpt_cli.settings.model_data_optimizer_keys import DataSettings
 
 _INT32 = np.iinfo(np.int32)
-_PIXEL_MAX = 255
 
 
-def to_numbers(examples: Examples, where: str, scale_pixels: bool = True) -> Examples:
+def to_numbers(examples: Examples, where: str) -> Examples:
     """Inputs as float32 or int32, targets as float32 or int64, weights as float32.
 
-    uint8 inputs are pixels: `scale_pixels` divides them by 255, else they stay as they are. Other integers are tokens.
-    bool becomes 0 and 1. A float64 that float32 can't hold becomes inf, which `check_examples` reports. Text among the
-    inputs becomes UTF-8 bytes; ragged inputs become Rows. DataError for other objects, complex numbers, and text and
-    ragged tensors in targets.
+    uint8 inputs are pixels, which stay as they are. Other integers are tokens. bool becomes 0 and 1. A float64 that
+    float32 can't hold becomes inf, which `check_examples` reports. Text among the inputs becomes UTF-8 bytes; ragged
+    inputs become Rows. DataError for other objects, complex numbers, and text and ragged tensors in targets.
     """
     return Examples(
-        _map_named(
-            lambda a, name: on_values(_input_array, _as_input(a, name), name, scale_pixels), examples.x, f"{where}: x"
-        ),
+        _map_named(lambda a, name: on_values(_input_array, _as_input(a, name), name), examples.x, f"{where}: x"),
         _map_named(_target_array, examples.y, f"{where}: y"),
         _map_named(
             lambda a, name: _target_array(a, name).astype(np.float32), examples.sample_weight, f"{where}: sample_weight"
@@ -87,11 +83,9 @@ def _as_text(array: Array) -> Array | None:
     return array if array.dtype.kind == "S" else None
 
 
-def _input_array(array: Array, name: str, scale_pixels: bool) -> Array:
-    if array.dtype.kind == "S" or (array.dtype == np.uint8 and not scale_pixels):
+def _input_array(array: Array, name: str) -> Array:
+    if array.dtype.kind == "S" or array.dtype == np.uint8:
         return array
-    if array.dtype == np.uint8:
-        return np.divide(array, np.float32(_PIXEL_MAX), dtype=np.float32)
     if array.dtype.kind in "fb":
         return _to_float32(array)
     if array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
@@ -199,11 +193,12 @@ def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch:
     `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them. A
     single batch may have weights that are all zero, a whole set may not.
     """
-    problems = shape_problems(examples, is_batch) or [
-        *value_problems(examples, target.targets_as_given),
-        *label_problems(examples.y, target),
-    ]
     weights = leaves(examples.sample_weight, "sample_weight")
+    problems = shape_problems(examples, is_batch) or not_finite(examples, target.targets_as_given)
+    problems = problems or [
+        *label_problems(examples.y, target),
+        *(problem for name, weight in weights for problem in _unfit(name, weight, weight < 0, "be at least 0")),
+    ]
     if not problems and not is_batch and weights and not any(weight.any() for _, weight in weights):
         problems = ["sample_weight is all zeros, so nothing would be learned"]
     if problems:
@@ -217,88 +212,50 @@ def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
     of labelled and one of other examples.
     """
     arrays = all_arrays(examples)
-    flat = [f"{name} is a single number, not an array" for name, array in arrays if array.ndim == 0]
-    empty = [f"{name} is empty: shape {array.shape}" for name, array in arrays if array.ndim and array.size == 0]
-    if flat or empty:
-        return flat + empty
-    lengths = {name: len(array) for name, array in arrays}
+    empty = [f"{name} holds no examples: shape {array.shape}" for name, array in arrays if not array.ndim * array.size]
+    lengths = {name: len(array) for name, array in arrays} if not empty else {}
     if len(set(lengths.values())) > 1 and not (is_batch and not isinstance(examples.y, np.ndarray)):
         return ["the numbers of examples differ: " + ", ".join(f"{name} {n:,}" for name, n in lengths.items())]
-    return [
-        f"{name} must not be negative; it has {_first_where(weight, weight < 0)}"
-        for name, weight in leaves(examples.sample_weight, "sample_weight")
-        if (weight < 0).any()
-    ]
+    return empty
 
 
-def value_problems(examples: Examples, may_lack_targets: bool = False) -> list[str]:
-    """NaN and inf in inputs, targets and weights: how many, and where the first one is. With `may_lack_targets` NaN
-    among targets is left to `missing_targets`."""
-    lacking = missing_targets(examples) if may_lack_targets else []
+def not_finite(examples: Examples, may_lack_targets: bool = False) -> list[str]:
+    """NaN and inf in inputs, targets and weights; with `may_lack_targets` no NaN among targets (`missing_targets`)."""
     return [
         problem
         for name, array in all_arrays(examples)
-        for problem in _not_finite(name, array)
-        if problem not in lacking
+        if array.dtype.kind == "f"
+        for values in [array.values if isinstance(array, Rows) else array]
+        for is_bad in [np.isinf(values) if may_lack_targets and name.startswith("y") else ~np.isfinite(values)]
+        for problem in _unfit(name, values, is_bad, "be finite in float32")
     ]
 
 
 def missing_targets(examples: Examples) -> list[str]:
     """NaN among targets, as some have them for what is not known."""
-    nan = {"NaN": np.isnan}
-    return [problem for name, array in leaves(examples.y, "y") for problem in _not_finite(name, array, nan)]
+    floats = [(name, np.isnan(array)) for name, array in leaves(examples.y, "y") if array.dtype.kind == "f"]
+    return [f"{name} is NaN in {int(is_nan.sum()):,} places" for name, is_nan in floats if is_nan.any()]
 
 
 def label_problems(y: Array, target: TargetSpec) -> list[str]:
     """Labels that aren't 0 … num_classes-1; none for other tasks."""
     if target.task != "classification" or target.targets_as_given:
         return []
-    if not np.isfinite(y).all():
-        return []  # already reported, and nothing below holds for NaN
-    if y.dtype.kind == "f" and not (y == np.trunc(y)).all():
-        return [f"class labels must be whole numbers; y has {_first_where(y, y != np.trunc(y))}"]
-    return _range_problems(y, target)
-
-
-def _range_problems(y: Array, target: TargetSpec) -> list[str]:
-    classes, lowest, largest = int(target.num_classes or 0), int(y.min()), int(y.max())
-    if lowest < 0:
-        return [f"class labels start at 0; y has {_first_where(y, y < 0)}"]
-    if largest >= classes:
-        return [f"{classes} classes have labels 0 to {classes - 1}; y has {_first_where(y, y >= classes)}"]
-    if target.given:
-        return []
-    if largest == 0:
-        return ["all labels are 0, so there is nothing to tell apart"]
-    if lowest > 0:
-        return [f"class labels start at 0; the lowest here is {lowest}: number the classes from 0"]
-    return []
-
-
-_KINDS = {"NaN": np.isnan, "infinite (or beyond float32)": np.isinf}
-
-
-def _not_finite(name: str, array: Array, kinds: Mapping[str, Any] = _KINDS) -> list[str]:
-    if array.dtype.kind != "f" or (np.isfinite(array.min()) and np.isfinite(array.max())):
-        return []  # min and max pass NaN on, so that no mask as large as the array is needed
-    if isinstance(array, Rows):
-        name, array = f"{name} (its values, row after row)", array.values
-    found = []
-    for word, is_so in kinds.items():
-        mask = is_so(array)
-        count = int(mask.sum())
-        if count:
-            first = ", ".join(str(place) for place in np.argwhere(mask)[0])
-            found.append(
-                f"{name} has {count:,} value{'s' * (count > 1)} that {'are' if count > 1 else 'is'} {word}, "
-                f"first at [{first}]"
-            )
+    classes = int(target.num_classes or 0)
+    is_bad = (y < 0) | (y >= classes) | (y != np.trunc(y))
+    found = _unfit("y", y, is_bad, f"hold class labels, whole numbers from 0 to {classes - 1}")
+    if not found and not target.given and (y.min() > 0 or y.max() == 0):
+        return [f"class labels must begin at 0, of two classes at least; y has {y.min():g} to {y.max():g}"]
     return found
 
 
-def _first_where(array: Array, mask: Array) -> str:
-    place = tuple(int(index) for index in np.argwhere(mask)[0])
-    return f"{array[place]:g} at [{', '.join(map(str, place))}]"
+def _unfit(name: str, array: Array, is_bad: Array, rule: str) -> list[str]:
+    """Return a sentence where any value breaks the rule."""
+    if not is_bad.any():
+        return []
+    place = np.argwhere(is_bad)[0].tolist()
+    count = f"{int(is_bad.sum()):,} of {is_bad.size:,} values"
+    return [f"{name} must {rule}: not so for {count}, first {array[tuple(place)]:g} at {place}"]
 
 
 def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
@@ -403,7 +360,7 @@ class RawArrays:
     set of the source. `in_order`: hold out the last examples without a copy, as they follow one another (text) or are
     random (synthetic). `standardise`: standardise the columns of x, and the targets of a regression.
     `targets_as_given`: do not change the targets (but for float64 and int64), because the user named the loss.
-    `scale_pixels`: divide uint8 inputs by 255. `preprocessing`: as in DataSet; standardising and scaling add to it.
+    `preprocessing`: as in DataSet; standardising adds to it.
     """
 
     title: str
@@ -416,7 +373,6 @@ class RawArrays:
     note: str = ""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     targets_as_given: bool = False
-    scale_pixels: bool = True
 
 
 def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet:
@@ -430,13 +386,7 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
         validation: Examples | None = draw_examples(parts[1], settings.limit, seed, raw.in_order)
     else:
         train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
-    pixels = {
-        name: _PIXEL_MAX
-        for name, array in leaves(raw.train.x, "x")
-        if raw.scale_pixels and np.asarray(array).dtype == np.uint8
-    }
-    done = {"divided_by": pixels} if pixels else {}
-    drawn = replace(raw, train=train, validation=validation, preprocessing=done | raw.preprocessing)
+    drawn = replace(raw, train=train, validation=validation)
     drawn = _standardise(drawn, target) if raw.standardise else drawn
     return _described(drawn, target, [part for part in (drawn.train, drawn.validation) if part is not None])
 
@@ -444,7 +394,7 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
 def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
     titles = [raw.title] if raw.validation is None else [raw.title, f"{raw.title} (validation)"]
     sets = [raw.train] if raw.validation is None else [raw.train, raw.validation]
-    parts = [to_numbers(part, title, raw.scale_pixels) for part, title in zip(sets, titles, strict=True)]
+    parts = [to_numbers(part, title) for part, title in zip(sets, titles, strict=True)]
     if raw.task != "regression" and not raw.targets_as_given:
         parts = [labels_from_one_hot(part) for part in parts]
     target = read_target(parts, raw.task, raw.num_classes, raw.targets_as_given)
@@ -543,7 +493,7 @@ def build_stream_set(raw: RawArrays) -> DataSet:
     found = raw.train.first()
     if found is None:
         raise DataError(f"{raw.title}: there are no examples.")
-    target = _stream_target(to_numbers(found, raw.title, scale_pixels=False), raw)
+    target = _stream_target(to_numbers(found, raw.title), raw)
     first = _prepare_batch(found, target, raw.title, is_batch=True)
     validation, held_out = raw.validation, f"{raw.title} (validation)"
     if isinstance(validation, Examples):
@@ -565,7 +515,7 @@ def _stream_target(first: Examples, raw: RawArrays) -> TargetSpec:
 
 
 def _prepare_batch(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
-    examples = to_numbers(examples, where, scale_pixels=False)
+    examples = to_numbers(examples, where)
     labels = target.task == "classification" and not target.targets_as_given
     return prepare_examples(labels_from_one_hot(examples) if labels else examples, target, where, is_batch)
 

@@ -1,15 +1,11 @@
-"""`data.name` -> DataSet: data without files of the user's (scikit-learn's bundled sets, those of keras.datasets, and
-random data with something to learn), and the sources by name, one of which is a function of the user's.
+"""`data.name` -> DataSet: data without files of the user's (scikit-learn's bundled sets, and random data with
+something to learn), and the sources by name, one of which is a function of the user's.
 """
 
-import contextlib
-import inspect
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -35,10 +31,9 @@ from mpt_cli.data.prepare_data_set import (
 )
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.settings.key_type import default_of
-from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Digits, KerasDataset, Loader, Synthetic, Tabular
+from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Digits, Loader, Synthetic, Tabular
 from mpt_cli.settings.python_references import call_user, imported_names, load_function, parameters_of
 from mpt_cli.settings.schema import Settings, TrainerSettings
-from mpt_cli.settings.search_path import expanded
 
 _REGRESSION = ("diabetes", "linnerud")
 
@@ -68,51 +63,6 @@ def load_tabular(settings: Tabular, seed: int) -> DataSet:
         settings.dataset, Examples(table.data, table.target), task=task, standardise=True, preprocessing=names
     )
     return build_data_set(read, settings, seed)
-
-
-_FASHION = (
-    "train-labels-idx1-ubyte.gz",
-    "train-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-)
-# the files of each set below Keras's folder, as keras.datasets looks for them
-_KERAS_FILES = {
-    "mnist": ["datasets/mnist.npz"],
-    "fashion_mnist": [f"datasets/fashion-mnist/{name}" for name in _FASHION],
-    "cifar10": ["datasets/cifar-10-batches-py-target_archive"],  # cifar-10-python.tar.gz under another name
-    "cifar100": ["datasets/cifar-100-python-target_archive"],
-}
-
-
-def load_keras_set(settings: KerasDataset, seed: int) -> DataSet:
-    """Return a set with its own test set as validation. Images (h, w, c), float32 0 … 1 or uint8."""
-    import keras
-
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            (x, y), (x_val, y_val) = getattr(keras.datasets, settings.dataset).load_data()
-    except Exception as error:  # Keras raises bare Exception for a failed download
-        missing = ", ".join(map(str, missing_keras_files(settings.dataset)))
-        remedy = f" Without a network, put the original there: {missing}" if missing else ""
-        raise DataError(f"{settings.dataset} couldn't be loaded: {error}.{remedy}") from error
-    if x.ndim == 3:
-        x, x_val = x[..., None], x_val[..., None]
-    raw = RawArrays(
-        settings.dataset,
-        Examples(x, y),
-        Examples(x_val, y_val),
-        "classification",
-        100 if settings.dataset == "cifar100" else 10,
-        scale_pixels=settings.scale_pixels is not False,
-    )
-    return build_data_set(raw, settings, seed)
-
-
-def missing_keras_files(dataset: str) -> list[Path]:
-    """Return the files of a set that are not on this machine and would have to be downloaded."""
-    home = expanded(os.environ.get("KERAS_HOME") or "~/.keras")
-    return [home / name for name in _KERAS_FILES[dataset] if not (home / name).exists()]
 
 
 _COARSE_VECTOR, _COARSE_SIDE, _HIDDEN = 256, 8, 64
@@ -225,7 +175,6 @@ def _returned_data_set(returned: Returned, settings: DataSettings) -> DataSet:
             "auto",
             _num_classes(settings),
             targets_as_given=returned.targets_as_given,
-            scale_pixels=False,
         )
         return build_data_set(raw, settings, returned.seed)
     return _loader_stream_set(returned, train, validation, settings)
@@ -246,17 +195,6 @@ def _loader_stream_set(
         )
     if isinstance(validation, Stream) and validation.endless:
         raise DataError(f"{title}: the validation dataset never ends. Use dataset.take(n).")
-    whole = "a tf.data.Dataset, PyDataset or generator gives whole batches"
-    if settings.limit is not None:
-        raise DataError(f"{title}: data.limit can't be applied: {whole}. Let the loader give fewer.")
-    # the default of validation_fraction holds for other sources too
-    declared = next(each for each in fields(settings) if each.name == "validation_fraction")
-    if validation is None and settings.validation_fraction not in (0, default_of(declared)):
-        raise DataError(
-            f"{title}: data.validation_fraction={settings.validation_fraction:g} can't be applied: {whole}, "
-            "which are not split. Return two of them (training, validation), or leave it out for no "
-            "validation."
-        )
     note = "its own batches" + (", no validation" if validation is None else "")
     classes = _num_classes(settings)
     raw = RawArrays(
@@ -267,19 +205,9 @@ def _loader_stream_set(
 
 
 def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int) -> dict[str, Any]:
-    """Return data.kwargs, with path and seed if the function takes them; ConfigError for a path it does not take."""
+    """Return data.kwargs, with the path if there is one, and the seed if the function takes it."""
     arguments, parameters = dict(settings.kwargs), parameters_of(function, "data.loader")
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     if settings.path is not None:
-        if "path" not in parameters and not takes_any:
-            raise ConfigError(
-                Problem(
-                    "data.path",
-                    f"{settings.loader} has no parameter `path`.",
-                    settings.path,
-                    "Leave it out, or add the parameter.",
-                )
-            )
         arguments.setdefault("path", settings.path)
     if "seed" in parameters:
         arguments.setdefault("seed", seed)
@@ -330,7 +258,6 @@ SOURCES: dict[str, Callable[..., DataSet]] = {
     "tabular": load_tabular,
     "text": load_text,
     "synthetic": load_synthetic,
-    "keras": load_keras_set,
     "npz": load_npz,
     "csv": load_csv,
     "loader": load_loader,
@@ -384,10 +311,11 @@ def load_data_of_run(settings: Settings, targets_as_given: bool = False) -> Data
     assert settings.seed is not None
     trainer = settings.trainer
     data = load_data(settings.data, settings.seed, targets_as_given or trainer.loss != "auto")
-    if data.targets_as_given:
-        data = _with_missing_targets(data, trainer.loss)
+    is_of_keras = trainer.loss not in (None, "auto") and not any(imported_names("trainer.loss", trainer.loss))
+    if data.targets_as_given and is_of_keras:
+        data = replace(data, train=_complete(data.train), validation=_complete(data.validation))
     if isinstance(data.train, Stream):
-        _check_own_batches(trainer, data.train)
+        _check_own_batches(settings, data.train)
     if trainer.class_weight is not None:
         weights = {int(name): float(value) for name, value in trainer.class_weight.items()}
         data = replace(data, train=weighted_by_class(data.train, weights))
@@ -408,40 +336,28 @@ def load_data_of_run(settings: Settings, targets_as_given: bool = False) -> Data
     return data
 
 
-def _with_missing_targets(data: DataSet, loss: Any) -> DataSet:
-    """Warn of NaN among the targets if the loss is the user's, which must leave them out.
-
-    DataError if the loss is Keras's, which would become NaN.
-    """
-    parts = [part for part in (data.train, data.validation) if isinstance(part, Examples)]
-    missing = [problem for part in parts for problem in missing_targets(part)]
-    if loss in (None, "auto") or any(imported_names("trainer.loss", loss)):
-        leave_out = f"data: {'; '.join(missing)}: the loss must leave them out."
-        return replace(data, warnings=(*data.warnings, leave_out)) if missing else data
-
-    def checked(batch: Examples, number: int) -> Examples:
-        if found := missing_targets(batch):
-            raise DataError(f"data, batch {number}: {'; '.join(found)}.")
-        return batch
-
-    if missing:
-        raise DataError(
-            f"data: {'; '.join(missing)}. Only a loss of your own (trainer.loss=module:name) can leave them out."
-        )
-    if isinstance(data.validation, Stream):
-        data = replace(data, validation=data.validation.mapped(checked))
-    return replace(data, train=data.train.mapped(checked)) if isinstance(data.train, Stream) else data
+def _complete(part: Any) -> Any:
+    """Return the examples or the stream; DataError for NaN among the targets, of a stream when its batch is read."""
+    if isinstance(part, Stream):
+        return part.mapped(lambda batch, number: _complete(batch))
+    if part is not None and (missing := missing_targets(part)):
+        rule = "Only a loss of your own (trainer.loss=module:name) can leave them out."
+        raise DataError(f"data: {'; '.join(missing)}. {rule}")
+    return part
 
 
-def _check_own_batches(trainer: TrainerSettings, batches: Stream) -> None:
+def _check_own_batches(settings: Settings, batches: Stream) -> None:
     """Raise ConfigError, with all problems, for keys that have no effect on batches that the source makes."""
-    usual, fixed = TrainerSettings(), "has no effect: the data comes in batches of its own,"
-    problems = []
-    if trainer.batch_size != usual.batch_size:
-        rule, remedy = f"{fixed} which stay as they are.", "Leave it out, and batch in data.loader."
-        problems.append(Problem("trainer.batch_size", rule, trainer.batch_size, remedy))
-    if trainer.shuffle != usual.shuffle and not batches.in_any_order:
-        rule, remedy = f"{fixed} in the order of its source.", "Leave it out, and shuffle or not in data.loader."
-        problems.append(Problem("trainer.shuffle", rule, trainer.shuffle, remedy))
-    if problems:
+    trainer, declared = TrainerSettings(), {each.name: default_of(each) for each in fields(DataSettings)}
+    plain: dict[str, list[Any]] = {
+        "trainer.batch_size": [trainer.batch_size],
+        "data.limit": [None],
+        "data.validation_fraction": [0, declared["validation_fraction"]],
+    }
+    if not batches.in_any_order:
+        plain["trainer.shuffle"] = [trainer.shuffle]
+    rule = "has no effect: the data comes in batches of its own, in the order of its source."
+    remedy = "Leave it out, and do it in data.loader."
+    given = {key: attrgetter(key)(settings) for key in plain}
+    if problems := [Problem(key, rule, value, remedy) for key, value in given.items() if value not in plain[key]]:
         raise ConfigError(problems)

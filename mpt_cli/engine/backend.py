@@ -393,6 +393,8 @@ def _resident_bytes() -> int | None:
 
 
 _LOST_PROCESS = re.compile("gloo|nccl|connection|coordination|distributed", re.IGNORECASE)
+# an operation that XLA lacks, for these dtypes perhaps, and a shape that depends on values
+_NOT_BY_XLA = re.compile("XLA_[CG]PU_JIT|must be a compile-time constant|XLA compilation requires")
 # of TensorFlow's and JAX's allocators, of a copy to the GPU that finds no room, and of NumPy
 _OUT_OF_MEMORY = re.compile(
     "RESOURCE_EXHAUSTED|out of memory|OOM when allocating|Dst tensor is not initialized|unable to allocate",
@@ -423,6 +425,9 @@ def framework_errors(several_processes: bool) -> Iterator[None]:
 
 def _explain_framework_error(text: str, several_processes: bool) -> MptError | None:
     first = text.strip().splitlines()[0][:200] if text.strip() else ""
+    if _NOT_BY_XLA.search(text):
+        rule = f"XLA can't compile this model: {first.rstrip('.')}."
+        return ConfigError(Problem("trainer.jit_compile", rule, None, "Set trainer.jit_compile=false."))
     if found := _OUT_OF_MEMORY.search(text):
         return ConfigError(
             Problem(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mpt_cli.engine.weight_layout import VariableLayout
 
 PROCESS_VARIABLE = "MPT_PROCESS"  # "RANK/WORLD_SIZE@HOST:PORT", set by who starts the processes
-MOST_MESSAGE_BYTES = 4096  # of what rank 0 tells the others at once
+MOST_MESSAGE_BYTES = 2**15  # of what rank 0 tells the others at once: a path has at most 4 KiB
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,14 @@ def find_process_info(settings: Settings, environment: Mapping[str, str] = os.en
     if given := re.fullmatch(r"(\d+)/(\d+)@(.+)", environment.get(PROCESS_VARIABLE, "")):
         starter = f"{PROCESS_VARIABLE}=RANK/{given[2]}@{given[3]}"
         return ProcessInfo(int(given[1]), int(given[2]), given[3], starter=starter)
-    numbers = {name: environment[name] for name in (*_OF_SLURM, *_OF_OPEN_MPI) if name in environment}
-    own = _OF_SLURM if _OF_SLURM[0] in numbers else _OF_OPEN_MPI
-    if numbers.get(own[0], "1") == "1":
+    own = next((names for names in (_OF_SLURM, _OF_OPEN_MPI) if environment.get(names[0], "1") != "1"), None)
+    if own is None:
         return _as_jax_finds_it() if any(name in environment for name in _OF_JAX) else None
-    found = [int(numbers[name]) if numbers.get(name, "").isdecimal() else -1 for name in own]
-    if min(found) < 0:
-        rule = f"must be whole numbers, as {'Slurm' if own is _OF_SLURM else 'Open MPI'} sets them for each process."
-        raise ConfigError(Problem(" and ".join(own), rule, " and ".join(numbers.get(name, "none") for name in own)))
-    count, rank, local_rank = found
+    try:
+        count, rank, local_rank = (int(environment[name]) for name in own)
+    except (KeyError, ValueError) as error:
+        rule = "must be whole numbers, as Slurm and Open MPI set them for each process."
+        raise ConfigError(Problem(" and ".join(own), rule)) from error
     coordinator, gpus = environment.get("JAX_COORDINATOR_ADDRESS"), environment.get("SLURM_GPUS_ON_NODE", "")
     if own is _OF_OPEN_MPI:
         local_count = int(environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
@@ -228,13 +227,8 @@ class ProcessGroup:
 
 
 def broadcast_from_rank0(message: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the `message` of rank 0, in every process. All must call it, right after they met, the others with None.
-
-    DataError where it is longer than `MOST_MESSAGE_BYTES` as JSON.
-    """
+    """Return the `message` of rank 0, in every process. All must call it when they have met, the others with None."""
     text = b"" if message is None else json.dumps(message).encode()
-    if len(text) > MOST_MESSAGE_BYTES:
-        raise DataError("The path of the run directory is too long for several processes.")
     heard = _broadcast_array(np.frombuffer(text.ljust(MOST_MESSAGE_BYTES), np.uint8))
     received: dict[str, Any] = json.loads(np.asarray(heard, np.uint8).tobytes())
     return received

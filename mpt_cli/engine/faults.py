@@ -9,7 +9,6 @@ leaves those of the later layers whole (`precision.finite.GradientDefects`).
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -17,10 +16,10 @@ from keras import ops
 
 from mpt_cli.data.examples import Batch, DataSet
 from mpt_cli.errors import ConfigError, Problem, first_line
-from mpt_cli.precision import layers_of
+from mpt_cli.precision import has_custom_train_step, layers_of
 from mpt_cli.precision.gradients import scale_gradient
 from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training
-from mpt_cli.precision.train_step import CustomSteps, custom_steps, optimizers_of
+from mpt_cli.precision.train_step import custom_steps, optimizers_of
 from mpt_cli.settings.schema import FaultSettings
 from mpt_cli.telemetry.record_types import DATA, FORWARD_PASS, LOSS, OVERFLOW, Event
 
@@ -29,9 +28,12 @@ VALUES = {"overflow": float("inf"), "nan": float("nan"), "zero": 0.0}
 
 
 def build_injector(fault: FaultSettings, model: Any, data: DataSet) -> "Injector | None":
-    """Return what spoils the steps of `model`, None where nothing does; ConfigError where the data can't hold nan."""
+    """Return what spoils the steps of `model`, None where nothing does; ConfigError where `fault.place` can't be it."""
     if fault.kind == "none":
         return None
+    if fault.place != "data" and has_custom_train_step(model):
+        rule = "must be data: the model has a train_step of its own."
+        raise ConfigError(Problem("fault.place", rule, fault.place, "Use fault.place=data."))
     if fault.place == "data" and "float" not in data.input_dtype:
         raise ConfigError(
             Problem(
@@ -48,12 +50,9 @@ def warn_of_fault(fault: FaultSettings) -> list[str]:
     """Return a sentence for the header: nobody should take a rehearsal for the real thing."""
     if fault.kind == "none":
         return []
-    parts = [f"step {step}" for step in fault.at_steps]
-    parts += [] if fault.every_steps is None else [f"every {fault.every_steps} steps"]
-    when = ", ".join(parts) + ("" if fault.above_scale is None else f", above scale {fault.above_scale:g}")
     return [
-        f"fault.kind={fault.kind}: THIS IS A REHEARSAL. Numbers go wrong on purpose ({fault.place}, {when}). "
-        "fault=none ends it (docs/guides/overflow.md)."
+        f"fault.kind={fault.kind}: THIS IS A REHEARSAL. Numbers go wrong on purpose ({fault.place}). fault=none ends "
+        "it (docs/guides/overflow.md)."
     ]
 
 
@@ -67,30 +66,8 @@ class Injector:
     def __init__(self, fault: FaultSettings, model: Any) -> None:
         self.fault, self.model = fault, model
         self._now = threading.local()  # the replicas of a MirroredStrategy are traced in threads that take turns
-        self._compute_loss = model.compute_loss
-        model.compute_loss = lambda *arguments, **named: self._spoil(self._compute_loss(*arguments, **named))
-
-    def spoil_custom_steps(self, custom: CustomSteps) -> None:
-        """Spoil the scaling of the loss, for a model whose own step computes the loss as it likes.
-
-        ConfigError where the step scales none.
-        """
-        self.model.compute_loss = self._compute_loss
-        if self.fault.place != "data" and not custom.scales_losses:
-            raise ConfigError(
-                Problem(
-                    "fault.place",
-                    "must be data: the model's own train_step scales no loss to be spoiled.",
-                    self.fault.place,
-                    "Use fault.place=data.",
-                )
-            )
-        for optimizer in custom.optimizers.values():
-            scaled = partial(self._scale_spoiled, optimizer.scale_loss)
-            optimizer.scale_loss = scaled  # type: ignore[method-assign]
-
-    def _scale_spoiled(self, scale_loss: Callable[[Tensor], Tensor], loss: Tensor) -> Tensor:
-        return scale_loss(self._spoil(ops.cast(loss, "float32")))
+        compute_loss = model.compute_loss
+        model.compute_loss = lambda *arguments, **named: self._spoil(compute_loss(*arguments, **named))
 
     def wrap_step(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
         """`train_step` of the running backend with the fault in it, called the same way."""

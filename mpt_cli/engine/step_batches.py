@@ -59,7 +59,6 @@ class BatchPlan:
 
     batch_size: int
     capacity: int
-    drop_remainder: bool = False
     shuffle: bool = False
     seed: int = 0
     devices: int = 1
@@ -69,9 +68,9 @@ class BatchPlan:
         return examples // self.batch_size + (self.rest_of(examples) > 0)
 
     def rest_of(self, examples: int) -> int:
-        """Size of the last, smaller batch; 0 when there is none or it is left out."""
+        """Size of the last, smaller batch; 0 when there is none."""
         rest = examples % self.batch_size
-        return 0 if self.drop_remainder else rest - rest % self.devices
+        return rest - rest % self.devices
 
     def steps_per_epoch(self, data: Examples | Stream) -> int | None:
         """Steps of an epoch over `data`; None where a stream does not know its length."""
@@ -98,7 +97,7 @@ def byte_size(data: Examples | Stream | None) -> int | None:
         return 0
     if isinstance(data, Stream) or any(_made_dense(array) for _, array in leaves(data.x, "x")):
         return None
-    return _batch_bytes(data.as_batch())
+    return _bytes(data)
 
 
 class Feed:
@@ -156,7 +155,7 @@ class Feed:
         """Return no step, in the shapes that the first steps of an epoch have; the position stays."""
         if self._resident is not None:
             return next(self._index(1, 0)).part(0, 0, self.plan.capacity)
-        first = first_batch(self.data, self.plan.batch_size)
+        first = _first(self.data, self.plan.batch_size)
         first = self._fitted(first) or first
         self._usual = _form(first)
         return replace(self._chunk_of([first]), count=0)
@@ -174,9 +173,9 @@ class Feed:
             yield StepChunk(self._resident, rest[None], 1)
 
     def _read(self, epoch: int, skip_steps: int) -> Iterator[StepChunk]:
-        batches: list[Batch] = []
+        batches: list[Examples] = []
         for number, read in enumerate(self._batches(epoch)):
-            batch = self._fitted(whole := for_backend(read))
+            batch = self._fitted(whole := _for_backend(read))
             if number == 0:
                 self._usual = _form(whole if batch is None else batch)
             if number < skip_steps or batch is None:
@@ -191,34 +190,27 @@ class Feed:
         if batches:
             yield self._chunk_of(batches)
 
-    def _fitted(self, batch: Batch) -> Batch | None:
-        """Return as much of it as splits evenly over the devices; None where that is nothing, or no remainder is
-        wanted."""
-        length, devices = _length(batch), self.plan.devices
-        if isinstance(self.data, Stream):
-            left = length - length % devices
-        else:
-            left = length if length == self.plan.batch_size else self.plan.rest_of(length)
-        return batch if left == length else _cut(batch, left) if left else None
+    def _fitted(self, batch: Examples) -> Examples | None:
+        """Return as much of it as splits evenly over the devices; None where that is nothing."""
+        over = len(batch) % self.plan.devices
+        return batch if not over else batch.take(slice(0, len(batch) - over)) if len(batch) > over else None
 
-    def _slots(self, batch: Batch) -> int:
-        is_whole = isinstance(self.data, Stream) or _length(batch) == self.plan.batch_size
-        is_one = not is_whole or _form(batch) != self._usual or len(_lengths(batch)) > 1
-        return 1 if is_one else self._chunk_steps(batch)
+    def _slots(self, batch: Examples) -> int:
+        """Return how many batches are sent together, of those in the usual form."""
+        if _form(batch) != self._usual or len(_lengths(batch)) > 1:
+            return 1
+        return max(1, min(self.plan.capacity, CHUNK_BYTES // max(_bytes(batch), 1)))
 
-    def _batches(self, epoch: int) -> Iterator[Batch]:
+    def _batches(self, epoch: int) -> Iterator[Examples]:
         plan = self.plan
         if isinstance(self.data, Stream):
             yield from self.data.batches(epoch, plan.seed, plan.shuffle)
             return
         order = plan.order(len(self.data), epoch)
         for first in range(0, len(order), plan.batch_size):
-            yield self.data.take(order[first : first + plan.batch_size]).as_batch()
+            yield self.data.take(order[first : first + plan.batch_size])
 
-    def _chunk_steps(self, batch: Batch) -> int:
-        return max(1, min(self.plan.capacity, CHUNK_BYTES // max(_batch_bytes(batch), 1)))
-
-    def _chunk_of(self, batches: list[Batch]) -> StepChunk:
+    def _chunk_of(self, batches: list[Examples]) -> StepChunk:
         """Return one source of `capacity` batches, or fewer where that many would be too large; unused rows are zero.
 
         Of batches that don't have the form of the first one, which may come in any length, it holds one; so of those
@@ -226,38 +218,29 @@ class Feed:
         """
         count, sizes = len(batches), _lengths(batches[0])
         slots, size = self._slots(batches[0]), max(sizes)
-        source = self.engine.to_device(_joined(batches, slots * size) if len(sizes) == 1 else batches[0])
+        joint = _joined(batches, slots * size) if len(sizes) == 1 else batches[0]
         batch_indices = np.arange(slots * size, dtype=np.int32).reshape(slots, size)
-        return StepChunk(source, batch_indices, count)
+        return StepChunk(self.engine.to_device(joint.as_batch()), batch_indices, count)
 
 
-def _length(batch: Batch) -> int:
-    return len(Examples(*batch))
-
-
-def _lengths(batch: Batch) -> set[int]:
+def _lengths(batch: Examples) -> set[int]:
     """Return those of its arrays: one, but for batches that only a model's own train_step can take."""
-    return {len(array) for _, array in all_arrays(Examples(*batch))}
+    return {len(array) for _, array in all_arrays(batch)}
 
 
-def _batch_bytes(batch: Batch) -> int:
-    parts = tuple(part for part in batch if part is not None)
-    return sum(int(array.nbytes) for _, array in leaves(parts, "data"))
+def _bytes(batch: Examples) -> int:
+    return sum(int(array.nbytes) for _, array in all_arrays(batch))
 
 
-def _form(batch: Batch) -> list[Any]:
+def _form(batch: Examples) -> list[Any]:
     """Return what batches that are sent together have in common: the shapes of all arrays."""
-    return [(name, array.shape, array.dtype.kind) for name, array in all_arrays(Examples(*batch))]
+    return [(name, array.shape, array.dtype.kind) for name, array in all_arrays(batch)]
 
 
-def _cut(batch: Batch, length: int) -> Batch:
-    return Examples(*batch).take(slice(0, length)).as_batch()
-
-
-def _joined(batches: list[Batch], length: int) -> Batch:
+def _joined(batches: list[Examples], length: int) -> Examples:
     """Return the batches one after the other as `length` examples, zeros or empty rows behind them; None stays None."""
-    places = zip(*batches, strict=True)
-    return Batch(*(join_arrays(lambda parts: joined(parts, length), list(parts)) for parts in places))
+    places = zip(*(batch.as_batch() for batch in batches), strict=True)
+    return Examples(*(join_arrays(lambda parts: joined(parts, length), list(parts)) for parts in places))
 
 
 def _padded(indices: NDArray[np.int32], rows: int) -> BatchIndices:
@@ -268,14 +251,16 @@ def _padded(indices: NDArray[np.int32], rows: int) -> BatchIndices:
 
 def first_batch(data: Examples | Stream, batch_size: int) -> Batch:
     """Return the first `batch_size` examples, or all where there are fewer, in the order of the source."""
-    if isinstance(data, Stream):
-        return for_backend(next(data.batches(1)))
-    return for_backend(data.take(slice(0, batch_size)).as_batch())
+    return _first(data, batch_size).as_batch()
 
 
-def for_backend(batch: Batch) -> Batch:
+def _first(data: Examples | Stream, batch_size: int) -> Examples:
+    return _for_backend(next(data.batches(1)) if isinstance(data, Stream) else data.take(slice(0, batch_size)))
+
+
+def _for_backend(batch: Examples) -> Examples:
     """Return the batch as Keras's `fit` hands it to the model: ragged inputs padded on JAX, which has none."""
-    return batch._replace(x=map_arrays(lambda array: array.dense() if _made_dense(array) else array, batch.x))
+    return replace(batch, x=map_arrays(lambda array: array.dense() if _made_dense(array) else array, batch.x))
 
 
 def _made_dense(array: Any) -> bool:

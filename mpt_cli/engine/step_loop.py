@@ -99,16 +99,6 @@ class Engine(ABC):
     def rebuild(self) -> None:
         """Make all that is compiled, also anew where other layers are trained, by another optimizer; without a call."""
 
-    def compile_ahead(self, function: str, source: Any, batch_indices: BatchIndices) -> str | None:
-        """Compile TRAINING or EVALUATION for these shapes, with no step; what keeps XLA from it in words, if anything.
-
-        JAX compiles at the first call: whatever it can trace, XLA can compile.
-        """
-        return None
-
-    def leave_xla(self) -> None:  # noqa: B027
-        """Go on without XLA, where `compile_ahead` met something; nothing is lost."""
-
     @abstractmethod
     def batch(self, source: Any, row: NDArray[np.int32]) -> Any:
         """`(x, y, sample_weight)` of these examples, on the device."""

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from mpt_cli.data.examples import Rows
 from mpt_cli.engine.step_loop import (
-    TRAINING,
     BatchIndices,
     Engine,
     LoopControl,
@@ -16,11 +15,9 @@ from mpt_cli.engine.step_loop import (
     row_lengths,
     update_streaks,
 )
-from mpt_cli.errors import first_line
 from mpt_cli.precision.apply_or_skip_tensorflow import test_step, train_step
 from mpt_cli.precision.scale_state import StepRow, combined_ints
 from mpt_cli.precision.train_step import metrics_of, optimizers_of
-from mpt_cli.telemetry.record_types import StopLimits
 
 Tensor = Any
 
@@ -42,37 +39,33 @@ class TensorFlowEngine(Engine):
 
     def rebuild(self) -> None:
         self._compiled.clear()
-        self._train = self._loop(self._train_loop, lambda: self._takes_any_length and not self.trains_in_whole_batches)
-        self._evaluate = self._loop(self._evaluate_loop, lambda: self._takes_any_length)
+        self._train, self._evaluate = self._compile(self._train_loop), self._compile(self._evaluate_loop)
         # eagerly each operation takes far longer
         self._results = tf.function(lambda: metrics_of(self.model), autograph=False)
 
-    def _loop(self, function: Callable[..., Any], takes_any_length: Callable[[], bool]) -> "CompiledLoop":
-        def make() -> Any:
-            return tf.function(function, jit_compile=self.jit_compile, autograph=False, reduce_retracing=True)
-
-        return CompiledLoop(make, takes_any_length)
-
-    def compile_ahead(self, function: str, source: Any, batch_indices: BatchIndices) -> str | None:
-        no_step = LoopControl.of(0, StopLimits())
-        loop, last = (self._train, _constants(no_step)) if function == TRAINING else (self._evaluate, tf.constant(0))
-        with self.called(function, batch_indices.shape):
-            rows = tf.convert_to_tensor(batch_indices)
-            return _obstacle(loop.program(source, rows, last), source, rows, last)
-
-    def leave_xla(self) -> None:
-        self.jit_compile = False
-        self.rebuild()
+    def _compile(self, loop: Callable[..., Any]) -> Any:
+        return tf.function(loop, jit_compile=self.jit_compile, autograph=False, reduce_retracing=self._takes_any_length)
 
     def to_device(self, arrays: Any) -> Any:
         return tf.nest.map_structure(_tensor, arrays)
 
     def _run_training(self, source: Any, batch_indices: BatchIndices, control: LoopControl) -> LoopResult:
-        result: LoopResult = self._train(source, tf.convert_to_tensor(batch_indices), _constants(control))
+        last = _constants(control)
+        if not self.trains_in_whole_batches:  # else a program for that length: a step of a small CNN takes 7 % less
+            self._trace(self._train, source, last)
+        result: LoopResult = self._train(source, tf.convert_to_tensor(batch_indices), last)
         return result
 
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
-        int(self._evaluate(source, tf.convert_to_tensor(batch_indices), tf.constant(count)))
+        last = tf.constant(count)
+        self._trace(self._evaluate, source, last)
+        int(self._evaluate(source, tf.convert_to_tensor(batch_indices), last))
+
+    def _trace(self, loop: Any, source: Any, last: Any) -> None:
+        """Trace for batches of any length before the first call, which would be for the length it has."""
+        if self._takes_any_length and not loop.experimental_get_tracing_count():
+            specs = tf.nest.map_structure(_of_any_length, source), tf.TensorSpec((None, None), tf.int32)
+            loop.get_concrete_function(*specs, tf.nest.map_structure(tf.TensorSpec.from_tensor, last))
 
     @property
     def _takes_any_length(self) -> bool:
@@ -136,44 +129,6 @@ class TensorFlowEngine(Engine):
 
         results = self.strategy.run(on_replica)
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], results)
-
-
-class CompiledLoop:
-    """A compiled loop: a program for each shape of batch indices, with examples of any length, or one for all.
-
-    A second length of examples makes a program for all of them, as the one that Keras's `fit` makes: batches that are
-    padded to their longest row would else be traced one by one. Where all batches are known to have one length, the
-    program is for that, with which a step of a small CNN took 7 % less time.
-    """
-
-    def __init__(self, make: Callable[[], Any], takes_any_length: Callable[[], bool]) -> None:
-        self._make, self._takes_any_length = make, takes_any_length
-        self._programs: dict[tuple[int, ...] | None, Any] = {}
-
-    def __call__(self, source: Any, batch_indices: Tensor, last: Any) -> Any:
-        return self.program(source, batch_indices, last)(source, batch_indices, last)
-
-    def program(self, source: Any, batch_indices: Tensor, last: Any) -> Any:
-        """Return the tf.function for such arguments; one for all lengths is traced before its first call, which would
-        be for the length it has."""
-        shape = None if self._takes_any_length() else tuple(batch_indices.shape)
-        if shape not in self._programs:
-            self._programs[shape] = made = self._make()
-            if shape is None:
-                rows = tf.TensorSpec((None, None), tf.int32)
-                whole = tf.nest.map_structure(_of_any_length, source)
-                made.get_concrete_function(whole, rows, tf.nest.map_structure(tf.TensorSpec.from_tensor, last))
-        return self._programs[shape]
-
-
-def _obstacle(function: Any, *arguments: Any) -> str | None:
-    """Return what keeps XLA from compiling `function`, which is called; None where it does."""
-    function.get_concrete_function(*arguments)  # what is wrong with the model itself is raised here, and not XLA's
-    try:
-        function(*arguments)
-    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError) as error:
-        return f"it says: {first_line(error)[:200].rstrip('.')}"
-    return None
 
 
 def _of_any_length(array: Any) -> Any:

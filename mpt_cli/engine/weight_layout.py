@@ -49,31 +49,23 @@ class VariableLayout:
         return self._fitting(() if owner is None else self.axes_of(owner), slot)
 
     def _fitting(self, axes: Axes, variable: Any) -> Axes:
-        return axes if self._fault(axes, variable.shape) is None else (None,) * len(variable.shape)
+        return axes if self._fits(axes, variable.shape) else (None,) * len(variable.shape)
 
     def problems(self, variables: Sequence[Any]) -> Iterator[Problem]:
         """Yield what is wrong with the patterns for a model of these `variables`, one for each pattern."""
         for pattern, axes in self.patterns.items():
             matched = [variable for variable in variables if re.fullmatch(pattern, variable.path)]
-            if not matched:
-                rule, paths = (
-                    "its patterns must match whole paths of variables of the model.",
-                    [v.path for v in variables],
-                )
-                remedy = f"They are {', '.join(paths[:MOST_NAMED])}{', …' if len(paths) > MOST_NAMED else ''}."
-                yield Problem("distribute.layout", rule, pattern, remedy)
-            faults = [(v, fault) for v in matched if (fault := self._fault(axes, v.shape)) is not None]
-            for variable, fault in faults[:1]:
-                rule = f"{fault} of {variable.path}, whose shape is {tuple(variable.shape)}."
-                yield Problem(f"distribute.layout.{pattern}", rule, list(axes))
+            unfit = [variable for variable in matched if not self._fits(axes, variable.shape)]
+            if unfit or not matched:
+                rule = "must match whole paths of variables with so many axes, each a multiple of the devices it names."
+                shown = ", ".join(f"{each.path} {tuple(each.shape)}" for each in (unfit or variables)[:MOST_NAMED])
+                remedy = f"{'Not so' if unfit else 'They are'}: {shown}."
+                yield Problem(f"distribute.layout.{pattern}", rule, list(axes), remedy)
 
-    def _fault(self, axes: Axes, shape: Sequence[int]) -> str | None:
-        if len(axes) != len(shape):
-            return "must have an entry for each axis"
-        for size, axis in zip(shape, axes, strict=True):
-            if axis is not None and size % self.mesh[axis]:
-                return f"must divide by {axis}, of {self.mesh[axis]} devices, no axis of {size}"
-        return None
+    def _fits(self, axes: Axes, shape: Sequence[int]) -> bool:
+        return len(axes) == len(shape) and not any(
+            size % self.mesh[axis] for size, axis in zip(shape, axes, strict=True) if axis is not None
+        )
 
 
 def build_layout(settings: DistributeSettings) -> VariableLayout:

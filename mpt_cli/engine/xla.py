@@ -1,15 +1,13 @@
-"""Whether XLA compiles the steps of a run: chosen once, before the first step, and left where XLA can't do it."""
+"""Whether XLA compiles the steps of a run: chosen once, before the first step."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
 from mpt_cli.engine.backend import Platform
-from mpt_cli.engine.step_batches import Feed
-from mpt_cli.engine.step_loop import EVALUATION, TRAINING, Engine, convolves
+from mpt_cli.engine.step_loop import convolves
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import layers_of
 from mpt_cli.settings.schema import Settings
@@ -26,17 +24,22 @@ class JitChoice:
 def choose_jit(settings: Settings, platform: Platform, model: Any, steps: int | None) -> JitChoice:
     """`trainer.jit_compile`, with `auto` resolved for a run of `steps` (None: nobody knows how many).
 
-    JAX always compiles, and a GPU always gains. On the CPU TensorFlow runs without XLA what Keras's `fit` runs without
-    it, unless the run is long enough to win back the compiling (`xla_pays`), and whatever convolves: there XLA runs
-    convolutions inside the loop on one thread (small CNN: 4 steps per second instead of 120 to 170). It goes by counts
-    alone, not by a measurement, so that the same run is the same again.
+    JAX always compiles, and a GPU always gains, unless a layer says that it can't, as in Keras's `fit`. On the CPU
+    TensorFlow runs without XLA what Keras's `fit` runs without it, unless the run is long enough to win back the
+    compiling (`xla_pays`), and whatever convolves: there XLA runs convolutions inside the loop on one thread (small
+    CNN: 4 steps per second instead of 120 to 170). It goes by counts alone, not by a measurement, so that the same run
+    is the same again.
     """
     asked = settings.trainer.jit_compile
     if isinstance(asked, bool):
         return JitChoice(asked)
     if settings.distribute.name == "mirrored":
         return JitChoice(False, "distribute=mirrored")  # Keras turns XLA off under tf.distribute too
-    if settings.backend.name == "jax" or platform.gpus:
+    if settings.backend.name == "jax":
+        return JitChoice(True)
+    if without := [layer.name for layer in layers_of(model) if not layer.supports_jit]:
+        return JitChoice(False, f"which layer {without[0]} does not support")
+    if platform.gpus:
         return JitChoice(True)
     if convolves(model):
         return JitChoice(False, "slow at convolutions on a CPU")
@@ -71,56 +74,17 @@ def xla_pays(steps: int, variables: int, numbers: int) -> bool:
 
 def numbers_per_step(model: Any, batch_size: int) -> int:
     """Numbers that a training step reads and writes: the trainable weights, and what the layers of a model that is a
-    graph put out for a batch, recurrent ones at each time step. A model that is a class of the user's shows no outputs
-    without being run: none count.
-
-    A number of an Embedding layer's table counts a tenth: with XLA as without a step passes over all of them, at the
-    speed of memory (0.8 to 0.9 ns of a number are saved: 6.6 ms a step without and 3.9 with XLA for 50,000 x 64 with
-    Adam on two cores, 34 and 23 for 200,000 x 64; half precision saves as much or more, other optimizers half to nine
-    tenths of it).
+    graph put out for a batch. A model that is a class of the user's shows no outputs without being run.
 
     >>> inputs = keras.Input((4,))
     >>> model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dense(3)(inputs)))
     >>> numbers_per_step(model, batch_size=10) - (4 * 3 + 3 + 3 * 2 + 2)
     50
     """
-    layers = layers_of(model)
-    tables = _numbers(
-        [
-            layer.embeddings
-            for layer in layers
-            if isinstance(layer, keras.layers.Embedding) and layer.embeddings.trainable
-        ]
-    )
-    outputs = [tensor for layer in layers for tensor in _tensors(layer, "output")]
-    per_example = sum(math.prod(size or 1 for size in tensor.shape[1:]) for tensor in outputs)
-    per_example += sum(map(_numbers_inside, layers))
-    return _numbers(model.trainable_variables) - tables + tables // 10 + batch_size * per_example
-
-
-def _numbers(variables: Sequence[Any]) -> int:
-    return sum(math.prod(variable.shape) for variable in variables)
-
-
-NUMBERS_PER_UNIT = 3  # of a cell at a time step: what XLA saves of an LSTM is that of two to three, of a GRU twice that
-
-
-def _numbers_inside(layer: Any) -> int:
-    """Return what the cells of a recurrent layer make of an example, over all its time steps; 0 for any other layer."""
-    inside = [] if isinstance(layer, keras.Model) else layers_of(layer)  # as in Bidirectional; a model's are its own
-    recurrent = [each for each in (layer, *inside) if isinstance(each, keras.layers.RNN)]
-    sizes = [getattr(each.cell, "output_size", None) for each in recurrent]  # which a cell of the user's may lack
-    units = sum(size for size in sizes if isinstance(size, int))
-    steps = [tensor.shape[1] or 1 for tensor in _tensors(layer, "input")[:1] if len(tensor.shape) > 1] if units else []
-    return NUMBERS_PER_UNIT * sum(steps) * units
-
-
-def _tensors(layer: Any, of: str) -> list[Any]:
-    """Its `input` or `output`; none where it is not part of a graph."""
-    try:
-        return list(keras.tree.flatten(getattr(layer, of)))
-    except (AttributeError, ValueError):
-        return []
+    weights = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+    layers = [layer for layer in layers_of(model) if not isinstance(layer, (keras.Model, keras.layers.InputLayer))]
+    outputs = keras.tree.flatten([layer.output for layer in layers if hasattr(layer, "output")])
+    return int(weights + batch_size * sum(math.prod(size or 1 for size in tensor.shape[1:]) for tensor in outputs))
 
 
 ON_TENSORFLOW_ALONE = ("Hashing", "HashedCrossing", "IntegerLookup", "StringLookup", "TextVectorization")
@@ -134,28 +98,3 @@ def check_layers(backend: str, model: Any) -> None:
         rule = f"a step on JAX can't call layers that compute with TensorFlow: {names}."
         remedy = "Use backend=tensorflow, or apply them to the data, in a data.loader."
         raise ConfigError(Problem("model", rule, None, remedy))
-
-
-def try_xla(engine: Engine, feeds: Sequence[Feed | None], may_leave: bool) -> JitChoice:
-    """Compile what the run calls, and go without XLA where that fails if it `may_leave`, else raise ConfigError.
-
-    No step is made. What XLA can't do is found only by trying: an operation it does not know, one it does not know for
-    these dtypes, a shape that depends on values. The compiled programs are those that the first steps call.
-    """
-    for feed, function in zip(feeds, (TRAINING, EVALUATION), strict=True):
-        chunk = None if feed is None else feed.empty_chunk()
-        obstacle = None if chunk is None else engine.compile_ahead(function, chunk.source, chunk.batch_indices)
-        if obstacle is None:
-            continue
-        if not may_leave:
-            raise ConfigError(
-                Problem(
-                    "trainer.jit_compile",
-                    f"XLA can't compile this model: {obstacle}.",
-                    True,
-                    "Set trainer.jit_compile=false.",
-                )
-            )
-        engine.leave_xla()
-        return JitChoice(False, obstacle)
-    return JitChoice(True)

@@ -6,7 +6,6 @@ Besides there are a function of the user's or of keras.applications (`model.name
 weights are trained further (`model.name: saved`).
 """
 
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -72,12 +71,8 @@ def count_outputs(shapes: Shapes) -> int:
 def single_shape(shapes: Shapes) -> tuple[int, ...]:
     """Return the shape, where the data has one input of fixed size."""
     shape = shapes.input_shape
-    if isinstance(shape, Mapping) or not all(isinstance(size, int) for size in shape):
-        raise unfit("a shipped model needs one input of fixed shape", shapes)
-    if not shape:
-        raise unfit("a shipped model needs a dimension beside the examples, which x[:, None] gives", shapes)
-    if math.prod(shape) == 0:
-        raise unfit("an input needs at least one element", shapes)
+    if isinstance(shape, Mapping) or not shape or not all(isinstance(size, int) and size for size in shape):
+        raise unfit("a shipped model needs one input of fixed shape, with a dimension beside the examples", shapes)
     return tuple(shape)
 
 
@@ -101,25 +96,17 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
         return model
     try:
         outputs = _call_symbolically(model, shapes)
-    except ValueError as error:
-        if own_step:
+    except Exception as error:
+        is_unfit = isinstance(error, ValueError)
+        if is_unfit and own_step:
             model.built = True
             return model
-        if (problem := model_problem(key, error)) is not None:
-            raise ConfigError(problem) from None
-        raise ConfigError(
-            Problem(
-                key,
-                "the model must take the data's examples.",
-                shapes.input_shape,
-                f"The data gives {shapes}. Keras says: {plain_message(error)}",
-            )
-        ) from error
-    except Exception as error:
-        if (problem := model_problem(key, error)) is not None:
-            raise ConfigError(problem) from error
-        message = f"{key}: calling the model raised {type(error).__name__}: {plain_message(error)}"
-        raise UserCodeError(message) from error
+        problem, said = model_problem(key, error), plain_message(error)
+        if problem is None and not is_unfit:
+            raise UserCodeError(f"{key}: calling the model raised {type(error).__name__}: {said}") from error
+        rule = "the model must take the data's examples."
+        unfit_problem = Problem(key, rule, shapes.input_shape, f"The data gives {shapes}. Keras says: {said}")
+        raise ConfigError(problem or unfit_problem) from error
     if shapes.num_classes is not None and not own_step and not shapes.targets_as_given:
         _check_outputs(outputs, shapes, key)
     return model
@@ -197,18 +184,11 @@ def _hidden(x: keras.KerasTensor, units: int, number: int, settings: MLP) -> ker
 
 
 def _check_activation(name: str) -> None:
-    names = [known for known in vars(keras.activations) if not known.startswith("_") and "serialize" not in known]
     try:
         keras.activations.get(name)
     except ValueError as error:
-        raise ConfigError(
-            Problem(
-                "model.activation",
-                "Keras has no activation of this name.",
-                name,
-                did_you_mean(name, names) or f"There are {', '.join(names)}.",
-            )
-        ) from error
+        remedy = did_you_mean(name, vars(keras.activations))
+        raise ConfigError(Problem("model.activation", "Keras has no activation of this name.", name, remedy)) from error
 
 
 def build_cnn(settings: CNN, shapes: Shapes) -> keras.Model:
@@ -348,12 +328,8 @@ def builder_arguments(function: Callable[..., Any], kwargs: dict[str, Any], shap
 
 def load_saved_model(settings: Saved, shapes: Shapes) -> keras.Model:
     """Return the model as it was saved: its layers keep the dtype policies in the file, whatever `policy.name` says."""
-    path = Path(settings.path)
-    if not path.is_file():
-        raise DataError(f"model.path: there is no such file. Received: {settings.path!r}.")
-    damage = damage_of(path) if path.suffix == ".keras" else None  # of which Keras says that it is not found
-    if damage is not None:
-        raise DataError(f"model.path: {settings.path!r} is damaged: {damage}.")
+    if Path(settings.path).suffix == ".keras" and (damage := damage_of(Path(settings.path))) is not None:
+        raise DataError(f"model.path: {settings.path!r} can't be read: {damage}.")
     try:
         model = keras.models.load_model(settings.path, compile=False, safe_mode=True)
     except Exception as error:  # zip, JSON, HDF5 and missing user classes all raise their own

@@ -269,7 +269,6 @@ class CustomSteps:
     train_log: Any
     test_log: Any
     updates_per_step: int = 1  # of the first optimizer
-    scales_losses: bool = False
 
     @property
     def further(self) -> dict[str, LossScaleOptimizer]:
@@ -384,8 +383,7 @@ def build_custom_steps(
         for kind, names in (("train", train_names), ("test", test_names))
     )
     updates = next((uses[name].applied for name in optimizers), 1)
-    scales = any(uses[name].scaled for name in optimizers)
-    return CustomSteps(optimizers, train_names, test_names, train_loss, test_loss, train_log, test_log, updates, scales)
+    return CustomSteps(optimizers, train_names, test_names, train_loss, test_loss, train_log, test_log, updates)
 
 
 def unwrapped(optimizer: Any) -> Any:

@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.paths import check_run_present
-from mpt_cli.data.sources import missing_keras_files
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.machine import nvidia_gpus
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.expectations import check_names
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings.load import load_settings, missing_backend, with_places
-from mpt_cli.settings.model_data_optimizer_keys import KerasDataset
-from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import (
     SUFFIXES,
     expanded,
@@ -204,7 +201,7 @@ def _read(requested: _Requested, request: Selection) -> tuple[ReproduceTarget, s
         missing=missing_backend(settings),
     )
     lacking = "" if settings.expect else NO_EXPECTATIONS
-    needs = [_unmet_requirement(need, settings) for need in settings.requires]
+    needs = [_unmet_requirement(need) for need in settings.requires]
     return target, "; ".join(filter(None, [*needs, target.missing])) or lacking
 
 
@@ -241,11 +238,10 @@ def _within_rtol(value: Any, rtol: float) -> Any:
     return {"value": value, "atol": rtol * abs(value)} if rtol else value
 
 
-def _unmet_requirement(need: str, settings: Settings) -> str:
+def _unmet_requirement(need: str) -> str:
     if need == "gpu":
         return "" if nvidia_gpus() else "needs a GPU, and this machine has none"
-    files = missing_keras_files(settings.data.dataset) if isinstance(settings.data, KerasDataset) else []
-    return f"needs a network for its data: there is no {files[0]}; give its name to try" if files else ""
+    return "may have to download its data; give its name to try"
 
 
 def _matches(keywords: str, names: Sequence[str]) -> bool:

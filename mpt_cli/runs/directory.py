@@ -339,32 +339,29 @@ def _cannot_create(path: Path, error: OSError, key: str = "run_dir") -> DataErro
 @dataclass(frozen=True)
 class LockHolder:
     """The process that holds a directory. `started` is its start in clock ticks since boot, which tells it from a
-    later one of the same number; `namespace` is the one that the number is of, as containers have their own.
+    later one of the same number.
     """
 
     pid: int
     host: str
-    namespace: str
     started: str
 
     @classmethod
     def for_process(cls, pid: int) -> Self:
         """Return the entry for a process of this machine."""
-        return cls(pid, platform.node(), _namespace(), _process_start(pid) or "")
+        return cls(pid, platform.node(), _process_start(pid) or "")
 
     @property
     def is_gone(self) -> bool | None:
-        """Return whether it has ended; None where that can't be known, for a process of another host or container."""
-        if (self.host, self.namespace) != (platform.node(), _namespace()):
-            return None
-        return _process_start(self.pid) != self.started
+        """Return whether it has ended; None where that can't be known, for a process of another host."""
+        return None if self.host != platform.node() else _process_start(self.pid) != self.started
 
 
 def try_lock(lock_file: TextIO) -> bool:
     """Lock the file and return whether this process holds it now; it does until it closes the file or ends.
 
-    Where the file system has no locks, the name in the file says who holds it; of a process of another machine or
-    container it can't be known whether it has ended.
+    Where the file system has no locks, the name in the file says who holds it; of a process of another machine it
+    can't be known whether it has ended.
     """
     try:
         fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -399,13 +396,6 @@ def read_holder(lock_file: Path) -> LockHolder | None:
         return LockHolder(**found) if field_problem(LockHolder, found) is None else None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
 
 
 def _process_start(pid: int) -> str | None:

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from importlib import metadata
@@ -58,30 +57,17 @@ RECORDED_VARIABLES = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class FrameworkFacts:
-    """What only the run itself knows, from the framework it has imported by now."""
+def collect_environment(facts: Mapping[str, Any], command_line: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the content of environment.json: `facts` are what only the run knows, from the framework it has imported.
 
-    backend: str
-    jit_compile: bool | str
-    devices: Sequence[str]
-    seed: int
-    dataset_fingerprint: str
-    policy: str = ""
-    distribute: str = "none"
-    examples: Mapping[str, int | None] = field(default_factory=dict)  # of train and validation; None where not known
-    emulated: Sequence[str] = ()  # operations that the device lacks and others stand for
-    keras: Mapping[str, Any] = field(default_factory=dict)  # floatx, epsilon and image_data_format of all of Keras
-
-
-def collect_environment(facts: FrameworkFacts, command_line: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the content of environment.json; `command_line` defaults to that of this process."""
+    `command_line` defaults to that of this process.
+    """
     packages = installed_packages()
     return {
         "mpt": __version__,
         "python": sys.version.split()[0],
         "versions": {name: packages[name] for name in NAMED_PACKAGES if name in packages},
-        **asdict(facts),
+        **facts,
         "command_line": list(sys.argv if command_line is None else command_line),
         "working_directory": str(Path.cwd()),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),

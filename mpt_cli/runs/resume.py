@@ -41,7 +41,6 @@ FIXED_KEYS = (
     "optimizer.gradient_accumulation_steps",
     "trainer.batch_size",
     "trainer.shuffle",
-    "trainer.drop_remainder",
 )
 UNIMPORTANT_KEYS = (
     "run_dir",

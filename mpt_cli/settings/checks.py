@@ -358,7 +358,7 @@ def check_several_processes(settings: Settings) -> Iterator[Problem]:
     """Check what must hold where several processes train one model, whoever started them."""
     if settings.trainer.callbacks:
         rule = "must be empty with several processes: each would call them, and all would write the same files."
-        remedy = "trainer.early_stopping and trainer.reduce_on_plateau work."
+        remedy = "trainer.early_stopping works."
         yield Problem("trainer.callbacks", rule, settings.trainer.callbacks, remedy)
 
 
@@ -466,12 +466,11 @@ def check_callbacks(settings: Settings) -> Iterator[Problem]:
             yield Problem(key, f"{name} can't be used in a run.", None, remedy)
         elif problem := object_problem(key, entry, "callbacks"):
             yield problem
-    for name in ("early_stopping", "reduce_on_plateau"):
-        path, section = f"trainer.{name}", getattr(settings.trainer, name)
-        if section.patience is None:
-            yield from _check_unused(
-                path, section, vars(section), f"without {path}.patience: nothing uses it", f"Set {path}.patience."
-            )
+    path, section = "trainer.early_stopping", settings.trainer.early_stopping
+    if section.patience is None:
+        yield from _check_unused(
+            path, section, vars(section), f"without {path}.patience: nothing uses it", f"Set {path}.patience."
+        )
 
 
 def check_phases(settings: Settings) -> Iterator[Problem]:
@@ -534,7 +533,7 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_objects, ("trainer.loss", "trainer.metrics", "trainer.weighted_metrics", "optimizer.schedule")),
     (check_loss_weights, ("trainer.loss", "trainer.loss_weights")),
     (check_class_weight, ("trainer.class_weight",)),
-    (check_callbacks, ("trainer.callbacks", "trainer.early_stopping", "trainer.reduce_on_plateau")),
+    (check_callbacks, ("trainer.callbacks", "trainer.early_stopping")),
     (check_clipping, ("optimizer.clipnorm", "optimizer.clipvalue", "optimizer.global_clipnorm")),
     (check_replicas, ("distribute.name", *(f"optimizer.{name}" for name in _NOT_ON_REPLICAS))),
     (check_ema, ("optimizer.use_ema", "optimizer.ema_momentum", "optimizer.ema_overwrite_frequency")),

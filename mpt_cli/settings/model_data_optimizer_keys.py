@@ -5,7 +5,7 @@
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, fields, make_dataclass
 from functools import cache
-from typing import Any, ClassVar, Dict, List, Optional, Self, Union, get_type_hints
+from typing import Any, ClassVar, Dict, List, Optional, Self, get_type_hints
 
 from mpt_cli.plugins import PluginError
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule, load_rule
@@ -109,18 +109,6 @@ class DataSettings:
 
 
 @dataclass
-class PixelSettings(DataSettings):
-    """What every source has whose inputs may be uint8."""
-
-    scale_pixels: Union[bool, str] = key(
-        "auto",
-        "uint8 inputs: true divides them by 255, false leaves them 0 to 255; auto divides them, and asks where "
-        "the model begins with Rescaling or Normalization",
-        choices=("auto", True, False),
-    )
-
-
-@dataclass
 class Digits(DataSettings):
     """1,797 scans of handwritten digits, 8x8, inside scikit-learn (UCI optical recognition test set)."""
 
@@ -160,15 +148,7 @@ class Synthetic(DataSettings):
 
 
 @dataclass
-class KerasDataset(PixelSettings):
-    """Images of keras.datasets; downloaded on first use where there is a network."""
-
-    name: str = "keras"
-    dataset: str = key("mnist", "which set", choices=("mnist", "fashion_mnist", "cifar10", "cifar100"))
-
-
-@dataclass
-class Npz(PixelSettings):
+class Npz(DataSettings):
     """A NumPy .npz with arrays x and y, and optionally x_val and y_val."""
 
     name: str = "npz"
@@ -205,7 +185,6 @@ DATA = {
     "tabular": Tabular,
     "text": Text,
     "synthetic": Synthetic,
-    "keras": KerasDataset,
     "npz": Npz,
     "csv": Csv,
     "loader": Loader,

@@ -137,23 +137,6 @@ class EarlyStoppingSettings:
 
 
 @dataclass
-class ReduceOnPlateauSettings:
-    """Keras's ReduceLROnPlateau: the learning rate falls where a metric no longer gets better."""
-
-    patience: Optional[int] = key(
-        None, "epochs without improvement before the learning rate falls; null = never", at_least=0
-    )
-    monitor: str = key("val_loss", "the metric")
-    factor: float = key(0.1, "of the learning rate each time", above=0, below=1)
-    min_delta: float = key(1e-4, "a smaller change is no improvement", at_least=0)
-    mode: str = key(
-        "auto", "whether the metric should fall or rise; auto = as Keras tells from it", choices=("auto", "min", "max")
-    )
-    cooldown: int = key(0, "epochs after a fall before it waits again", at_least=0)
-    min_lr: float = key(0.0, "the learning rate does not fall below this", at_least=0)
-
-
-@dataclass
 class TrainerSettings:
     """How long and in what portions is trained."""
 
@@ -167,7 +150,6 @@ class TrainerSettings:
     )
     validation_steps: Optional[int] = key(None, "batches of a stream of validation data, null = all", at_least=1)
     shuffle: bool = key(True, "new order each epoch, drawn from the seed")
-    drop_remainder: bool = key(False, "leave out the last, smaller batch of an epoch")
     deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")
     jit_compile: Union[bool, str] = key(
         "auto", "XLA: auto decides by backend, device, model and the steps to run", choices=("auto", True, False)
@@ -219,7 +201,6 @@ class TrainerSettings:
         advanced=True,
     )
     checkpoint_every_steps: Optional[int] = key(None, "steps between checkpoints, null = not by steps", at_least=1)
-    checkpoint_every_epochs: Optional[int] = key(None, "epochs between checkpoints, null = not by epochs", at_least=1)
     checkpoint_every_minutes: Optional[float] = key(
         1.0,
         "minutes between checkpoints, longer where saving would take over 2 % of the time; null = not by time",
@@ -232,7 +213,6 @@ class TrainerSettings:
         "kwargs: {…}}; {run_dir} in a text of kwargs is the directory of the run",
     )
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
-    reduce_on_plateau: ReduceOnPlateauSettings = field(default_factory=ReduceOnPlateauSettings)
     stop_on_nonfinite_weights: bool = key(True, "stop when an epoch ends with inf or nan in the weights", advanced=True)
     save_model: bool = key(True, "write model.keras at the end")
 

@@ -90,7 +90,7 @@ class RunHeader:
     metric_names: tuple[str, ...] = ()  # every name that a Snapshot's metrics will hold, val_* included
     loss: str = ""  # "mean_squared_error (auto: regression)"
     callbacks: str = ""  # "EarlyStopping, PSNR"
-    phases: tuple[str, ...] = ()  # a line for each: "2 epochs, learning rate 0.01, freeze base (…)"
+    phases: tuple[str, ...] = ()  # a line for each: "2 epochs, learning rate 0.01 (40 of 60 parameters trained)"
     attempt: int = 1  # 2 and more: a resumed run, appending to the files of the ones before
     skipped_steps: int = 0  # by these
 

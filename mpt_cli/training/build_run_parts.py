@@ -15,10 +15,10 @@ from mpt_cli.data.sources import has_targets_as_given, load_data_of_run
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.choose_engine import build_engine
 from mpt_cli.engine.distribution import Distribution, build_distribution
-from mpt_cli.engine.faults import Injector, build_injector, warn_of_fault
+from mpt_cli.engine.faults import build_injector, warn_of_fault
 from mpt_cli.engine.step_batches import BatchPlan, Feed, byte_size, first_batch
 from mpt_cli.engine.step_loop import Engine, read_metrics
-from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit, try_xla
+from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
 from mpt_cli.errors import ConfigError, Problem, UserCodeError
 from mpt_cli.models.build import plain_message, symbol
 from mpt_cli.precision import (
@@ -48,7 +48,6 @@ from mpt_cli.training.loss_and_optimizer import (
 )
 from mpt_cli.training.model import (
     is_compiled,
-    own_train_step,
     policy_of,
     prepare_custom_steps,
     prepare_custom_test,
@@ -100,16 +99,6 @@ class Assembly:
         """Return whether XLA compiles the steps."""
         return self.jit.jit_compile
 
-    @property
-    def compiles_ahead(self) -> bool:
-        """Return whether XLA compiles the steps on TensorFlow, where it has to be tried what it can compile."""
-        return self.engine.jit_compile and keras.backend.backend() == "tensorflow"
-
-    def try_xla(self) -> JitChoice:
-        """Compile the steps, perhaps without XLA; ConfigError where it can't and was asked for."""
-        feeds = self.train_feed, self.validation_feed
-        return try_xla(self.engine, feeds, may_leave=self.settings.trainer.jit_compile == "auto")
-
     def enter_phase(self, index: int) -> None:
         """Begin that phase with all that hangs on its optimizers; nothing where the run is in it."""
         if index != self.phases.index:
@@ -160,7 +149,6 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
         program = program.with_settings(settings)
     data = data_for(settings, model, data)
     check_layers(settings.backend.name, model)
-    check_scaled_once(settings, model, data)
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
         *warn_of_fault(settings.fault),
@@ -169,7 +157,7 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
         *warn_of_half_head(model),
         *data.warnings,
     ]
-    plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
+    plan = BatchPlan(settings.trainer.batch_size, 1, devices=distribution.replicas)
     jit = choose_jit(settings, platform, model, count_steps(settings, plan.steps_per_epoch(data.train)))
     if uncompiled := uncompiled_inputs(settings, data):
         jit = JitChoice(False, f"inputs are {uncompiled}")
@@ -179,10 +167,10 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
     train_feed, validation_feed = _feeds(settings, data, engine, distribution.replicas)
     compiled, phases = is_compiled(model), Phases(settings, model, scaling, train_feed.steps)
     with distribution.scope():
-        put_to_training(settings, model, data, phases, injector)
+        put_to_training(settings, model, data, phases)
         if settings.model.weights is not None:
             warnings += load_initial_weights(model, settings.model.weights, settings.model.skip_mismatch)
-    warnings += [*warn_of_custom_steps(model), *warn_of_no_head(settings, model), *_warn_of_what_is_left(chosen)]
+    warnings += [*warn_of_no_head(settings, model), *_warn_of_what_is_left(chosen)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
     return Assembly(
         program,
@@ -214,34 +202,7 @@ def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
     return load_data_of_run(settings, targets_as_given=True) if settings.model.name == "builder" else data
 
 
-def check_scaled_once(settings: Settings, model: Any, data: DataSet) -> None:
-    """ConfigError where both source and model would scale pixels, and nobody asked for it."""
-    layer = first_scaling(model)
-    if layer and "divided_by" in data.preprocessing and getattr(settings.data, "scale_pixels", None) == "auto":
-        raise ConfigError(
-            Problem(
-                "data.scale_pixels",
-                f"must be said: the model begins with {layer}, and uint8 inputs would be divided by 255 before it.",
-                "auto",
-                "Set false for inputs of 0 to 255, as Keras's fit would get them, or true.",
-            )
-        )
-
-
-def first_scaling(model: Any) -> str:
-    """Return the Rescaling or Normalization that a model begins with, behind layers that augment; empty where it
-    doesn't."""
-    for layer in model.layers:
-        if isinstance(layer, (keras.layers.Rescaling, keras.layers.Normalization)):
-            return type(layer).__name__
-        if isinstance(layer, keras.Model):
-            return first_scaling(layer)
-        if not isinstance(layer, keras.layers.InputLayer) and not type(layer).__name__.startswith(("Random", "Resiz")):
-            break
-    return ""
-
-
-def put_to_training(settings: Settings, model: Any, data: DataSet, phases: Phases, injector: Injector | None) -> None:
+def put_to_training(settings: Settings, model: Any, data: DataSet, phases: Phases) -> None:
     """Loss, metrics and optimizers into the model, of the settings or as its author compiled it."""
     if is_compiled(model):
         optimizers = replace_optimizers(model, phases.wrap)
@@ -254,8 +215,6 @@ def put_to_training(settings: Settings, model: Any, data: DataSet, phases: Phase
         prepare_custom_steps(settings, model, optimizers, data, first, phases.scaling)
         for optimizer in optimizers_of(model).values():
             optimizer.build(model.trainable_variables)
-        if injector is not None and (own := own_train_step(model)) is not None:
-            injector.spoil_custom_steps(own)
 
     take_up(optimizers)
     if settings.phases and len(names := [*optimizers_of(model)]) > 1:
@@ -300,18 +259,6 @@ def _warn_of_what_is_left(chosen: ChosenPolicies | None) -> list[str]:
     return [
         f"policy.name: {AUTO_FLOAT16} leaves {text}, which needs a cast to float32 (docs/guides/policy.md)."
         for text in (chosen.left if chosen is not None else ())
-    ]
-
-
-def warn_of_custom_steps(model: Any) -> list[str]:
-    """Return what a model's own step takes away from the run: a sentence where there is one."""
-    if (own := own_train_step(model)) is None:
-        return []
-    reported = "" if own.train_loss == "loss" else f" Its loss is taken to be {own.train_loss}."
-    several = f" It has {len(own.optimizers)} optimizers, each with a loss scale of its own." if own.further else ""
-    return [
-        f"model: {type(model).__name__} has a train_step of its own, which is called; its gradients are not "
-        f"sampled.{reported}{several}"
     ]
 
 
@@ -379,20 +326,11 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
     resident = _stays_on_device(trainer, data)
     assert settings.seed is not None
     capacity = call_capacity(trainer, resident)
-    plan = BatchPlan(trainer.batch_size, capacity, trainer.drop_remainder, trainer.shuffle, settings.seed, devices)
+    plan = BatchPlan(trainer.batch_size, capacity, trainer.shuffle, settings.seed, devices)
     train_feed = Feed(data.train, engine, plan, resident)
     engine.trains_in_whole_batches = plan.has_only_whole_batches(data.train)
     if isinstance(data.train, Stream) and data.train.endless and trainer.max_steps is None:
         raise ConfigError(Problem("trainer.max_steps", "must be given for a dataset that never ends."))
-    if train_feed.steps == 0:
-        raise ConfigError(
-            Problem(
-                "trainer.batch_size",
-                "is larger than the training set, and drop_remainder leaves no step.",
-                trainer.batch_size,
-                "Lower it or set trainer.drop_remainder=false.",
-            )
-        )
     if data.validation is None:
         return train_feed, None
     in_order = BatchPlan(trainer.batch_size, capacity, devices=devices)

@@ -210,7 +210,7 @@ Logs = dict[str, float]
 
 
 def build_callbacks(trainer: TrainerSettings, run_dir: str) -> list[Any]:
-    """Return the callbacks of `trainer.callbacks` in their order, then those that have keys of their own.
+    """Return the callbacks of `trainer.callbacks` in their order, then `trainer.early_stopping`.
 
     `{run_dir}` in the texts of their kwargs is the directory of the run. ConfigError for what is none or can't be used
     in a run, UserCodeError where making one raises.
@@ -219,8 +219,6 @@ def build_callbacks(trainer: TrainerSettings, run_dir: str) -> list[Any]:
     for index, entry in enumerate(_with_run_dir(trainer.callbacks, run_dir)):
         made.append(build_object(f"{KEY}[{index}]", entry, keras.callbacks))
         check_callback(made[-1], f"{KEY}[{index}]")
-    if trainer.reduce_on_plateau.patience is not None:
-        made.append(keras.callbacks.ReduceLROnPlateau(**asdict(trainer.reduce_on_plateau)))
     if trainer.early_stopping.patience is not None:
         made.append(keras.callbacks.EarlyStopping(**asdict(trainer.early_stopping)))
     return made
@@ -293,20 +291,13 @@ def check_schedule(settings: Settings, callbacks: Iterable[Any]) -> None:
             )
 
 
-def check_monitors(trainer: TrainerSettings, metrics: Sequence[str]) -> None:
-    """ConfigError where `early_stopping` or `reduce_on_plateau` is of what the run does not have."""
-    watched = dict[str, str | None]()
-    for name in ("early_stopping", "reduce_on_plateau"):
-        section = getattr(trainer, name)
-        watched[f"trainer.{name}.monitor"] = None if section.patience is None else section.monitor
-    known = f"It has {', '.join(metrics)}."
-    problems = [
-        Problem(key, "must be a metric of the run.", metric, known)
-        for key, metric in watched.items()
-        if metric is not None and metric not in metrics
-    ]
-    if problems:
-        raise ConfigError(problems)
+def check_monitor(trainer: TrainerSettings, metrics: Sequence[str]) -> None:
+    """ConfigError where `early_stopping` is of what the run does not have."""
+    watched = trainer.early_stopping
+    if watched.patience is not None and watched.monitor not in metrics:
+        remedy = f"It has {', '.join(metrics)}."
+        key = "trainer.early_stopping.monitor"
+        raise ConfigError(Problem(key, "must be a metric of the run.", watched.monitor, remedy))
 
 
 class Callbacks:

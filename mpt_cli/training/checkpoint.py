@@ -385,9 +385,7 @@ class Checkpointer:
         return True
 
     def _is_due(self) -> bool:
-        steps, epochs = self.settings.checkpoint_every_steps, self.settings.checkpoint_every_epochs
-        minutes, progress = self.settings.checkpoint_every_minutes, self.record.progress
+        steps, minutes = self.settings.checkpoint_every_steps, self.settings.checkpoint_every_minutes
         by_steps = steps is not None and self.record.counters.seen % steps == 0
-        by_epochs = epochs is not None and progress.step_in_epoch == 0 and progress.epochs_completed % epochs == 0
         wait = None if minutes is None else max(60.0 * minutes, self._save_seconds / MOST_SAVING_SHARE)
-        return by_steps or by_epochs or (wait is not None and time.monotonic() - self._saved_at >= wait)
+        return by_steps or (wait is not None and time.monotonic() - self._saved_at >= wait)

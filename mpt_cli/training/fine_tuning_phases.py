@@ -46,6 +46,7 @@ class Phases:
         self.settings, self.model, self.scaling = settings, model, scaling
         self.all = settings.phases or [PhaseSettings(epochs=settings.trainer.epochs)]
         self.index = 0
+        self.configured_rate: float | None = None  # of the phase in the settings, unless it is a schedule
         self.take_up: Callable[[Optimizers], None] | None = None  # the first phase sets it
         self._steps_per_epoch = steps_per_epoch
         self._flags = trainable_flags(model)
@@ -64,19 +65,12 @@ class Phases:
         return tuple(lines)
 
     def _line(self, phase: PhaseSettings) -> str:
-        usual = None if self.model.compiled else self.settings.optimizer.learning_rate
-        rate = usual if phase.learning_rate is None else phase.learning_rate
         trained, of_all = (
             sum(math.prod(v.shape) for v in variables)
             for variables in (self.model.trainable_weights, self.model.weights)
         )
         parts = [f"{phase.epochs} epoch{'' if phase.epochs == 1 else 's'}"]
-        parts += [f"learning rate {rate:g}"] if rate is not None else []
-        parts += [
-            f"{name} {', '.join(names)}"
-            for name, names in (("freeze", phase.freeze), ("unfreeze", phase.unfreeze))
-            if names
-        ]
+        parts += [f"learning rate {phase.learning_rate:g}"] if phase.learning_rate is not None else []
         return f"{', '.join(parts)} ({trained:,} of {of_all:,} parameters trained)"
 
     @property
@@ -91,12 +85,6 @@ class Phases:
         if self._steps_per_epoch is not None:
             return self.all[self.index].epochs * self._steps_per_epoch
         return self.settings.trainer.max_steps if len(self.all) == 1 else None
-
-    @property
-    def configured_rate(self) -> Any:
-        """Return the learning rate that the settings have for the phase: a float, or a schedule of Keras's."""
-        rate = configured_rate(build_optimizer(self.optimizer_settings, self.schedule_steps))
-        return float(np.float32(rate)) if isinstance(rate, float) else rate
 
     def wrap(self, inner: Any, name: str) -> LossScaleOptimizer:
         """`inner` in the loss scaling of the run, at the learning rate that the phase has for it; `name` is that of the
@@ -120,7 +108,10 @@ class Phases:
         """Return that of the phase, fresh."""
         if self._author:
             return self.wrap(copied_optimizer(self._author[name]), name)
-        return self._wrapped(build_optimizer(self.optimizer_settings, self.schedule_steps), name)
+        inner = build_optimizer(self.optimizer_settings, self.schedule_steps)
+        rate = configured_rate(inner)
+        self.configured_rate = rate if isinstance(rate, float) else None
+        return self._wrapped(inner, name)
 
     def enter(self, index: int) -> None:
         """Train what phase `index` trains, by fresh optimizers. What was compiled has to be compiled again."""

@@ -236,17 +236,6 @@ def _build_metric(value: Any, loss: Any, context: _LossContext) -> keras.metrics
     kind = _accuracy(loss, context.key) if named else find_keras_class(context.key, reference.name, keras.metrics)
     parameters = inspect.signature(kind).parameters
     arguments = {"name": reference.name, "dtype": context.dtype, **build_kwargs(reference, context.key, keras.metrics)}
-    # without `average` the scores F1Score and FBetaScore are one number per class
-    missing = [key for key, each in parameters.items() if each.default is each.empty or key == "average"]
-    if missing := [key for key in missing if key not in arguments]:
-        raise ConfigError(
-            Problem(
-                context.key,
-                f"{kind.__name__} needs {', '.join(missing)}, which a name alone can't give.",
-                reference.name,
-                "Write {object: NAME, kwargs: {…}}.",
-            )
-        )
     _check_probabilities(kind, context)
     if "from_logits" in parameters:
         arguments.setdefault("from_logits", context.from_logits)
@@ -308,16 +297,7 @@ def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> ker
     """
     if isinstance(settings, CustomOptimizer):
         return _build_own_optimizer(settings, total_steps)
-    kind = getattr(keras.optimizers, type(settings).__name__, None)
-    if kind is None:
-        raise ConfigError(
-            Problem(
-                "optimizer.name",
-                f"Keras {keras.__version__} has no {type(settings).__name__}.",
-                settings.name,
-                "Choose another, or a newer Keras.",
-            )
-        )
+    kind = find_keras_class("optimizer.name", type(settings).__name__, keras.optimizers)  # an older Keras lacks some
     arguments = {
         field.name: getattr(settings, field.name)
         for field in fields(settings)

@@ -83,9 +83,6 @@ def put_under_policy(settings: Settings, model: Any, data: DataSet, everywhere: 
 def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> None:
     """Policies for the layers of a `model` in mixed_float16 by what they do and by the digits that they lose of the
     first batch; ConfigError where that can't be seen."""
-    if not can_be_called(model):
-        rule = f"{type(model).__name__} has no `call`, in which could be seen what its layers do."
-        raise ConfigError(Problem("policy.name", rule, AUTO_FLOAT16, "Use mixed_float16 with policy.overrides."))
     batch = first_batch(data.train, batch_size)
     try:
         chosen = choose_policies(model, policy, batch.x)

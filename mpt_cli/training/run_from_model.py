@@ -272,7 +272,7 @@ def _of_batches(given: DataArguments) -> DataSet:
     train = _stream(given.x, "x")
     first = train.first()
     if first is None:
-        raise DataError("x: there are no examples.")
+        raise DataError("x: the dataset is empty.")
     return DataSet(
         train=train,
         validation=_validation(given),
@@ -281,15 +281,6 @@ def _of_batches(given: DataArguments) -> DataSet:
         description=kind,
         **look_at([first]),
     )
-
-
-def batch_size_of(dataset: Any) -> int:
-    """Return how many examples the first batch holds; DataError for a dataset that is not batched, and for an empty
-    one."""
-    first = _stream(dataset.take(1) if is_tf_dataset(dataset) else dataset, "x").first()
-    if first is None:
-        raise DataError("x: the dataset is empty.")
-    return len(first)
 
 
 def _stream(source: Any, where: str) -> Stream:

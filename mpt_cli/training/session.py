@@ -12,8 +12,7 @@ import numpy as np
 from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
-from mpt_cli.precision.keras_internals import configured_rate
-from mpt_cli.precision.train_step import custom_steps, has_custom_compute_loss, optimizers_of
+from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.samples.gradient_samples import build_sampler
 from mpt_cli.samples.value_ranges import is_rounded
 from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer
@@ -26,9 +25,8 @@ from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.build_run_parts import Assembly, assemble, count_parameters
 from mpt_cli.training.callbacks import (
     Callbacks,
-    batch_callbacks,
     build_callbacks,
-    check_monitors,
+    check_monitor,
     check_schedule,
     with_short_calls,
 )
@@ -90,7 +88,7 @@ class Session(Trainer):
         counters = StepCounters(options, window_steps=settings.loss_scale.skip_rate_window)
         counters.name_variables(trained_paths(parts.model))
         telemetry.tally = EventTally(scaling)
-        check_monitors(settings.trainer, ["loss", *parts.metric_names])
+        check_monitor(settings.trainer, ["loss", *parts.metric_names])
         origin = Origin(scaling.mode, parts.data.fingerprint, asdict(scaling.rule))
         checkpointer = Checkpointer(store, settings.trainer, parts.model, origin, self)
         checkpointer.extra_state = self.extra_state
@@ -117,16 +115,6 @@ class Session(Trainer):
         may_go_without = self.parts.settings.backend.name == "tensorflow" and self.parts.jit_compile
         hint = "trainer.jit_compile=false starts without compiling" if may_go_without else ""
         return self.telemetry.busy(f"compiling {function}", hint)
-
-    def compile_ahead(self) -> None:
-        """Compile the steps where XLA compiles them on TensorFlow, or without XLA where it can't.
-
-        ConfigError where it can't and was asked for.
-        """
-        if self.parts.compiles_ahead:
-            self.telemetry.message("compiling the steps with XLA")
-            with framework_errors(several_processes=False), self.parts.policy.scope():
-                self.parts = replace(self.parts, jit=self.parts.try_xla())
 
     def fit(self) -> Outcome:
         """Train until the settings, a health rule or a signal end it."""
@@ -178,30 +166,21 @@ class Session(Trainer):
             counters.sample = None  # it says nothing of gradients that are not computed or scaled as then
         self.logged_step = 0
         self.watch_weights(has_moved=position.get("has_moved", True))
-        has_callbacks = self.callbacks and "callbacks" in position
-        if has_callbacks:
+        if self.callbacks and "callbacks" in position:
             self.callbacks.resume(position["callbacks"], checkpoint.arrays)
-        if parts.comes_compiled:
-            return  # the checkpoint has the rate of the author's optimizer
-        reached = float(parts.optimizer.learning_rate)
         rate = parts.phases.configured_rate
-        if has_callbacks and isinstance(rate, float) and (configured := position["configured_rate"]):
-            rate = reached * (rate / configured)  # what callbacks made of the rate of then they make of that of now
-        parts.optimizer.learning_rate = rate
+        if rate not in (None, position.get("configured_rate")):  # else it is what callbacks made of it
+            parts.optimizer.learning_rate = rate
 
     def extra_state(self) -> tuple[dict[str, Any], Arrays]:
         """Return what a checkpoint holds beside the variables, of weights that have not moved, samples and callbacks:
         more of its position, and arrays."""
-        position = dict[str, Any]()
+        position: dict[str, Any] = {"configured_rate": self.parts.phases.configured_rate}
         if self.weight_watch is not None:
             position["has_moved"] = self.weight_watch.has_moved
         if not self.callbacks:
             return position, {}
         position["callbacks"], arrays = self.callbacks.position()
-        position["configured_rate"] = None
-        if not self.parts.comes_compiled:  # else settings can't have changed it
-            rate = self.parts.phases.configured_rate
-            position["configured_rate"] = rate if isinstance(rate, float) else None
         return position, arrays
 
     def begin_next_phase(self) -> None:
@@ -218,8 +197,6 @@ class Session(Trainer):
         event = Event(self.counters.seen + 1, epoch + 1, PHASE, scale, scale, phase=number, cause=line)
         self.telemetry.events([event])
         say(f"phase {number}/{len(parts.phases.all)}: {line}")
-        if parts.compiles_ahead and not (jit := parts.try_xla()).jit_compile:
-            say(f"no XLA from here on ({jit.reason})")
         self.callbacks.begin_again()
 
     def _enter_phase(self, index: int) -> None:
@@ -239,7 +216,7 @@ class Session(Trainer):
             policy=parts.program.describe_policy(parts.model),
             loss_scale=describe_scaling(parts.scaling, None if math.isnan(scale) else scale),
             model=f"{parts.program.model_name}, {count_parameters(parts.model):,} parameters",
-            data=parts.data.header,
+            data=parts.data.description,
             optimizer=_describe_optimizer(parts),
             backend=parts.platform.backend,
             device=_describe_device(parts),
@@ -251,7 +228,7 @@ class Session(Trainer):
             scaling=parts.scaling,
             metric_names=parts.metric_names,
             loss=_describe_loss(parts),
-            callbacks=_describe_callbacks(self),
+            callbacks=", ".join(type(each).__name__ for each in self.callbacks.members),
             phases=parts.phases.lines,
             attempt=attempt,
             skipped_steps=self.counters.skipped,
@@ -272,11 +249,10 @@ def _describe_loss(parts: Assembly) -> str:
         return f"{loss.name} (auto: {parts.data.task})" if asked == "auto" else describe_objects(asked)
     if (own := own_train_step(parts.model)) is not None:
         return f"{own.train_loss} of the model's own train_step"
-    if loss is not None:
-        name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss
-        return f"{name} (as the model was compiled)"
-    computed = has_custom_compute_loss(parts.model)
-    return "compute_loss of the model" if computed else "what layers of the model add (add_loss)"
+    if loss is None:
+        return "that of the model itself (compute_loss, add_loss)"
+    name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss
+    return f"{name} (as the model was compiled)"
 
 
 def _describe_device(parts: Assembly) -> str:
@@ -285,57 +261,29 @@ def _describe_device(parts: Assembly) -> str:
         device += f", {' and '.join(emulated)} emulated (products in float32, rounded)"
     if wanted.name == "none":
         return device
-    kind = "GPUs" if parts.platform.gpus else "logical devices"
-    if parts.distribution.layout is not None:
-        mesh = " x ".join(f"{axis} {count}" for axis, count in wanted.mesh.items())
-        return f"{device}, the model divided over a mesh of {kind}, {mesh} ({wanted.name})"
     process_info = parts.platform.process_info
     of_all = f" of {process_info.world_size} processes" if process_info else ""
-    return f"{device}, each batch split over {parts.distribution.replicas} {kind}{of_all} ({wanted.name})"
-
-
-def _describe_own_optimizers(parts: Assembly) -> str:
-    """Return the optimizers of a model that comes compiled, in words."""
-    is_named = custom_steps(parts.model) is not None
-    each = [
-        f"{f'{name} ' if is_named else ''}{type(optimizer.inner_optimizer).__name__}, "
-        f"learning rate {float(optimizer.learning_rate):g}"
-        for name, optimizer in optimizers_of(parts.model).items()
-    ]
-    return f"{'; '.join(each)} (as the model was compiled)"
+    mesh = "".join(f", {axis} {count}" for axis, count in wanted.mesh.items())
+    return f"{device}, each batch split over {parts.distribution.replicas} devices{of_all} ({wanted.name}{mesh})"
 
 
 def _describe_optimizer(parts: Assembly) -> str:
-    optimizer = parts.settings.optimizer
+    """Return the optimizers with the learning rate they begin at; of a schedule its name."""
     if parts.comes_compiled:
-        return _describe_own_optimizers(parts)
+        several = optimizers_of(parts.model)
+        each = [
+            f"{f'{name} ' if len(several) > 1 else ''}{type(optimizer.inner_optimizer).__name__}, "
+            f"learning rate {float(optimizer.learning_rate):g}"
+            for name, optimizer in several.items()
+        ]
+        return f"{'; '.join(each)} (as the model was compiled)"
+    optimizer = parts.settings.optimizer
     own = Reference(optimizer.object, optimizer.kwargs) if isinstance(optimizer, CustomOptimizer) else optimizer.name
-    every_phase_has_one = parts.settings.phases and all(phase.learning_rate for phase in parts.settings.phases)
-    its_own = optimizer.schedule.object is not None and not hasattr(
-        configured_rate(parts.optimizer.inner_optimizer), "initial_learning_rate"
-    )  # a schedule that takes none
-    rate = None if every_phase_has_one or its_own else optimizer.learning_rate
-    notes = [] if rate is None else [f"learning rate {rate:g}"]
-    if optimizer.schedule.object is not None:
-        notes.append(f"schedule {optimizer.schedule.object}")
-    elif optimizer.schedule.name != "constant" or optimizer.schedule.warmup_steps:
-        notes.append(f"{optimizer.schedule.name} schedule")
-    for name in ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps"):
-        if getattr(optimizer, name) is not None:
-            notes.append(f"{name} {getattr(optimizer, name):g}")
-    if optimizer.use_ema:
-        notes.append(f"EMA {optimizer.ema_momentum:g}")
-    return ", ".join([str(own), *notes])
-
-
-def _describe_callbacks(session: Session) -> str:
-    """Their classes, and what those with hooks of batches cost."""
-    members, count = session.callbacks.members, session.settings.steps_per_execution
-    names, by_batch = ", ".join(type(each).__name__ for each in members), batch_callbacks(members)
-    if not by_batch:
-        return names
-    steps = "1 step" if count == 1 else f"{count} steps"
-    return f"{names}; calls of {steps} for {', '.join(by_batch)} (trainer.steps_per_execution sets how many)"
+    rate, schedule = optimizer.learning_rate, optimizer.schedule
+    notes = [str(own)] if rate is None else [str(own), f"learning rate {rate:g}"]
+    if schedule.object is not None or schedule.name != "constant" or schedule.warmup_steps:
+        notes.append(f"{schedule.object or schedule.name} schedule")
+    return ", ".join([*notes, *(["EMA"] if optimizer.use_ema else [])])
 
 
 def _describe_execution(parts: Assembly) -> str:

@@ -20,7 +20,7 @@ def _zipped(path):
     ("verb", "content", "said"),
     [
         ("evaluate", None, "model.keras does not exist: the run ended before its model was saved"),
-        ("evaluate", lambda whole: whole[:-30], "is damaged: it is no complete zip file, as a .keras"),
+        ("evaluate", lambda whole: whole[:-30], "is damaged: it is missing, or no complete zip file, as a .keras"),
         (
             "evaluate",
             lambda whole: whole.replace(b"0123", b"3210"),

@@ -104,5 +104,5 @@ def test_the_holder_is_known_while_it_holds_and_after_it_was_killed(tmp_path) ->
         holder = read_holder(run.lock_file)
         assert holder == LockHolder.for_process(os.getpid()) and holder.is_gone is False
     assert read_holder(run.lock_file) is None
-    assert LockHolder(os.getpid(), holder.host, holder.namespace, "1").is_gone is True  # another process of this number
-    assert LockHolder(os.getpid(), "elsewhere", holder.namespace, holder.started).is_gone is None
+    assert LockHolder(os.getpid(), holder.host, "1").is_gone is True  # another process of this number
+    assert LockHolder(os.getpid(), "elsewhere", holder.started).is_gone is None

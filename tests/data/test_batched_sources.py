@@ -187,10 +187,14 @@ def test_keys_that_batches_of_ones_own_leave_no_say_are_refused() -> None:
 
     assert load("steps").train.steps == load("Rows", "trainer.shuffle=false").train.steps == 3
     with pytest.raises(ConfigError) as raised:
-        load("steps", "trainer.batch_size=2", "trainer.shuffle=false")
+        load("steps", "trainer.batch_size=2", "trainer.shuffle=false", "data.limit=15", "data.validation_fraction=0.3")
+    rule = "has no effect: the data comes in batches of its own, in the order of its source."
+    given = {
+        "trainer.batch_size": 2,
+        "data.limit": 15,
+        "data.validation_fraction": 0.3,
+        "trainer.shuffle": False,
+    }
     assert [str(problem) for problem in raised.value.problems] == [
-        "trainer.batch_size: has no effect: the data comes in batches of its own, which stay as they are. Received: 2. "
-        "Leave it out, and batch in data.loader.",
-        "trainer.shuffle: has no effect: the data comes in batches of its own, in the order of its source. Received: "
-        "False. Leave it out, and shuffle or not in data.loader.",
+        f"{key}: {rule} Received: {value}. Leave it out, and do it in data.loader." for key, value in given.items()
     ]

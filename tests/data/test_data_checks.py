@@ -28,21 +28,33 @@ NAN, INF = float("nan"), float("inf")
 TWO_NANS = with_value(with_value(X, (1, 1), NAN), (3, 0), NAN)
 
 BAD = [
-    ({"x": TWO_NANS}, r"^it: x has 2 values that are NaN, first at \[1, 1\]\.$"),
-    ({"x": with_value(X, (2, 0), 1e39)}, r"1 value that is infinite \(or beyond float32\), first at \[2, 0\]"),
+    ({"x": TWO_NANS}, r"^it: x must be finite in float32: not so for 2 of 8 values, first nan at \[1, 1\]\.$"),
+    ({"x": with_value(X, (2, 0), 1e39)}, r"not so for 1 of 8 values, first inf at \[2, 0\]"),
     ({"x": (X, X[:3])}, r"the numbers of examples differ: x\[0\] 4, x\[1\] 3, y 4"),
-    ({"x": X[:0], "y": Y[:0]}, r"x is empty: shape \(0, 2\); y is empty: shape \(0,\)"),
-    ({"x": 3.0}, r"x is a single number, not an array"),
+    ({"x": X[:0], "y": Y[:0]}, r"x holds no examples: shape \(0, 2\); y holds no examples: shape \(0,\)"),
+    ({"x": 3.0}, r"x holds no examples: shape \(\)"),
     ({"x": np.array(["a", None, "b", "c"])}, r"^it: x must hold numbers\. Received: dtype object\.$"),
     ({"x": [[1, 2], [3], [4, 5], [6, 7]]}, r"x is not an array of numbers: .*inhomogeneous"),
     ({"x": np.full((4, 2), 2**40)}, r"x has integers beyond 32 bits; the largest is 1099511627776"),
-    ({"y": np.array([0, -1, 1, -2])}, r"class labels start at 0; y has -1 at \[1\]"),
-    ({"y": np.array([1, 2, 3, 2])}, r"class labels start at 0; the lowest here is 1: number the classes from 0"),
-    ({"y": np.array([0, 1, 5, 2]), "num_classes": 3}, r"3 classes have labels 0 to 2; y has 5 at \[2\]"),
-    ({"y": np.array([0, 1.5, 1, 2]), "task": "classification"}, r"must be whole numbers; y has 1\.5 at \[1\]"),
-    ({"y": np.zeros(4, int)}, r"all labels are 0, so there is nothing to tell apart"),
+    (
+        {"y": np.array([0, -1, 1, -2])},
+        r"y must hold class labels, whole numbers from 0 to 1: not so for 2 of 4 values, first -1 at \[1\]",
+    ),
+    ({"y": np.array([1, 2, 3, 2])}, r"class labels must begin at 0, of two classes at least; y has 1 to 3"),
+    (
+        {"y": np.array([0, 1, 5, 2]), "num_classes": 3},
+        r"whole numbers from 0 to 2: not so for 1 of 4 values, first 5 at \[2\]",
+    ),
+    (
+        {"y": np.array([0, 1.5, 1, 2]), "task": "classification"},
+        r"whole numbers from 0 to 2: not so for 1 of 4 values, first 1\.5 at \[1\]",
+    ),
+    ({"y": np.zeros(4, int)}, r"class labels must begin at 0, of two classes at least; y has 0 to 0"),
     ({"y": np.ones((4, 3)), "num_classes": 5}, r"data\.num_classes=5, but the targets are no labels: float"),
-    ({"weight": np.array([1, -2.5, 1, 1])}, r"sample_weight must not be negative; it has -2\.5 at \[1\]"),
+    (
+        {"weight": np.array([1, -2.5, 1, 1])},
+        r"sample_weight must be at least 0: not so for 1 of 4 values, first -2\.5 at \[1\]",
+    ),
     ({"weight": np.zeros(4)}, r"sample_weight is all zeros"),
 ]
 
@@ -52,7 +64,7 @@ def test_bad_examples_are_refused():
         with pytest.raises(DataError, match=message):
             check(**arguments)
     # all problems of values at once
-    with pytest.raises(DataError, match=r"^it: x has 2 values .*; y has 1 value that is infinite"):
+    with pytest.raises(DataError, match=r"^it: x must be finite .*; y must be finite in float32: not so for 1 of 4"):
         check(x=TWO_NANS, y=with_value(Y, 0, INF))
 
 

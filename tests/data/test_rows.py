@@ -74,7 +74,7 @@ def test_values_have_the_dtypes_and_checks_of_any_input():
     ).x
     assert [array.dtype for array in x] == [np.int32, np.float32, np.float32]
     bad = as_rows(tf.ragged.constant([[0.5, 1.5], [], [np.nan]]))
-    message = r"x \(its values, row after row\) has 1 value that is NaN, first at \[2\]"
+    message = r"x must be finite in float32: not so for 1 of \d+ values, first nan at \[2\]"
     with pytest.raises(DataError, match=message):
         check_examples(Examples(bad, np.zeros((3, 1))), TargetSpec("regression", 1), "it")
 

@@ -6,14 +6,13 @@ import pytest
 from mpt_cli import machine
 from mpt_cli.files import strict_json
 from mpt_cli.runs.provenance import (
-    FrameworkFacts,
     collect_environment,
     git_state,
     installed_packages,
     recorded_variables,
 )
 
-FACTS = FrameworkFacts("tensorflow", "auto", ["cpu:0"], 0, "abc", "mixed_float16")
+FACTS = {"backend": "tensorflow", "jit_compile": "auto", "devices": ["cpu:0"]}
 
 
 def test_the_environment_holds_what_a_result_depends_on() -> None:

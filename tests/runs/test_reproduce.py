@@ -141,18 +141,15 @@ def test_counters_stay_exact_under_a_tolerance() -> None:
 @pytest.mark.slow
 def test_what_cannot_run_here_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     named("recipes/own.yaml")
     collected = collect(Selection(takes_all=True))
     left_out = collected.left_out
     assert {"digits_mlp", "own"} <= {target.name for target in collected.targets}
     assert left_out["gpt2_small_synthetic"] == "needs a GPU, and this machine has none"
-    assert left_out["mnist"].startswith(f"needs a network for its data: there is no {tmp_path}/datasets/mnist.npz")
+    assert left_out["mnist"] == "may have to download its data; give its name to try"
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA X, 570.1, 81559 MiB'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    (tmp_path / "datasets").mkdir()
-    (tmp_path / "datasets" / "mnist.npz").touch()
-    assert {"mnist", "gpt2_small_synthetic"} <= {target.name for target in collect(Selection(takes_all=True)).targets}
+    assert "gpt2_small_synthetic" in {target.name for target in collect(Selection(takes_all=True)).targets}
 
 
 def test_wrong_usage_is_two(capsys, earlier: Path) -> None:

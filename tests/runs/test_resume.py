@@ -145,9 +145,7 @@ def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch: pytest.
     other.communicate(b"\n")  # it left its name, as one that was killed does
     with run.lock():
         assert read_holder(run.lock_file) == LockHolder.for_process(os.getpid())
-    run.lock_file.write_text(
-        run.lock_file.read_text() or json.dumps({"pid": 5, "host": "elsewhere", "namespace": "x", "started": "7"})
-    )
+    run.lock_file.write_text(run.lock_file.read_text() or json.dumps({"pid": 5, "host": "elsewhere", "started": "7"}))
     with pytest.raises(DataError, match=r"process 5 of elsewhere.*has ended, remove that file"), run.lock():
         pass
 

@@ -28,4 +28,4 @@ def test_check_tells_which_layers_get_float32_and_why_as_the_command_line_takes_
 
 def test_a_model_without_a_call_is_refused(tmp_path):
     told = check(tmp_path, *GAN, "policy=auto_float16", code=2)
-    assert "GAN has no `call`, in which could be seen what its layers do" in told
+    assert "the forward pass of the model can't be traced, so that what its layers do is not seen" in told

@@ -20,10 +20,9 @@ ALL = [
     "custom_callbacks:Noise",
     "custom_callbacks:Halving",
     "custom_callbacks:SaysItsState",
+    "{object: reduce_lr_on_plateau, kwargs: {patience: 1, min_delta: 0.02}}",
 ]
 KEYS = [
-    "trainer.reduce_on_plateau.patience=1",
-    "trainer.reduce_on_plateau.min_delta=0.02",
     "trainer.early_stopping.patience=3",
     "trainer.early_stopping.min_delta=10",  # no epoch after the first is better
     "trainer.early_stopping.restore_best_weights=true",

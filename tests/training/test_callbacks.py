@@ -166,7 +166,7 @@ def test_what_a_callback_raises_is_the_users(tmp_path):
             "val_loss, val_accuracy.",
         ),
         (
-            ["trainer.reduce_on_plateau.patience=1", "optimizer.schedule.name=cosine"],
+            ["trainer.callbacks=[reduce_lr_on_plateau]", "optimizer.schedule.name=cosine"],
             "optimizer.schedule: must be constant, without warm-up, with ReduceLROnPlateau: both would set the learning rate. "
             "Received: 'cosine'. Keep one of them.",
         ),

@@ -67,9 +67,7 @@ def test_tokens_cannot_hold_nan():
 def test_a_rehearsal_says_so_loudly():
     assert warn_of_fault(FaultSettings()) == []
     (warning,) = warn_of_fault(FaultSettings("nan", "data", [3, 5]))
-    assert "THIS IS A REHEARSAL" in warning and "(data, step 3, step 5). fault=none ends it" in warning
-    (warning,) = warn_of_fault(FaultSettings("overflow", at_steps=[2], every_steps=1, above_scale=8))
-    assert "(backward, step 2, every 1 steps, above scale 8). " in warning
+    assert "THIS IS A REHEARSAL" in warning and "(data). fault=none ends it" in warning
 
 
 def test_a_fault_that_makes_no_sense_is_refused():

@@ -52,7 +52,6 @@ def feeds(data: Examples, plan: BatchPlan) -> list[Feed]:
     count=st.integers(1, 40),
     size=st.integers(1, 9),
     capacity=st.integers(1, 7),
-    drop=st.booleans(),
     shuffle=st.booleans(),
     devices=st.sampled_from([1, 2]),
     epoch=st.integers(1, 3),
@@ -62,15 +61,15 @@ def feeds(data: Examples, plan: BatchPlan) -> list[Feed]:
     most=st.integers(1, 9),
 )
 def test_every_feed_gives_the_batches_of_the_plan(
-    count, size, capacity, drop, shuffle, devices, epoch, skip, kind, weighted, most
+    count, size, capacity, shuffle, devices, epoch, skip, kind, weighted, most
 ):
     size *= devices
     data = examples(count, kind, weighted)
-    plan = BatchPlan(size, capacity, drop, shuffle, seed=5, devices=devices)
+    plan = BatchPlan(size, capacity, shuffle, seed=5, devices=devices)
     order = plan.order(count, epoch)
     parts = [order[first : first + size] for first in range(0, count, size)]
     if len(parts[-1]) < size:
-        rest = 0 if drop else len(parts[-1]) - len(parts[-1]) % devices
+        rest = len(parts[-1]) - len(parts[-1]) % devices
         parts[-1:] = [parts[-1][:rest]] if rest else []
     expected = []
     for part in parts:

@@ -56,7 +56,7 @@ def test_keras_has_no_optimizer_that_we_leave_out():
 
 def test_a_keras_too_old_for_an_optimizer_is_told_so(monkeypatch):
     monkeypatch.delattr(keras.optimizers, "Muon")
-    with pytest.raises(ConfigError, match=r"optimizer\.name: Keras [\d.]+ has no Muon\. Received: 'muon'\. Choose"):
+    with pytest.raises(ConfigError, match=r"optimizer\.name: Keras has none of this name\. Received: 'Muon'"):
         build_optimizer(OPTIMIZERS["muon"](), None)
 
 

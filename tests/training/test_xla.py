@@ -3,14 +3,13 @@
 import json
 
 import keras
-import numpy as np
 import pytest
 from backends import BACKEND, only_on
 from command import mpt
 from tiny import tiny_data, tiny_model, tiny_run
 
-from mpt_cli.engine.backend import Platform
-from mpt_cli.engine.xla import check_layers, choose_jit, numbers_per_step, try_xla
+from mpt_cli.engine.backend import Platform, framework_errors
+from mpt_cli.engine.xla import check_layers, choose_jit
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.schema import BackendSettings, DistributeSettings, Settings, TrainerSettings
 
@@ -23,6 +22,7 @@ LONG, SHORT = 10**9, 10
 def test_when_xla_compiles_and_why_it_does_not():
     convolution = keras.Sequential([keras.Input((4, 1)), layers.Conv1D(2, 2)])
     named_so = keras.Sequential([keras.Input((4,)), type("GraphConv", (layers.Dense,), {})(2)])
+    rotated = keras.Sequential([keras.Input((4, 4, 1)), layers.RandomRotation(0.1, name="turn")])
     too_short = "10 steps are too few to repay compiling"
     unknown = "the length of the run is unknown, so compiling may not pay"
     for jit, platform, backend, distribute, model, steps, expected in (
@@ -32,6 +32,7 @@ def test_when_xla_compiles_and_why_it_does_not():
         ("auto", CPU, "tensorflow", "none", convolution, LONG, (False, "slow at convolutions on a CPU")),
         ("auto", CPU, "tensorflow", "none", named_so, LONG, (True, "")),
         ("auto", GPU, "tensorflow", "none", convolution, SHORT, (True, "")),
+        ("auto", GPU, "tensorflow", "none", rotated, LONG, (False, "which layer turn does not support")),
         ("auto", GPU, "tensorflow", "mirrored", tiny_model(), LONG, (False, "distribute=mirrored")),
         (True, GPU, "tensorflow", "mirrored", tiny_model(), SHORT, (True, "")),
         (False, GPU, "tensorflow", "none", tiny_model(), LONG, (False, "")),
@@ -44,19 +45,6 @@ def test_when_xla_compiles_and_why_it_does_not():
         )
         choice = choose_jit(settings, platform, model, steps)
         assert (choice.jit_compile, choice.reason) == expected, (jit, platform, distribute, steps)
-
-
-class Cell(layers.Layer):
-    state_size = 2
-
-    def call(self, x, states):
-        return x + states[0], [x + states[0]]
-
-
-def test_cells_of_recurrent_layers_count_at_each_time_step_and_the_users_are_no_fault():
-    """4·(8·5 + 5·5 + 5) of the LSTM; 7 steps of 5 units, 3 numbers each, and the outputs 5."""
-    assert numbers_per_step(keras.Sequential([keras.Input((7, 8)), layers.LSTM(5)]), 10) == 280 + 10 * (3 * 7 * 5 + 5)
-    assert numbers_per_step(keras.Sequential([keras.Input((7, 2)), layers.RNN(Cell())]), 10) == 10 * 2
 
 
 def test_layers_that_need_tensorflow_are_an_error_on_jax():
@@ -93,32 +81,18 @@ def model_with(*more: keras.Layer) -> keras.Model:
 
 
 @only_on("tensorflow")
-class TestWhereXlaFails:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("in_training", [True, pytest.param(False, marks=pytest.mark.long)])
-    def test_the_steps_run_as_without_xla_unless_it_was_asked_for(self, in_training):
-        run = tiny_run(tiny_data(22), model=model_with(Unknown(in_training)), jit=True)
-        before = run.weights()
-        with pytest.raises(
-            ConfigError,
-            match=r"trainer.jit_compile: XLA can't compile this model: it says: .*"
-            r"AsString.* Received: True\. Set trainer.jit_compile=false\.",
-        ):
-            try_xla(run.engine, [run.feed, run.feed], may_leave=False)
-        choice = try_xla(run.engine, [run.feed, run.feed], may_leave=True)
-        assert not choice.jit_compile and choice.reason.startswith("it says: ") and "AsString" in choice.reason
-        np.testing.assert_equal(run.weights(), before)
-        run.epochs(1)
-        assert (run.counters.seen, run.counters.applied) == (6, 6)
-
-    def test_what_is_wrong_with_the_model_is_not_put_on_xla(self):
-        def broken(*_, **__):
-            raise ValueError("my own mistake")
-
-        run = tiny_run(tiny_data(22), model=model_with(), jit=True)
-        run.model.layers[0].call = broken
-        with pytest.raises(ValueError, match="my own mistake"):
-            try_xla(run.engine, [run.feed, run.feed], may_leave=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("in_training", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_what_xla_can_not_compile_is_said_with_the_key(in_training):
+    run = tiny_run(tiny_data(22), model=model_with(Unknown(in_training)), jit=True)
+    run.feed.start(1)
+    chunk = run.feed.take(1)
+    message = (
+        r"trainer.jit_compile: XLA can't compile this model: .*XLA_CPU_JIT.*AsString.* Set trainer.jit_compile=false\."
+    )
+    step = run.engine.train if in_training else run.engine.evaluate
+    with pytest.raises(ConfigError, match=message), framework_errors(several_processes=False):
+        step(chunk.source, chunk.batch_indices, 1)
 
 
 WORDS = [
