@@ -281,9 +281,8 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         if self.stop is None:
             self.checkpointer.save_if_due()
         elif self.stop.needs_sample and self.sampler is not None and self.last_chunk is not None:
-            self.take_sample(
-                self.sampler, self._last_batch
-            )  # whether float16 made them zero decides what is to be done
+            # whether float16 made them zero decides what is to be done
+            self.take_sample(self.sampler, self._last_batch())
             self.stop = self.health.check(self.run_state()) or self.stop
 
     def _run_call(self, chunk: StepChunk) -> StepChunk:

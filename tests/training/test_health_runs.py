@@ -132,20 +132,22 @@ UNDERFLOWS = [
 ]
 
 
-def test_a_net_that_underflows_is_called_what_it_is(tmp_path):
+def train_underflowing(tmp_path: Path, *words: str) -> Summary:
     common = [word for word in TINY if "hidden_units" not in word and "input_shape" not in word]
-    words = [
-        *common,
-        *UNDERFLOWS,
-        "policy=mixed_float16",
-        "data.input_shape=[8]",
-        "trainer.epochs=11",
-        "trainer.gradient_health_every_steps=2000",
-        "loss_scale=fixed",
-        "loss_scale.initial_scale=2",
-        "trainer.max_zero_gradients=null",
-    ]
-    summary = training_run.train(load_settings([*words, f"run_dir={tmp_path}/run"]))
+    more = ["policy=mixed_float16", "data.input_shape=[8]", "loss_scale=fixed", "loss_scale.initial_scale=2", *words]
+    return training_run.train(load_settings([*common, *UNDERFLOWS, *more, f"run_dir={tmp_path}/run"]))
+
+
+def test_a_stop_for_gradients_of_zero_looks_at_them_first(tmp_path):
+    summary = train_underflowing(tmp_path, "trainer.max_zero_gradients=20")
+    assert (summary.status, summary.steps_seen, summary.applied_steps) == ("stopped", 20, 20)
+    assert summary.gradients is not None and summary.gradients["step"] == 20
+    assert "float16 flushed them to zero" in summary.explanation
+
+
+def test_a_net_that_underflows_is_called_what_it_is(tmp_path):
+    words = ["trainer.epochs=11", "trainer.gradient_health_every_steps=2000", "trainer.max_zero_gradients=null"]
+    summary = train_underflowing(tmp_path, *words)
 
     assert (summary.status, summary.verdict) == ("finished", v.TOO_LOW), summary.explanation
     assert "Raise the scale (loss_scale.initial_scale), or let it move (loss_scale=dynamic)." in summary.explanation
