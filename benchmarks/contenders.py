@@ -16,8 +16,8 @@ import numpy as np
 from mpt_cli.data.examples import DataSet, Examples
 from mpt_cli.engine.backend import Platform
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.file_and_tracker_sinks import build_telemetry
 from mpt_cli.telemetry.sink_interface import Telemetry, TelemetryFiles
+from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.training.checkpoint import CheckpointStore
 from mpt_cli.training.loss_and_optimizer import build_optimizer, compile_model
 from mpt_cli.training.model import build_under_policy

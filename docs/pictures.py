@@ -1,10 +1,12 @@
 """The pictures of the site and of README, made from real runs: `make pictures`."""
 
 import json
+import math
 import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from contextlib import chdir
 from io import StringIO
 from pathlib import Path
@@ -36,7 +38,7 @@ def main() -> None:
         found = {picture.name: picture for picture in run_pictures([read_history(Path("overflow"))])}
         write("overflow-scale.svg", scale_picture(found["loss-scale"]))
         mpt("diagnose", "conf=underflow", "loss_scale=none", "--out", "diagnosis")
-        write("underflow-gradients.svg", gradients_picture(Path("diagnosis", "diagnosis.html").read_text()))
+        write("underflow-gradients.svg", gradients_picture(json.loads(Path("diagnosis/diagnosis.json").read_text())))
     write("speed.svg", speed_picture(json.loads((RESULTS / "speed.json").read_text())))
 
 
@@ -73,26 +75,42 @@ def scale_picture(picture: Picture) -> str:
     return text.getvalue()
 
 
-def gradients_picture(page: str) -> str:
-    """Return the charts of a diagnosis one above the other, with what float16 makes of each exponent."""
-    found = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    charts = json.loads(found[1])
+def gradients_picture(found: dict[str, Any]) -> str:
+    """Return how many gradients of a diagnosis have which exponent, without scaling and at the scale that it found, with
+    what float16 makes of each.
+    """
     zones = ((-40, -25, "#d6336c"), (-25, -14, "#f2b705"), (-14, 16, "#2f9e44"), (16, 30, "#7048e8"))
+    scales = {"without scaling": 1.0, "at the recommended scale": found["recommended_initial_scale"]}
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpt", "font.size": 9}):
-        figure = Figure(figsize=(8, 1.2 + 2.9 * len(charts)), layout="constrained")
-        for axes, chart in zip(figure.subplots(len(charts), 1, sharex=True), charts, strict=True):
-            for place, curve in enumerate(chart["curves"]):
-                axes.bar([x + 0.3 + 0.4 * place for x in curve["xs"]], curve["ys"], 0.4, label=curve["label"], zorder=2)
+        figure = Figure(figsize=(8, 7), layout="constrained")
+        for axes, (title, scale) in zip(figure.subplots(2, 1, sharex=True), scales.items(), strict=True):
+            for place, (kind, label) in enumerate((("activations", "of outputs"), ("weights", "of weights"))):
+                counts = exponent_counts([layer[kind] for layer in found["layers"] if layer[kind]])
+                xs = [exponent + math.log2(scale) for exponent in counts]
+                total, flushed = (
+                    sum(counts.values()),
+                    sum(n for x, n in zip(xs, counts.values(), strict=True) if x < -25),
+                )
+                label = f"{label}: {flushed / total:.1%} flushed"
+                axes.bar([x + 0.3 + 0.4 * place for x in xs], [n / total for n in counts.values()], 0.4, label=label)
             for start, end, color in zones:
                 axes.axvspan(start, end, color=color, alpha=0.1, lw=0, zorder=0)
-            axes.set_title(chart["title"], loc="left", fontsize=9)
-            axes.set(yscale="log", ylim=(1e-6, 1), ylabel=chart["y_label"])
+            axes.set_title(f"Gradients {title}", loc="left", fontsize=9)
+            axes.set(yscale="log", ylim=(1e-6, 1), ylabel="share of all values")
             axes.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.98))
-        axes.set(xlabel=f"{charts[0]['x_label']}; in float16 red is 0, yellow has fewer digits, violet is inf")
+        axes.set(xlabel="exponent: magnitudes from 2^x on; in float16 red is 0, yellow has fewer digits, violet is inf")
         text = StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return text.getvalue()
+
+
+def exponent_counts(gradients: list[dict[str, Any]]) -> dict[int, int]:
+    """Return the gradients in float16 by exponent, those of all layers together."""
+    counts = Counter[int]()
+    for each in gradients:
+        if each["dtype"] == "float16":
+            counts.update({int(exponent): n for exponent, n in each["histogram"].items()})
+    return dict(sorted(counts.items()))
 
 
 def speed_picture(report: dict[str, Any]) -> str:

@@ -246,7 +246,7 @@ def diagnose(
     y: Any = None,
     sample_weight: Any = None,
     *,
-    at_steps: Sequence[int] = (0,),
+    after_steps: int = 0,
     batches: int = 8,
     epochs: int = 1,
     batch_size: int | None = None,
@@ -257,11 +257,11 @@ def diagnose(
     """Ranges of the gradients, the safe window of scales, the recommended scale: `.recommended`, `.window`, `.layers`.
 
     `model` is compiled, and its data are those of Keras's `fit`. It stays as it is: copies of it are measured, under
-    `policy`, else in its own dtypes where it computes in float16, else under mixed_float16. `at_steps` are counts of
-    steps of training, 0 before the first, `batches` are measured at each, and `epochs` says how far it may be trained
-    where `at_steps` asks for that. ConfigError and DataError for what can't be measured.
+    `policy`, else in its own dtypes where it computes in float16, else under mixed_float16. `batches` of the
+    data are measured `after_steps` of training, for which it may be trained over `epochs`. ConfigError and DataError
+    for what can't be measured.
     """
-    least = {"batches": (batches, 1), "at_steps": (min(at_steps, default=-1), 0)}
+    least = {"batches": (batches, 1), "after_steps": (after_steps, 0)}
     if problems := [Problem(name, f"must be >= {low}.", value) for name, (value, low) in least.items() if value < low]:
         raise ConfigError(problems)
     from mpt_cli.diagnose.diagnosis import diagnose as examine
@@ -279,4 +279,4 @@ def diagnose(
     settings = given_settings(model, RunArguments(policy, loss_scale, tree=tree))
     program = given.ModelProgram(settings, given.copied_model(model, data, size), data, policy)
     say: Callable[[str], None] = (lambda text: None) if quiet else partial(print, flush=True)
-    return examine(program, program.prepare_backend(), ExaminationRequest(tuple(at_steps), batches), say)
+    return examine(program, program.prepare_backend(), ExaminationRequest(after_steps, batches), say)

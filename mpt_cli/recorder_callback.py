@@ -100,7 +100,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         on_unhealthy: what a broken health rule does: "stop" ends `fit`, "go_on" only says so.
         loss_scale: as in `mpt.fit`, for an optimizer that scales no loss yet.
         name: of the run, in runs/NAME/TIME; None for the model's.
-        settings: any other key of a configuration, as in {"trainer.log_every_steps": 10, "logger.tensorboard": True}.
+        settings: any other key of a configuration, as in {"trainer.log_every_steps": 10, "logger.console": "quiet"}.
 
     >>> import mpt_cli as mpt, numpy as np, tempfile
     >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])

@@ -32,10 +32,10 @@ from mpt_cli.settings.load import resolved_tree
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimizer, LossScaleSettings
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
 from mpt_cli.signals import format_end, signal_of
-from mpt_cli.telemetry.file_and_tracker_sinks import build_telemetry
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
 from mpt_cli.telemetry.record_types import Event, RunHeader, Scaling
 from mpt_cli.telemetry.run_state import EventTally
+from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 from mpt_cli.training.loss_and_optimizer import describe_scaling
 from mpt_cli.training.progress import Conclusion, Outcome, Stopwatch

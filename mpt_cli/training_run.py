@@ -33,9 +33,9 @@ from mpt_cli.settings.load import resolved_yaml
 from mpt_cli.settings.overrides import keys_given
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import ForcedEnd, at_forced_end
-from mpt_cli.telemetry.file_and_tracker_sinks import build_telemetry, check_logger
 from mpt_cli.telemetry.record_types import Summary
 from mpt_cli.telemetry.sink_interface import Sink, Telemetry
+from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
 from mpt_cli.training.run_from_settings import Program
 from mpt_cli.training.summary_and_exit_code import (
@@ -100,7 +100,6 @@ def train_program(
     a summary, also when a health rule, a signal or an error ends it: `exit_code` says how.
     """
     settings = program.settings
-    check_logger(settings.logger)
     earlier = find_run(settings)
     if earlier is not None:
         with earlier.lock():

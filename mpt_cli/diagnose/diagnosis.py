@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, log2
+from typing import Any
 
 from mpt_cli.diagnose.float32_examination import Examination, ExaminationRequest, ExaminedPoint
-from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
+from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial
 from mpt_cli.engine.backend import Platform
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision.gradients import SafeScales
@@ -25,24 +26,20 @@ FORWARD_FAULTS = (OVERFLOWED, VANISHED)
 class Diagnosis:
     """The answer.
 
-    `window` is safe at every point. It is None where nothing flows in float16, and empty where gradients drift out of
-    every window or no scale fits all layers. `keep_in_float32` are layers without which a scale was found: `points`,
-    `window`, `recommended` and `trials` are then of the model with these in float32. `highest_safe` is the power of two
-    that real float16 passes bear, None where none near the predicted one did; they were made at `verified_step`.
-    `layer_samples` are what such passes left of each layer at the scale found, and `faults` the layers that do not
-    train so as in float32: then no window is safe, and where values overflow in the forward pass no scale recommended.
-    `mended` are those that lost their outputs, which nothing does any more with `keep_in_float32`. `digits` is what
-    rounding leaves of the outputs of the model at the last point, None where that could not be had.
+    `keep_in_float32` are layers without which a scale was found: `point`, `recommended` and `trials` are then of the
+    model with these in float32. `highest_safe` is the power of two that real float16 passes bear, None where none near
+    the predicted one did. `layer_samples` are what such passes left of each layer at the scale found, and `faults` the
+    layers that do not train so as in float32: then no window is safe, and where values overflow in the forward pass no
+    scale recommended. `mended` are those that lost their outputs, which nothing does any more with `keep_in_float32`.
+    `digits` is what rounding leaves of the outputs of the model, None where that could not be had.
     """
 
     settings: Settings
     platform: Platform
     policy: PolicySettings
     batches: int
-    points: list[ExaminedPoint]
-    window: SafeScales | None
-    recommended: float | None
-    verified_step: int
+    point: ExaminedPoint
+    recommended: float | None = None
     keep_in_float32: list[str] = field(default_factory=list)
     trials: list[ScaleTrial] = field(default_factory=list)
     highest_safe: int | None = None
@@ -61,25 +58,18 @@ class Diagnosis:
         return self.policy.name == self.settings.policy.name
 
     @property
-    def loss_scale(self) -> float:
-        """Return the run's own scale at the first point, 1.0 without scaling."""
-        return self.points[0].loss_scale
-
-    @property
     def layers(self) -> list[LayerRange]:
-        """Return the layers at the first point."""
-        return self.points[0].layers
+        return self.point.layers
 
     @property
-    def verified_point(self) -> ExaminedPoint:
-        """Return the point with the lowest highest safe scale, at which scales were tried."""
-        return next(point for point in self.points if point.step == self.verified_step)
+    def window(self) -> SafeScales | None:
+        """Return the safe scales: None where nothing flows in float16, empty where no scale fits all layers."""
+        return self.point.window
 
     @property
     def trial_of_run(self) -> ScaleTrial | None:
-        """Return the trial of the run's own scale at the verified point; None where nothing was tried."""
-        scale = self.verified_point.loss_scale
-        return next((trial for trial in self.trials if trial.scale == scale), None)
+        """Return the trial of the run's own scale; None where nothing was tried."""
+        return next((trial for trial in self.trials if trial.scale == self.point.loss_scale), None)
 
     @property
     def is_well(self) -> bool:
@@ -101,12 +91,6 @@ class Diagnosis:
         bad = bad or (bool(self.trials) and self.highest_safe is None)
         return self.window is None or not (self.window.empty or bad)
 
-    @property
-    def drifts(self) -> bool:
-        """Return whether each point has a safe scale but no scale is safe at all of them."""
-        each = [point.window for point in self.points]
-        return self.window is not None and self.window.empty and not any(w is not None and w.empty for w in each)
-
 
 def diagnose(
     program: Program, platform: Platform, request: ExaminationRequest, say: Callable[[str], None]
@@ -121,22 +105,22 @@ def diagnose(
     if settings.phases:
         say(f"the first phase of {len(settings.phases)} is measured")
     examination = Examination(program, platform, request)
-    _check_steps(request, examination.parts)
-    for step in sorted({*request.at_steps}):
-        say(f"measuring {request.batches} batches at step {step}" + (" after training up to it" if step else ""))
-        examination.measure_at(step)
+    _check_step(request, examination.parts)
+    trained = f" after {request.after_steps} steps of training" if request.after_steps else ""
+    say(f"measuring {request.batches} batches{trained}")
+    examination.measure_at(request.after_steps)
     digits = examination.measure_digits()
     return replace(_with_layers_in_float32(examination, _verify(examination, [], say), say), digits=digits)
 
 
-def _check_steps(request: ExaminationRequest, parts: Assembly) -> None:
-    """Raise ConfigError where a step lies after the end of the run, or of its first phase."""
-    last, phases, steps = max(request.at_steps), parts.settings.phases, parts.total_steps
+def _check_step(request: ExaminationRequest, parts: Assembly) -> None:
+    """Raise ConfigError where the step lies after the end of the run, or of its first phase."""
+    phases, steps = parts.settings.phases, parts.total_steps
     if phases and parts.train_feed.steps is not None:
         steps = phases[0].epochs * parts.train_feed.steps
-    if steps is not None and last > steps:
+    if steps is not None and request.after_steps > steps:
         what = "the first phase" if phases else "the run"
-        raise ConfigError(Problem("--at-steps", f"must be at most the {steps} steps of {what}.", last))
+        raise ConfigError(Problem("--after-steps", f"must be at most the {steps} of {what}.", request.after_steps))
 
 
 def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
@@ -149,8 +133,8 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
     for _ in range(ROUNDS):
         lost = _first_lossy_layers(again)
         mended |= lost
-        more = [name for point in again.points for name in _layers_to_keep(examination, point)]
-        more = [name for name in (*more, *examination.layers_around([*lost], [*lost])) if name not in kept]
+        more = _layers_to_keep(examination, again.point) + examination.layers_around([*lost], [*lost])
+        more = [name for name in more if name not in kept]
         if not more:
             break
         kept += dict.fromkeys(more)
@@ -161,7 +145,7 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
 
 
 def _layers_to_keep(examination: Examination, point: ExaminedPoint) -> list[str]:
-    """Return the layers to keep in float32 at one point, and those that take an output whose gradient doesn't fit.
+    """Return the layers that no scale fits, and those that take an output whose gradient doesn't fit.
 
     That gradient is computed by the layer that takes the output, so it is lost as long as that one is in float16.
     """
@@ -189,20 +173,9 @@ def _first_lossy_layers(found: Diagnosis) -> dict[str, str]:
 
 def _verify(examination: Examination, kept: list[str], say: Callable[[str], None]) -> Diagnosis:
     """Try the recommended scale, one below and those around the edge on real float16 passes."""
-    settings, points, binding = examination.settings, examination.points(), examination.binding_point()
-    window = common_window([point.window for point in points])
-    found = Diagnosis(
-        settings,
-        examination.platform,
-        examination.policy,
-        examination.request.batches,
-        points,
-        window,
-        None,
-        binding.step,
-        kept,
-    )
-    predicted = binding.window if window is not None and window.empty else window
+    settings, point, batches = examination.settings, examination.point(), examination.request.batches
+    found = Diagnosis(settings, examination.platform, examination.policy, batches, point, keep_in_float32=kept)
+    predicted = point.window
     if predicted is None:
         return found
     recommended = recommended_scale(predicted, *scale_bounds(settings.loss_scale.rule))
@@ -211,7 +184,7 @@ def _verify(examination: Examination, kept: list[str], say: Callable[[str], None
     highest = verifier.highest_safe(predicted)
     if highest is not None and highest < predicted.highest_power:
         recommended = min(recommended, 2.0 ** (highest - 1))
-    for scale in (1.0, binding.loss_scale, recommended / 2, recommended):
+    for scale in (1.0, point.loss_scale, recommended / 2, recommended):
         verifier.try_scale(scale)
     trials, rows = [verifier.trials[scale] for scale in sorted(verifier.trials)], verifier.rows[recommended]
     found = replace(
@@ -258,7 +231,7 @@ def is_within(power: int, window: SafeScales | None) -> bool:
 
 def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
     """Return three sentences, with labels: what is wrong, what to set, how sure that is."""
-    keys = ", ".join(f"{'.'.join(path)}={value}" for path, value in config_keys(found).items())
+    keys = ", ".join(config_words(found))
     tried = next((trial for trial in found.trials if trial.scale == found.recommended), None)
     sure = "not tried in float16" if tried is None else f"tried in real float16 passes {trial_sentence(tried)}"
     none = "nothing: no loss scale is needed" if found.window is None else "no loss scale helps here"
@@ -281,7 +254,7 @@ def _finding(found: Diagnosis) -> str:
     if fault := next((fault for fault in FAULTS if fault in faults.values()), None):
         names = [layer for layer, its in faults.items() if its == fault]
         wrong = f"{layer_names(names)} {FAULTS[fault][0]}; {wrong}"
-    return f"{wrong} at step {found.verified_step}"
+    return f"{wrong} at step {found.point.step}"
 
 
 def layer_names(names: Iterable[str]) -> str:
@@ -298,23 +271,27 @@ def layer_names(names: Iterable[str]) -> str:
     return ", ".join(f"{group[0]} to {group[-1]}" if len(group) > 2 else ", ".join(group) for group in groups)
 
 
-def config_keys(found: Diagnosis) -> dict[tuple[str, ...], str]:
-    """Return the recommendation as keys with their values in YAML; a power of two is written as such."""
-    keys: dict[tuple[str, ...], str] = {}
-    keys.update({("policy", "overrides", name): "float32" for name in found.keep_in_float32})
-    if found.digits is not None:
-        keys.update({("policy", "overrides", name): "float32" for name in found.digits.remedy})
-    if found.recommended is not None:
-        rule = found.settings.loss_scale.rule
-        lowest, highest = scale_bounds(rule)
-        if not rule.scales:
-            keys["loss_scale", "mode"] = DynamicScale.mode
-        keys["loss_scale", "initial_scale"] = format_power(found.recommended)
-        if found.recommended > highest:
-            keys["loss_scale", "max_scale"] = format_power(found.recommended)
-        if found.recommended < lowest:
-            keys["loss_scale", "min_scale"] = format_power(found.recommended)
-    return keys
+def config_sections(found: Diagnosis) -> dict[str, dict[str, Any]]:
+    """Return the recommendation as sections of a recipe; a power of two is written as such."""
+    kept = [*found.keep_in_float32, *(found.digits.remedy if found.digits is not None else ())]
+    sections: dict[str, dict[str, Any]] = {"policy": {"overrides": dict.fromkeys(kept, "float32")}} if kept else {}
+    if found.recommended is None:
+        return sections
+    rule, scale = found.settings.loss_scale.rule, format_power(found.recommended)
+    lowest, highest = scale_bounds(rule)
+    keys = {
+        "mode": None if rule.scales else DynamicScale.mode,
+        "initial_scale": scale,
+        "max_scale": scale if found.recommended > highest else None,
+        "min_scale": scale if found.recommended < lowest else None,
+    }
+    return {**sections, "loss_scale": {name: value for name, value in keys.items() if value is not None}}
+
+
+def config_words(found: Diagnosis) -> list[str]:
+    """Return the recommendation as words of a command."""
+    sections = config_sections(found).items()
+    return [f"{section}.{name}={value}".replace("'", "") for section, keys in sections for name, value in keys.items()]
 
 
 def format_power(scale: float) -> str:

@@ -130,9 +130,9 @@ def _variables(model: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class ExaminationRequest:
-    """What to measure: after which steps, and on how many batches each time."""
+    """What to measure: after how many steps of training, and on how many batches."""
 
-    at_steps: tuple[int, ...] = (0,)
+    after_steps: int = 0
     batches: int = 8
 
 
@@ -164,7 +164,7 @@ class _Measurement:
 
 
 class Examination:
-    """Trains the run from point to point. The copy has weights of its own: training never notices it."""
+    """Trains the run and measures a copy of it. The copy has weights of its own: training never notices it."""
 
     def __init__(self, program: Program, platform: Platform, request: ExaminationRequest) -> None:
         assert program.settings.seed is not None
@@ -174,7 +174,6 @@ class Examination:
         if not computes_in_float16(self.parts.model):
             self.policy = replace(self.policy, name="mixed_float16")
         self._stepper = RunStepper(self.parts)
-        self._measured: list[_Measurement] = []
         self._build_examined()
         self._in_float32 = GradientPass(RangeCounter(self._examined, in_float32=True))
         self._consumers = self._in_float32.counter.probes.consumers
@@ -187,10 +186,9 @@ class Examination:
         batches = self._stepper.peek_batches(self.request.batches)
         counted = add_up([self._in_float32(batch) for batch in batches])
         _check_finite(counted, step)
-        if not self._measured:
-            self._trace_examined(batches[0])
+        self._trace_examined(batches[0])
         scale = float(self.parts.optimizer.loss_scale) if self.parts.scaling.scales else 1.0
-        self._measured.append(_Measurement(step, scale, counted, batches, weights))
+        self._measured = _Measurement(step, scale, counted, batches, weights)
 
     def measure_digits(self) -> LostDigits | None:
         """Measure what half precision leaves of the outputs, in the run's own model where it has half precision.
@@ -200,21 +198,18 @@ class Examination:
         model = self.parts.model if is_rounded(self.parts.model) else self._examined
         return measure_digits(model, self._stepper.peek_batches(1)[0])
 
-    def points(self) -> list[ExaminedPoint]:
-        """Return what was measured so far, with the dtypes of the model as it is examined now."""
-        return [self._point(measured) for measured in self._measured]
-
-    def binding_point(self) -> ExaminedPoint:
-        """Return the point with the lowest highest safe scale."""
-        return self._point(self._binding())
+    def point(self) -> ExaminedPoint:
+        """Return what was measured, with the dtypes of the model as it is examined now."""
+        measured = self._measured
+        layers = layer_ranges(self.places, self._in_float16.counter.probes, measured.counted)
+        return ExaminedPoint(measured.step, measured.counted.loss, measured.loss_scale, layers)
 
     def keep_in_float32(self, names: Sequence[str]) -> None:
         """Examine the model with these layers in float32 from now on."""
-        binding = self._binding()
         self.policy = replace(self.policy, overrides={**self.policy.overrides, **dict.fromkeys(names, "float32")})
         self._build_examined()
-        put_weights(self._examined, binding.weights)
-        self._trace_examined(binding.batches[0])
+        put_weights(self._examined, self._measured.weights)
+        self._trace_examined(self._measured.batches[0])
 
     def layers_around(self, names: Sequence[str], sent_back: Sequence[str]) -> list[str]:
         """Return the layers among `names`, those that take an output of `sent_back`, and those next to their plain
@@ -236,25 +231,13 @@ class Examination:
         return [name_of(parts[index]) for index in sorted(around) if isinstance(parts[index], keras.Layer)]
 
     def verifier(self) -> Verifier:
-        """Return a verifier that tries scales with the weights and batches of the binding point."""
-        binding = self._binding()
-        put_weights(self._examined, binding.weights)
-        return Verifier(self._in_float16, binding.batches, self.places, binding.counted)
+        """Return a verifier that tries scales with the weights and batches that were measured."""
+        put_weights(self._examined, self._measured.weights)
+        return Verifier(self._in_float16, self._measured.batches, self.places, self._measured.counted)
 
     @property
     def places(self) -> RangeMap:
         return RangeMap.of(self._examined, self._in_float16.counter.probes)
-
-    def _binding(self) -> _Measurement:
-        def highest(measured: _Measurement) -> int:
-            window = self._point(measured).window
-            return 128 if window is None else window.highest_power
-
-        return min(self._measured, key=highest)
-
-    def _point(self, measured: _Measurement) -> ExaminedPoint:
-        layers = layer_ranges(self.places, self._in_float16.counter.probes, measured.counted)
-        return ExaminedPoint(measured.step, measured.counted.loss, measured.loss_scale, layers)
 
     def _build_examined(self) -> None:
         self._examined = build_copy(self.program, self.policy, self.parts.data)

@@ -134,9 +134,9 @@ class ObservedTensor:
 class OverflowDiagnosis:
     """The step again. `observed` are in the order of time; `first` is the one that was not finite first.
 
-    `overflowed_again`: the step overflowed when it was trained again as the run had trained it. `in_run_mode`: the
-    probes saw it compiled like the run, else with float16 rounded everywhere. `bad_weights` and `bad_inputs` say what
-    was not finite before the step computed anything. `own_step_of` is the class of a model with a step of its own.
+    `overflowed_again`: the step overflowed when it was trained again as the run had trained it. `bad_weights` were not
+    finite before the step, `largest_input` is the largest magnitude of its batch, nan where it holds nan. `own_step_of`
+    is the class of a model with a step of its own.
     """
 
     replayed: ReplayedRun
@@ -144,9 +144,7 @@ class OverflowDiagnosis:
     loss: float
     loss_scale: float
     observed: Sequence[ObservedTensor]
-    in_run_mode: bool
     bad_weights: list[str]
-    bad_inputs: bool
     largest_input: float
     own_step_of: str | None = None
 
@@ -185,24 +183,14 @@ def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
     restore_state(model, state)
     bad_weights = [v.path for v in weights_of(model) if not np.isfinite(_on_host(v.value)).all()]
     own = type(model).__name__ if has_custom_train_step(model) else None
-    loss, observed, in_run_mode = _run_with_probes(replayed, batch) if own is None else (nan, [], True)
-    numbers = [_on_host(x) for x in keras.tree.flatten(batch.x) if _is_number(x)]
-    return OverflowDiagnosis(
-        replayed,
-        again,
-        loss,
-        scale,
-        observed,
-        in_run_mode,
-        bad_weights,
-        not all(np.isfinite(x).all() for x in numbers),
-        max((float(np.abs(x).max()) for x in numbers), default=0.0),
-        own,
-    )
+    loss, observed = _run_with_probes(replayed, batch) if own is None else (nan, [])
+    magnitudes = [np.abs(_on_host(x)).max() for x in keras.tree.flatten(batch.x) if _is_number(x)]
+    largest_input = float(np.max(magnitudes, initial=0.0))
+    return OverflowDiagnosis(replayed, again, loss, scale, observed, bad_weights, largest_input, own)
 
 
-def _run_with_probes(replayed: ReplayedRun, batch: Any) -> tuple[float, list[ObservedTensor], bool]:
-    """Return the loss, what the probes saw, and whether that was compiled as in the run.
+def _run_with_probes(replayed: ReplayedRun, batch: Any) -> tuple[float, list[ObservedTensor]]:
+    """Return the loss and what the probes saw.
 
     Where everything is finite when compiled like the run, look again with every operation rounded to float16.
     """
@@ -215,7 +203,7 @@ def _run_with_probes(replayed: ReplayedRun, batch: Any) -> tuple[float, list[Obs
         observed = [*_forward(counter.probes, ranges), *_backward(model, counter.probes, ranges)]
         if first_non_finite(observed, isfinite(ranges.loss)) is not None:
             break
-    return ranges.loss, observed, jit_compile == parts.jit_compile
+    return ranges.loss, observed
 
 
 def first_non_finite(observed: Sequence[ObservedTensor], loss_is_finite: bool) -> ObservedTensor | None:
@@ -293,10 +281,8 @@ CAST_LIMIT = 65520.0  # from here on a cast to float16 gives inf
 
 
 def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> dict[str, Any]:
-    """Return the content of diagnosis.json.
-
-    `layer` is None where none could be named; `sightings` are all tensors in time order; `remedies` are those tried,
-    the best first.
+    """Return the content of diagnosis.json: `layer` is None where none could be named, `remedies` are those tried, the
+    best first.
     """
     first = found.first
     return {
@@ -307,7 +293,6 @@ def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) ->
         "step": found.overflow.step,
         "replayed_from_step": found.replayed.from_step,
         "overflowed_again": found.overflowed_again,
-        "seen_as_compiled_in_the_run": found.in_run_mode,
         "loss": found.loss,
         "loss_scale": found.loss_scale,
         "loss_scale_in_the_run": found.overflow.scale_before,
@@ -315,10 +300,9 @@ def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) ->
         "first": None if first is None else asdict(first),
         "before": [asdict(seen) for seen in found.before],
         "bad_weights": found.bad_weights,
-        "bad_inputs": found.bad_inputs,
+        "largest_input": found.largest_input,
         "explanation": [text for _, text in overflow_sentences(found, trials)],
         "remedies": [trial.as_dict() for trial in trials],
-        "sightings": [asdict(seen) for seen in found.observed],
     }
 
 
@@ -340,19 +324,12 @@ def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) 
 
 
 def _step_sentence(found: OverflowDiagnosis) -> str:
-    replayed, overflow = found.replayed, found.overflow
-    scale, scale_then = format_scale(found.loss_scale), format_scale(overflow.scale_before)
-    return "".join(
-        [
-            f"{overflow.step} of {replayed.run.path}, trained again from step {replayed.from_step}, loss scale {scale}",
-            f" of {overflow.optimizer}" if overflow.optimizer else "",
-            "" if found.own_step_of else f", loss {format_number(found.loss)}",
-            f": it {'overflowed' if found.overflowed_again else 'did NOT overflow'} again",
-            ""
-            if scale == scale_then
-            else f". In the run the loss scale was {scale_then}, so this training is not the same",
-        ]
-    )
+    replayed, overflow, scale = found.replayed, found.overflow, format_scale(found.loss_scale)
+    what = f"{overflow.step} of {replayed.run.path}, trained again from step {replayed.from_step}"
+    loss = "" if found.own_step_of else f", loss {format_number(found.loss)}"
+    then = f" (in the run {format_scale(overflow.scale_before)})" if found.loss_scale != overflow.scale_before else ""
+    ending = "overflowed" if found.overflowed_again else "did NOT overflow"
+    return f"{what}, loss scale {scale}{then}{loss}: it {ending} again"
 
 
 def _layer_sentences(found: OverflowDiagnosis) -> Iterator[str]:
@@ -360,29 +337,18 @@ def _layer_sentences(found: OverflowDiagnosis) -> Iterator[str]:
     if first is None:
         yield _unseen_sentence(found)
         return
-    counts = ", ".join(f"{n} {name}" for n, name in ((first.infs, "inf"), (first.nans, "nan")) if n)
-    made = ", ".join(filter(None, [first.kind, first.dtype]))
-    yield f"{first.part} ({made}): {_place_phrase(first)} holds {counts}"
+    yield f"{first.part} ({first.kind}): {_place_phrase(first)} holds {first.infs} inf and {first.nans} nan"
     if first is next(seen for seen in found.observed if seen.phase == first.phase):
-        yield _origin_sentence(found, first)
-    if not found.in_run_mode:
-        yield "found by rounding to float16 after every operation; compiled as in the run, the probes saw no overflow"
+        yield f"no layer caused it: {_origin(found, first)}"
 
 
-def _origin_sentence(found: OverflowDiagnosis, first: ObservedTensor) -> str:
-    """Return the cause where the first bad tensor comes from outside the layers: from the data or from the loss."""
+def _origin(found: OverflowDiagnosis, first: ObservedTensor) -> str:
+    """Return where the first bad tensor comes from when that is no layer: from the loss or from the data."""
     if first.phase == BACKWARD:
-        cause = (
-            f"the loss is finite, its gradient times the loss scale {format_scale(found.loss_scale)} is not"
-            if isfinite(found.loss)
-            else "the loss itself is not finite"
-        )
-        return f"no layer caused it: it comes from the loss. {cause}"
-    if found.bad_inputs:
-        return "no layer caused it: the batch itself holds nan or inf"
-    if found.largest_input >= CAST_LIMIT:
-        return f"inputs reach {found.largest_input:.6g}, and float16 ends at 65504: the cast to float16 makes them inf"
-    return "no layer caused it: the input was already not finite"
+        return f"it comes from the loss, {found.loss:.6g}, times the loss scale {format_scale(found.loss_scale)}"
+    if found.largest_input < CAST_LIMIT:
+        return "its input was already not finite"
+    return f"the batch reaches {found.largest_input:.6g}, and float16 ends at 65504"
 
 
 def _unseen_sentence(found: OverflowDiagnosis) -> str:

@@ -1,14 +1,12 @@
-"""What a diagnosis says and shows: sentences, lines of a configuration, JSON, a table of the layers, and a page.
+"""What a diagnosis says and shows: sentences, lines of a configuration, JSON, and a table of the layers.
 
-The JSON is the contract of `mpt diagnose --json` and of diagnosis.json. The page shows gradient magnitudes over
-exponents, as figure 3 of Micikevicius et al. 2018: without scaling, and at the recommended scale.
+The JSON is the contract of `mpt diagnose --json` and of diagnosis.json.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import yaml
 from rich.console import Console
 from rich.text import Text
@@ -16,13 +14,12 @@ from rich.text import Text
 from mpt_cli.diagnose.diagnosis import (
     FAULTS,
     Diagnosis,
-    config_keys,
+    config_sections,
     format_window,
     layer_names,
     lead_sentences,
     trial_sentence,
 )
-from mpt_cli.diagnose.float32_examination import ExaminedPoint
 from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, power_of_two_below
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
@@ -32,17 +29,14 @@ from mpt_cli.precision.gradients import (
     share_flushed,
     share_subnormal,
 )
-from mpt_cli.report.page import render_page
-from mpt_cli.report.picture import Curve, Picture
-from mpt_cli.report.tables import PageTable, TableColumn, print_labelled, print_table
+from mpt_cli.report.tables import TableColumn, print_labelled, print_table
 from mpt_cli.samples.probes import Counts
-from mpt_cli.telemetry.colors import distinct_style
 from mpt_cli.telemetry.format import format_fraction, format_scale
 
 
 def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     """Return rows of label and text, the most important first."""
-    rows = [*lead_sentences(found), ("examined", _examined(found)), *_drift(found), ("safe", _safe(found))]
+    rows = [*lead_sentences(found), ("examined", _examined(found)), ("safe", _safe(found))]
     if found.keep_in_float32:
         rows.append(
             ("float32", "no scale fits all layers as they are. Keep in float32: " + ", ".join(found.keep_in_float32))
@@ -59,34 +53,20 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
 
 def config_lines(found: Diagnosis) -> list[str]:
     """Return the YAML that a recipe needs for the recommendation."""
-    tree: dict[str, Any] = {}
-    for (*sections, name), value in config_keys(found).items():
-        section = tree
-        for part in sections:
-            section = section.setdefault(part, {})
-        section[name] = value
-    return yaml.safe_dump(tree, sort_keys=False, width=1000).splitlines() if tree else []
+    sections = config_sections(found)
+    return yaml.safe_dump(sections, sort_keys=False, width=1000).splitlines() if sections else []
 
 
 def _examined(found: Diagnosis) -> str:
-    steps = ", ".join(str(point.step) for point in found.points)
     what = f"{found.settings.recipe} under {found.policy.name}"
     if not found.examines_run_policy:
         what += f" (the run's own {found.settings.policy.name} has no float16)"
-    return f"{what}, compared with float32 at the same weights, on {found.batches} batches at step {steps}"
-
-
-def _drift(found: Diagnosis) -> Iterator[tuple[str, str]]:
-    if len(found.points) > 1:
-        for point in found.points:
-            yield "drift", f"step {point.step}: loss {point.loss:.4g}, safe scales {format_window(point.window)}"
+    return f"{what}, compared with float32 at the same weights, on {found.batches} batches at step {found.point.step}"
 
 
 def _safe(found: Diagnosis) -> str:
     if found.window is None:
         return "any scale: no gradient is in float16"
-    if found.drifts:
-        return "no scale is safe at all of these steps: gradients drift, so let the scale move (loss_scale=dynamic)"
     if found.window.empty:
         return "no scale: each overflows or flushes something, and keeping layers in float32 does not help"
     if not found.is_safe:
@@ -104,12 +84,11 @@ def _faults(found: Diagnosis) -> Iterator[str]:
 
 
 def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
-    """Return everything that was found. Scales are plain numbers; windows also have their powers of two.
+    """Return everything that was found. Scales are plain numbers.
 
-    `layers` are those of the first point, `points` has them all, with the gradients of outputs and weights counted by
-    their magnitudes. A layer whose gradients flow in another dtype than float16 has no window.
+    `layers` have the gradients of outputs and weights counted by their magnitudes. A layer whose gradients flow in
+    another dtype than float16 has no window.
     """
-    points = [_point_content(point) for point in found.points]
     return {
         "status": "ok",
         "kind": "loss_scale",
@@ -119,14 +98,14 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
         "policy": found.policy.name,
         "run_policy": found.settings.policy.name,
         "batches": found.batches,
-        "loss_scale": found.loss_scale,
+        "step": found.point.step,
+        "loss": found.point.loss,
+        "loss_scale": found.point.loss_scale,
         "recommended_initial_scale": found.recommended,
         "safe_window": _window_content(found.window, found.is_safe),
-        "drifts": found.drifts,
         "keep_in_float32": found.keep_in_float32,
         "config": config_lines(found),
         "verification": {
-            "step": found.verified_step,
             "forward_overflows": found.forward_overflows,
             "layers": [{**vars(row), "predicted_flushed": row.predicted_flushed} for row in found.layer_samples],
             "faults": found.faults,
@@ -136,22 +115,16 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
         },
         "digits": None if found.digits is None else found.digits._asdict(),
         "advice": [text for _, text in sentences(found)],
-        "layers": points[0]["layers"],
-        "points": points,
+        "layers": [
+            {
+                **vars(layer),
+                "safe_window": _window_content(layer.window),
+                "activations": _gradients_content(layer.activations),
+                "weights": _gradients_content(layer.weights),
+            }
+            for layer in found.layers
+        ],
     }
-
-
-def _point_content(point: ExaminedPoint) -> dict[str, Any]:
-    layers = [
-        {
-            **vars(layer),
-            "safe_window": _window_content(layer.window),
-            "activations": _gradients_content(layer.activations),
-            "weights": _gradients_content(layer.weights),
-        }
-        for layer in point.layers
-    ]
-    return {**vars(point), "safe_window": _window_content(point.window), "layers": layers}
 
 
 def _gradients_content(found: GradientCounts | None) -> dict[str, Any] | None:
@@ -165,9 +138,8 @@ def _gradients_content(found: GradientCounts | None) -> dict[str, Any] | None:
 def _window_content(window: SafeScales | None, is_safe: bool = True) -> dict[str, Any] | None:
     if window is None:
         return None
-    lowest, highest = window.lowest_power, window.highest_power
-    scales = {"lowest_scale": 2.0**lowest, "highest_scale": 2.0**highest}
-    return {"lowest_power": lowest, "highest_power": highest, **scales, "is_empty": window.empty or not is_safe}
+    scales = {"lowest_scale": 2.0**window.lowest_power, "highest_scale": 2.0**window.highest_power}
+    return {**scales, "is_empty": window.empty or not is_safe}
 
 
 LEAD_ROWS = 3  # sentences, before the table
@@ -175,34 +147,29 @@ LEGEND = """max 2^: exponent of the largest gradient; ×S: share flushed to zero
 subnormal: share below 2^-14 at the run's scale, where bits are lost"""
 
 
-def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) -> None:
-    """Print three sentences, the layers at the step that limits the scale, then the rest."""
+def print_diagnosis(found: Diagnosis, file: str, console: Console) -> None:
+    """Print three sentences, the layers, then the rest."""
     told = sentences(found)
-    print_labelled([*told[:LEAD_ROWS], *(("file", file) for file in files)], console)
-    point = found.verified_point
-    console.out(f"step {point.step}: gradients of outputs or weights, whichever are worse", highlight=False)
-    print_table(
-        _columns(found, point),
-        point.layers,
-        console,
-        lambda layer: "red" * _has_no_scale(layer),
-    )
+    print_labelled([*told[:LEAD_ROWS], ("file", file)], console)
+    console.out(f"step {found.point.step}: gradients of outputs or weights, whichever are worse", highlight=False)
+    print_table(_columns(found), found.layers, console, _row_style)
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     print_labelled([*told[LEAD_ROWS:], *(("config", line) for line in config_lines(found))], console)
 
 
-def _has_no_scale(layer: LayerRange) -> bool:
-    return layer.window is not None and layer.window.empty
+def _row_style(layer: LayerRange) -> str:
+    return "red" if layer.window is not None and layer.window.empty else ""
 
 
-def _columns(found: Diagnosis, point: ExaminedPoint) -> list[TableColumn[LayerRange]]:
+def _columns(found: Diagnosis) -> list[TableColumn[LayerRange]]:
     """Return the columns, with shares without scaling, at the run's scale and at the recommended one, each once."""
-    scales = dict.fromkeys([1.0, point.loss_scale, *([found.recommended] if found.recommended else [])])
+    own = found.point.loss_scale
+    scales = dict.fromkeys([1.0, own, found.recommended or own])
     return [
         TableColumn("layer", lambda layer: layer.name, is_number=False),
         TableColumn("max 2^", _largest_cell),
         *(TableColumn(f"×{format_scale(scale)}", partial(_share_cell, share_flushed, scale)) for scale in scales),
-        TableColumn("subnormal", partial(_share_cell, share_subnormal, point.loss_scale)),
+        TableColumn("subnormal", partial(_share_cell, share_subnormal, own)),
         TableColumn("safe scales", _safe_cell),
     ]
 
@@ -220,54 +187,3 @@ def _share_cell(share: Callable[[Counts, float], float], scale: float, layer: La
 def _safe_cell(layer: LayerRange) -> str:
     is_float16 = any(g.is_float16 for g in layer.gradients)
     return format_window(layer.window) if is_float16 else layer.compute_dtype
-
-
-def diagnosis_page(found: Diagnosis) -> str:
-    """Return the page of a diagnosis: its sentences, the gradients over exponents, and the layers."""
-    (_, finding), *rows = sentences(found)
-    point = found.verified_point
-    caption = f"Gradients of outputs or weights at step {point.step}, whichever are worse"
-    return render_page(
-        "diagnosis.html",
-        f"Diagnosis of {found.settings.recipe}",
-        gradient_pictures(found),
-        finding=finding,
-        kind="good" if found.is_well else "warn",
-        rows=rows,
-        config="\n".join(config_lines(found)),
-        layers=PageTable(caption, _columns(found, point), point.layers, lambda layer: "bad" * _has_no_scale(layer)),
-        legend=LEGEND,
-    )
-
-
-def gradient_pictures(found: Diagnosis) -> list[Picture]:
-    """Return the gradients of the float16 layers over exponents: without scaling, and at the recommended scale."""
-    kinds = {"of outputs": _total(found, of_weights=False), "of weights": _total(found, of_weights=True)}
-    pictures = []
-    for scale in dict.fromkeys([1.0, found.recommended or 1.0]):
-        curves = []
-        for place, (name, counts) in enumerate(kinds.items()):
-            slots = np.flatnonzero(counts[:INFS])
-            shares = counts[slots] / max(counts.sum(), 1.0)
-            exponents = slots - EXPONENT_BIAS + np.log2(scale)
-            curves.append(Curve(shares_label(name, counts, scale), exponents, shares, distinct_style(place)))
-        title = "Gradients without scaling" if scale == 1 else f"Gradients at loss scale {format_scale(scale)}"
-        x_label = "exponent: magnitudes from 2^x up to 2^(x+1)"
-        pictures.append(Picture("gradients", title, "share of all values", curves, x_label, 10, note=FLOAT16_RANGE))
-    return pictures
-
-
-FLOAT16_RANGE = "float16 has zero below 2^-25, fewer digits from 2^-25 to 2^-14, and inf from 2^16."
-
-
-def _total(found: Diagnosis, of_weights: bool) -> Any:
-    """Return the counts of all layers at all points; only of those in float16, where there are any."""
-    every = [g for point in found.points for layer in point.layers for g in layer.gradients]
-    bound = [g for g in every if g.is_float16] or every
-    return sum((g.counts.astype(np.float64) for g in bound if g.of_weights == of_weights), np.zeros(ZEROS + 1))
-
-
-def shares_label(name: str, counts: Any, scale: float) -> str:
-    """Return the shares of the nonzero values that become zero or lose digits."""
-    flushed, subnormal = share_flushed(counts, scale), share_subnormal(counts, scale)
-    return f"{name}: {format_fraction(flushed)} flushed, {format_fraction(subnormal)} subnormal"

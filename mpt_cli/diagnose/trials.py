@@ -32,7 +32,7 @@ def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], No
     None are tried where the fault lies outside the layers; where the unchanged run continues well, it is the only
     trial.
     """
-    if found.layer is None or found.bad_weights or found.bad_inputs:
+    if found.layer is None or found.bad_weights or not isfinite(found.largest_input):
         return []
     is_rehearsal = found.replayed.parts.settings.fault.kind != "none"
     if is_rehearsal or not steps:

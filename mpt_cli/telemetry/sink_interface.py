@@ -213,7 +213,6 @@ class TelemetryFiles:
     events_jsonl = File("events.jsonl")
     layers_jsonl = File("layers.jsonl")  # only where what float16 loses was sampled
     console_log = File("console.log")
-    tensorboard = File("tensorboard")
 
 
 FLUSH_SECONDS = 1.0  # how old a line may get before it is in the file

@@ -256,8 +256,10 @@ def configure_diagnose(parser: Parser) -> None:
     parser.add_argument("--step", type=int, metavar="N", help="of a run: the step; default: the last overflow")
     parser.add_argument("--out", metavar="DIR", help="where the files go; default: runs/… or the run")
     add_json(parser)
-    parser.more.add_argument("--at-steps", metavar="N,N…", help="measure after these steps of training; default: 0")
-    parser.more.add_argument("--batches", type=int, metavar="N", help="batches to measure at each step; default: 8")
+    parser.more.add_argument(
+        "--after-steps", type=int, metavar="N", help="measure after so many steps of training; default: 0"
+    )
+    parser.more.add_argument("--batches", type=int, metavar="N", help="batches to measure; default: 8")
     parser.more.add_argument(
         "--trial-steps",
         type=int,
@@ -269,11 +271,11 @@ def configure_diagnose(parser: Parser) -> None:
   mpt diagnose conf=digits_mlp policy=mixed_float16
   mpt diagnose runs/overflow/RUN                  the layer that overflowed last"""
     parser.notes = """more examples:
-  mpt diagnose conf=underflow loss_scale=none --at-steps 0,100,400
+  mpt diagnose conf=underflow loss_scale=none --after-steps 100
   mpt diagnose conf=digits_resnet backend=jax --json > diagnosis.json
   mpt diagnose runs/overflow/RUN --step 7         the layer that overflowed at that step
 
-It writes runs/RECIPE/diagnose-TIME-ID/ with diagnosis.json and diagnosis.html."""
+It writes runs/RECIPE/diagnose-TIME-ID/ with diagnosis.json."""
 
 
 def configure_plan(parser: Parser) -> None:

@@ -10,12 +10,11 @@ from mpt_cli.diagnose.preparation import diagnosis_directory, find_overflow, on_
 from mpt_cli.engine.backend import prepare_backend, set_import_variables
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem, printable_tree
 from mpt_cli.files import write_json
-from mpt_cli.report.page import write_page
 from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel
-from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
+from mpt_cli.settings.search_path import conf_override, recipe_paths, shell_command
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS
 from mpt_cli.training.run_from_settings import Program
@@ -27,8 +26,7 @@ TRIAL_STEPS = 20
 
 
 def run_diagnose(arguments: argparse.Namespace) -> int:
-    given = arguments.overrides
-    run_dirs = [text for text in given if "=" not in text.split("/")[0] and expanded(text).is_dir()]
+    run_dirs = [text for text in arguments.overrides if _is_run(text)]
     _check(arguments, run_dirs)
     stream = sys.stderr if arguments.json else sys.stdout  # of what is said on the way
     if run_dirs:
@@ -36,8 +34,12 @@ def run_diagnose(arguments: argparse.Namespace) -> int:
     return _diagnose_recipe(arguments, lambda text: say(text, stream))
 
 
+def _is_run(word: str) -> bool:
+    """Return whether a word is the path of a run: no override, and no recipe without its conf=."""
+    return "=" not in word.split("/")[0] and word[:1] != "~" and word not in recipe_paths()
+
+
 def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
-    steps = _read_steps(arguments.at_steps)
     settings, recipe = load_with_recipe(arguments.overrides)
     for note in recipe.notes:
         say(note)
@@ -48,17 +50,16 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
         platform = prepare_backend(settings)  # chooses the backend: before anything that imports Keras
         from mpt_cli.diagnose.diagnosis import diagnose
         from mpt_cli.diagnose.float32_examination import ExaminationRequest
-        from mpt_cli.diagnose.report import diagnosis_content, diagnosis_page, print_diagnosis
+        from mpt_cli.diagnose.report import diagnosis_content, print_diagnosis
 
-        found = diagnose(Program(settings), platform, ExaminationRequest(steps, arguments.batches or 8), say)
+        request = ExaminationRequest(arguments.after_steps or 0, arguments.batches or 8)
+        found = diagnose(Program(settings), platform, request, say)
         content = {**diagnosis_content(found), "directory": str(directory)}
-        write_page(directory / "diagnosis.html", diagnosis_page(found))
         write_json(directory / DIAGNOSIS, content)
-        files = sorted(map(str, directory.iterdir()))
     if arguments.json:
         print_json(content)
     else:
-        print_diagnosis(found, files, PrintableConsole(sys.stdout))
+        print_diagnosis(found, str(directory / DIAGNOSIS), PrintableConsole(sys.stdout))
     return OK
 
 
@@ -82,9 +83,9 @@ def _report_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, ar
 
 
 def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
-    problems = _missing_directories(arguments.overrides)
+    problems = []
     for_runs = {"--step": arguments.step, "--trial-steps": arguments.trial_steps}
-    for_recipes = {"--at-steps": arguments.at_steps, "--batches": arguments.batches}
+    for_recipes = {"--after-steps": arguments.after_steps, "--batches": arguments.batches}
     for name, value in (for_recipes if run_dirs else for_runs).items():
         if value is not None:
             own = f"a recipe: {_diagnose_command(run_dirs[0])}" if run_dirs else ""
@@ -94,34 +95,13 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
         others = [text for text in arguments.overrides if text != run_dirs[0]]
         problems.append(Problem("RUN_DIR", "must be given alone: a run has its own configuration.", " ".join(others)))
     problems += minimum_problems(1, batches=arguments.batches, step=arguments.step)
-    problems += minimum_problems(0, trial_steps=arguments.trial_steps)
+    problems += minimum_problems(0, trial_steps=arguments.trial_steps, after_steps=arguments.after_steps)
     if problems:
         raise ConfigError(problems)
 
 
 def _diagnose_command(run_dir: str) -> str:
     return shell_command("diagnose", conf_override(Path(run_dir) / "config.yaml"))
-
-
-def _missing_directories(given: list[str]) -> list[Problem]:
-    """Return a problem for each word that can only be a run directory and does not exist."""
-    if any(text.startswith("conf=") for text in given):
-        return []
-    bare = [text for text in given if "=" not in text and text[:1] != "~" and text not in recipe_paths()]
-    remedy = "A configuration is given as conf=RECIPE or conf=path/to/own.yaml."
-    return [Problem(text, "there is no such directory.", None, remedy) for text in bare if not expanded(text).exists()]
-
-
-def _read_steps(text: str | None) -> tuple[int, ...]:
-    """
-    >>> _read_steps("0,100"), _read_steps(None)
-    ((0, 100), (0,))
-    """
-    steps = [step.strip() for step in (text or "0").split(",")]
-    if not all(step.isdigit() for step in steps):
-        rule = "must be whole numbers with commas between them, as in 0,100,500."
-        raise ConfigError(Problem("--at-steps", rule, text))
-    return tuple(sorted({int(step) for step in steps}))
 
 
 def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> int:

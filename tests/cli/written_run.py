@@ -10,8 +10,8 @@ from mpt_cli.files import write_atomic
 from mpt_cli.precision import DynamicScale
 from mpt_cli.runs.directory import RunDirectory, write_summary
 from mpt_cli.settings.schema import LoggerSettings
-from mpt_cli.telemetry.file_and_tracker_sinks import build_telemetry
 from mpt_cli.telemetry.record_types import Event, RunHeader, Scaling, Snapshot, Summary
+from mpt_cli.telemetry.sinks import build_telemetry
 
 STEPS, QUIET = 10, LoggerSettings(console="quiet")
 

@@ -34,8 +34,6 @@ def test_where_no_scale_fits_the_layers_to_keep_in_float32_are_named_in_every_ou
     assert re.search(r"config +loss_scale:\nconfig +initial_scale: 2\*\*\d+\n", out)
     [directory] = Path("runs/digits_mlp").iterdir()
     assert directory.name.startswith("diagnose-")
-    assert {path.name for path in directory.iterdir()} == {"diagnosis.json", "diagnosis.html"}
-    assert "Gradients at loss scale" in (directory / "diagnosis.html").read_text()
 
     content = json.loads((directory / "diagnosis.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert (content["schema_version"], content["kind"], content["status"]) == (1, "loss_scale", "ok")
@@ -54,7 +52,7 @@ def test_where_no_scale_fits_the_layers_to_keep_in_float32_are_named_in_every_ou
 
 
 REFUSED = [
-    (["conf=digits_mlp", "--at-steps", "0,x"], 2, "--at-steps: must be whole numbers with commas between them"),
+    (["conf=digits_mlp", "--after-steps", "-1"], 2, "--after-steps: must be >= 0. Received: -1."),
     (["conf=digits_mlp", "--batches", "0"], 2, "--batches: must be >= 1. Received: 0."),
     (["conf=digits_mlp", "--step", "3"], 2, "--step: must be given with a run directory: mpt diagnose RUN_DIR."),
     (["conf=digits_mpl"], 2, "must name a recipe"),
@@ -63,7 +61,7 @@ REFUSED = [
     (["full", "seed=1"], 2, "RUN_DIR: must be given alone: a run has its own configuration. Received: 'seed=1'."),
     (["full", "--trial-steps", "-1"], 2, "--trial-steps: must be >= 0. Received: -1."),
     (["full", "--batches", "2"], 2, "must be given with a recipe: mpt diagnose conf=full/config.yaml."),
-    (["nowhere"], 2, "nowhere: there is no such directory. A configuration is given as conf=RECIPE or conf=path"),
+    (["nowhere"], 3, "run directory nowhere does not exist"),
     (["digits_mlp"], 2, "digits_mlp: must be of the form key=value. Write conf=digits_mlp."),
 ]
 

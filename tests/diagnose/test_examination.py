@@ -46,17 +46,17 @@ PHASES = "~trainer.epochs", "phases=[{epochs: 1, freeze: [head]}, {epochs: 2, un
 
 
 @only_on("tensorflow")
-def test_gradients_of_several_steps_of_the_first_phase_have_a_point_each_and_one_window():
-    found = diagnosed("sequential", *PHASES, "optimizer.learning_rate=3e3", at_steps=(0, 20), batches=1)
-    trained = [layer.name.rpartition("/")[2] for layer in found.layers if layer.weights is not None]
+def test_the_first_phase_is_measured_at_the_start_or_after_steps_of_training():
+    first, later = (
+        diagnosed("sequential", *PHASES, "optimizer.learning_rate=3e3", after_steps=steps, batches=1)
+        for steps in (0, 20)
+    )
+    trained = [layer.name.rpartition("/")[2] for layer in later.layers if layer.weights is not None]
     assert trained == ["hidden"]
-    assert [point.step for point in found.points] == [0, 20] and found.points[1].loss < found.points[0].loss
-    assert found.window is not None
-    assert found.window.highest_power == min(p.window.highest_power for p in found.points if p.window)
-    assert found.verified_point.window.highest_power == found.window.highest_power
-    for words, last in ((PHASES, "23 steps of the first phase"), ((), "345 steps of the run")):
-        with pytest.raises(ConfigError, match=f"--at-steps: must be at most the {last}. Received: 400"):
-            diagnosed("sequential", *words, at_steps=(0, 400))
+    assert later.point.step == 20 and later.point.loss < first.point.loss and later.window != first.window
+    for words, last in ((PHASES, "23 of the first phase"), ((), "345 of the run")):
+        with pytest.raises(ConfigError, match=f"--after-steps: must be at most the {last}. Received: 400"):
+            diagnosed("sequential", *words, after_steps=400)
 
 
 def test_a_run_with_another_number_of_the_same_layers_keeps_its_names():

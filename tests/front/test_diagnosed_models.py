@@ -27,8 +27,8 @@ def test_the_scale_follows_the_gradients_of_the_model_and_the_model_stays_as_it_
     model = net()
     model.fit(X, Y, batch_size=16, verbose=0)
     before = [*map(np.array, (*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)))]
-    found = mpt.diagnose(model, X, Y, at_steps=(0, 3), **QUIET)
-    assert found.policy.name == "mixed_float16" and [point.step for point in found.points] == [0, 3]
+    found = mpt.diagnose(model, X, Y, after_steps=3, **QUIET)
+    assert found.policy.name == "mixed_float16" and found.point.step == 3
     assert [layer.name for layer in found.layers if layer.window is not None] == ["hidden"]
     assert found.window is not None and found.window.lowest_power <= np.log2(found.recommended)
     assert np.log2(found.recommended) < found.window.highest_power

@@ -8,9 +8,9 @@ from mpt_cli.errors import DataError
 from mpt_cli.telemetry import sink_interface
 from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import PlainConsole
-from mpt_cli.telemetry.file_and_tracker_sinks import console_sinks
 from mpt_cli.telemetry.record_types import Event
 from mpt_cli.telemetry.sink_interface import Sink, Telemetry
+from mpt_cli.telemetry.sinks import console_sinks
 
 
 def recorder(failure: Exception | None = None) -> Mock:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from strict import lines
 
-from mpt_cli.telemetry.file_and_tracker_sinks import JsonlSink
 from mpt_cli.telemetry.record_types import LayerSample
+from mpt_cli.telemetry.sinks import JsonlSink
 
 CONTRACT = ["step", "epoch", "loss", "learning_rate", "loss_scale", "scale_counter", "skipped_steps"]
 CONTRACT += ["consecutive_skips", "applied_steps", "examples_per_second"]

@@ -20,10 +20,10 @@ from mpt_cli.engine.step_batches import BatchPlan, Feed
 from mpt_cli.precision import DynamicScale
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import PhaseSettings, Settings, TrainerSettings
-from mpt_cli.telemetry.file_and_tracker_sinks import JsonlSink
 from mpt_cli.telemetry.health_and_verdict import HealthRules
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.telemetry.sink_interface import Telemetry
+from mpt_cli.telemetry.sinks import JsonlSink
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.checkpoint import collect_state, restore_state
 from mpt_cli.training.epoch_loop import Trainer

@@ -1,0 +1,97 @@
+"""The sinks of a run: metrics.jsonl and its like, the record other programs read, and the console.
+
+The files grow by whole lines alone, so that a killed run leaves them readable.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TextIO
+
+from mpt_cli.files import strict_json
+from mpt_cli.settings.schema import LoggerSettings
+from mpt_cli.telemetry.console import PrintableConsole
+from mpt_cli.telemetry.console.live import LiveConsole
+from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
+from mpt_cli.telemetry.record_types import Event, LayerSample, RunHeader, Snapshot, snapshot_fields
+from mpt_cli.telemetry.sink_interface import LineFile, Sink, Telemetry, TelemetryFiles
+from mpt_cli.version import SCHEMA_VERSION
+
+
+def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextIO | None = None) -> Telemetry:
+    """Build all sinks of a run. The console goes to `stream`, by default standard output (`--json` passes standard
+    error).
+    """
+    lines = JsonlSink(files.metrics_jsonl, files.events_jsonl, files.layers_jsonl)
+    return Telemetry([lines, ConsoleLog(files.console_log), *console_sinks(logger.console, stream or sys.stdout)])
+
+
+def console_sinks(mode: str, stream: TextIO) -> list[Sink]:
+    """Return the console; `auto` is live in a terminal that can move its cursor and show the characters, else plain."""
+    if mode == "quiet":
+        return []
+    if mode == "live" or (mode == "auto" and _is_live_terminal(stream)):
+        return [LiveConsole(PrintableConsole(stream, force_terminal=True))]
+    return [PlainConsole(StreamLines(stream))]
+
+
+def _is_live_terminal(stream: TextIO) -> bool:
+    dumb = os.environ.get("TERM", "").lower() in ("", "dumb", "unknown")
+    return stream.isatty() and not dumb and (stream.encoding or "").lower().replace("-", "") == "utf8"
+
+
+class JsonlSink(Sink):
+    """A line per snapshot, per event and, in a file made by the first, per `LayerSample`, every line with
+    `schema_version` and `attempt`.
+
+    In the file within a second; at once with every batch of events and at the end of an epoch.
+    """
+
+    def __init__(self, metrics_path: Path, events_path: Path, layers_path: Path) -> None:
+        self._metrics, self._events, self._layers = map(LineFile, (metrics_path, events_path, layers_path))
+        self._files = self._metrics, self._events, self._layers
+        self._common: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "attempt": 1}
+        self._started_at = time.monotonic()
+
+    def start(self, header: RunHeader) -> None:
+        self._metrics.open()
+        self._events.open()
+        self._common["attempt"] = header.attempt
+        self._started_at = time.monotonic()
+
+    def progress(self, step: int, epoch: int, phase: str) -> None:
+        self._metrics.poll()
+
+    def write_error(self) -> str | None:
+        return next(filter(None, (file.write_error for file in self._files)), None)
+
+    def flush(self) -> None:
+        for file in self._files:
+            file.flush()
+
+    def close(self) -> None:
+        with ExitStack() as stack:  # each, also where another fails
+            for file in reversed(self._files):
+                stack.callback(file.close)
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        seconds = round(time.monotonic() - self._started_at, 3)
+        self._add(self._metrics, {**snapshot_fields(snapshot), "seconds": seconds}, snapshot.epoch_end)
+
+    def events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            only_one = [name for name in ("optimizer", "phase") if getattr(event, name) is None]
+            self._add(self._events, {name: value for name, value in vars(event).items() if name not in only_one})
+        self._events.poll(now=True)
+
+    def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:
+        for layer in layers:
+            self._add(self._layers, {"step": step, "loss_scale": loss_scale, **vars(layer)})
+        self._layers.poll(now=True)
+
+    def _add(self, file: LineFile, fields: Mapping[str, Any], now: bool = False) -> None:
+        file.add(strict_json({**fields, **self._common}))
+        file.poll(now)
