@@ -76,9 +76,7 @@ def scale_picture(picture: Picture) -> str:
 
 
 def gradients_picture(found: dict[str, Any]) -> str:
-    """Return how many gradients of a diagnosis have which exponent, without scaling and at the scale that it found, with
-    what float16 makes of each.
-    """
+    """Return how many gradients have which exponent, without scaling and at the scale that a diagnosis found."""
     zones = ((-40, -25, "#d6336c"), (-25, -14, "#f2b705"), (-14, 16, "#2f9e44"), (16, 30, "#7048e8"))
     scales = {"without scaling": 1.0, "at the recommended scale": found["recommended_initial_scale"]}
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpt", "font.size": 9}):

@@ -10,11 +10,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any, ClassVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.runs.directory import RunDirectory, read_lines
+from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.expectations import known_values
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.load import load_settings
@@ -230,20 +229,7 @@ def format_rule(objective: Objective, margins: Sequence[float], seeds: int) -> s
     return f"{words}. {count_seeds(seeds).capitalize()} can't tell; --seeds {FEWEST_SEEDS} or more may."
 
 
-FEWEST_WINDOWS = 5  # lines of metrics.jsonl with a speed; of fewer, the mean of the run says more than their median
 SMALLEST_GAIN = 0.05  # a difference below this is none, however still the machine
-
-
-def step_seconds(metrics_jsonl: Path, mean_rate: float | None, batch_size: int) -> float | None:
-    """Return the seconds of a training step, compiling left out; None where nothing was timed.
-
-    They come from the median of the logged speeds, which a busy moment doesn't move, else from that of the whole run.
-    Of a script steps stand for the examples.
-    """
-    lines = (line for line in read_lines(metrics_jsonl) if not line.get("epoch_end"))
-    rates = [rate for line in lines if (rate := as_number(line.get("examples_per_second")))]
-    rate = statistics.median(rates) if len(rates) >= FEWEST_WINDOWS else mean_rate
-    return batch_size / rate if rate else None
 
 
 @dataclass(frozen=True)
@@ -378,17 +364,12 @@ def _entry(setup: Setup, results: list[JobResult]) -> Entry:
     label = ", ".join(
         value if key == "policy" else f"{key.removesuffix('.name')} {value}" for key, value in setup.overrides.items()
     )
-    times = {
-        job.job.overrides.get(SEED, ""): step_seconds(
-            job.run_dir / "metrics.jsonl",
-            job.number("examples_per_second") or job.number("steps_per_second"),
-            setup.batch_size,
-        )
+    seconds = {
+        job.job.overrides.get(SEED, ""): setup.batch_size / rate
         for job in own
-        if job.status == FINISHED
+        if job.status == FINISHED and (rate := job.number("examples_per_second") or job.number("steps_per_second"))
     }
-    known = {seed: seconds for seed, seconds in times.items() if seconds is not None}
-    return Entry(setup.overrides, own, policy=setup.policy, label=label or setup.policy, seconds=known)
+    return Entry(setup.overrides, own, policy=setup.policy, label=label or setup.policy, seconds=seconds)
 
 
 def _with_baseline(entry: Entry, entries: list[Entry], objective: Objective, tolerance: float | None) -> Entry:

@@ -1,4 +1,4 @@
-"""What a comparison says. In plain sentences: the verdict, why a narrower precision is no faster, and what to doubt.
+"""What a comparison says. In plain sentences: the verdict, and what to doubt.
 And what it leaves for readers: the table, results.json and report.html.
 """
 
@@ -19,11 +19,9 @@ from mpt_cli.compare.comparison import (
 )
 from mpt_cli.files import write_json
 from mpt_cli.report.history import read_histories
-from mpt_cli.report.page import run_link, write_page
-from mpt_cli.report.run_page import render_runs, run_pictures
+from mpt_cli.report.page import render_page, run_link, write_page
+from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
-from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.runs.provenance import known_environment, ran_on_cpu
 from mpt_cli.sweep.directory import NOT_RUN
 from mpt_cli.sweep.paired import FEWEST_SEEDS, MOST_SEEDS, RARE, count_seeds
 from mpt_cli.sweep.progress import Screen
@@ -33,24 +31,6 @@ from mpt_cli.telemetry.format import format_bytes, format_number, format_share, 
 
 def _baselines(found: Comparison) -> str:
     return ", ".join(dict.fromkeys(entry.baseline.label for entry in found.compared if entry.baseline))
-
-
-_CPU_FEATURES = {"bfloat16": ("avx512_bf16", "amx_bf16"), "float16": ("avx512_fp16", "amx_fp16")}
-
-
-def why_slow(entry: Entry) -> str:
-    """Return why a configuration is no faster, as far as the record of its run shows; empty where it does not."""
-    dtype = next((name for name in _CPU_FEATURES if name in entry.policy), None)
-    environment = known_environment(RunDirectory(entry.finished[0].run_dir))
-    known = (environment.get("machine") or {}).get("cpu_precision_features")
-    if (
-        dtype is None
-        or not ran_on_cpu(environment)
-        or not isinstance(known, list)
-        or {*known} & {*_CPU_FEATURES[dtype]}
-    ):
-        return ""
-    return f"The CPU has no instructions for {dtype} ({' or '.join(_CPU_FEATURES[dtype])})."
 
 
 def overall_sentence(found: Comparison) -> str:
@@ -171,12 +151,11 @@ def _entry_sentence(found: Comparison, entry: Entry) -> str:
         verb = "pays" if entry.pays else "is faster, but is not shown to be as good"
         return f"{entry.label} {verb}: {timed}, {quality}."
     if speed.rounds == 1:
-        why = why_slow(entry) if speed.factor < 1 else ""
-        return f"{entry.label}: {timed} in one timing of each, which is no proof; {quality}. {why}".rstrip()
+        return f"{entry.label}: {timed} in one timing of each, which is no proof; {quality}."
     if not speed.is_slower:
         share = format_share(round(1000 * speed.noise), 1000)
         timed = f"about as fast as {base} ({format_factor(speed.factor)}, where up to {share} may be chance)"
-    return f"{entry.label} does not pay on this device: {timed}, {quality}. {why_slow(entry)}".rstrip()
+    return f"{entry.label} does not pay on this device: {timed}, {quality}."
 
 
 def _quality_words(entry: Entry) -> str:
@@ -285,10 +264,9 @@ def compare_page(found: Comparison, page: Path) -> str:
         for entry in found.entries
         for seed, job in entry.jobs.items()
     )
-    return render_runs(
+    return render_page(
         "compare.html",
         f"Comparison {found.directory.path.name}",
-        histories,
         run_pictures(histories),
         verdict=overall_sentence(found),
         kind="" if all(entry.is_complete for entry in found.entries) else "bad",
@@ -300,7 +278,7 @@ def compare_page(found: Comparison, page: Path) -> str:
             lambda entry: run_link(entry.results[0].run_dir, page),
         ),
         sentences=sentences(found),
-        unstarted=[job for job in found.results if not job.is_good and not job.summary],
+        failures=[job for job in found.results if not job.is_good],
         command=" ".join(map(str, found.plan.facts["command_line"])),
         job_commands=[job.job.command for entry in found.entries for job in entry.results],
     )

@@ -1,15 +1,16 @@
 """A run as it lies on disk, whole or not: its lines and curves, and which of its files say nothing."""
 
 import os
-from array import array
-from collections import deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
+from mpt_cli.report.picture import Curve
 from mpt_cli.runs.directory import RunDirectory, read_json, read_lines
 from mpt_cli.runs.provenance import ENVIRONMENT, flatten
 from mpt_cli.settings.limits import parse_yaml, read_yaml_text
@@ -40,22 +41,6 @@ FIELDS_WITHOUT_CURVE = {
     "applied_steps",
     "phase",
 }
-LATEST_EVENTS = 30
-
-
-@dataclass
-class Series:
-    """Values over steps, ascending. Eight bytes a number: a run may have millions."""
-
-    xs: "array[float]" = field(default_factory=lambda: array("d"))
-    ys: "array[float]" = field(default_factory=lambda: array("d"))
-
-    def add(self, x: float, y: float) -> None:
-        self.xs.append(x)
-        self.ys.append(y)
-
-    def __len__(self) -> int:
-        return len(self.xs)
 
 
 @dataclass
@@ -72,14 +57,10 @@ class RunHistory:
     postmortem: dict[str, Any] = field(default_factory=dict)
     config_text: str = ""
     config: dict[str, Any] = field(default_factory=dict)
-    steps: dict[str, Series] = field(default_factory=dict)
-    epochs: dict[str, Series] = field(default_factory=dict)
-    scale: Series = field(default_factory=Series)
+    steps: dict[str, Curve] = field(default_factory=dict)
+    epochs: dict[str, Curve] = field(default_factory=dict)
     layers: list[dict[str, Any]] = field(default_factory=list)  # lines of the latest sample
-    skips: "array[int]" = field(default_factory=lambda: array("q"))
-    bad_steps: "array[int]" = field(default_factory=lambda: array("q"))  # not finite and applied all the same
-    kinds: dict[str, int] = field(default_factory=dict)
-    latest_events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=LATEST_EVENTS))
+    events: list[dict[str, Any]] = field(default_factory=list)
     last_step: int = 0
     gaps: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)  # names of files that are there and can't be read at all
@@ -102,9 +83,49 @@ class RunHistory:
         return str(self.summary.get("verdict", ""))
 
     @property
+    def kinds(self) -> dict[str, int]:
+        """Return how many events there are of each kind."""
+        return Counter(str(event["kind"]) for event in self.events)
+
+    @property
+    def overflows(self) -> list[int]:
+        """Return the steps with gradients that were not finite."""
+        return [event["step"] for event in self.events if event["kind"] == OVERFLOW]
+
+    @property
+    def skipped_steps(self) -> float | None:
+        logged = self.logged("skipped_steps")
+        return self.number("skipped_steps") if self.summary or logged is None else logged.ys[-1]
+
+    @property
+    def skips(self) -> list[int]:
+        """Return the steps that were skipped; none where what is not finite was applied all the same."""
+        return [] if self.skipped_steps == 0 else self.overflows
+
+    @cached_property
+    def scale(self) -> Curve:
+        """Return the course of the loss scale: its value around each change, up to the last step."""
+        course, logged = Curve("loss scale"), self.logged("loss_scale")
+        scales = [float(event["scale_before"]) for event in self.events] or (logged.ys if logged else [])
+        if not scales:
+            return course
+        course.add(0, scales[0])
+        for event in self.events:
+            before, after = float(event["scale_before"]), float(event["scale_after"])
+            if before != after:
+                course.add(event["step"], before)
+                course.add(event["step"], after)
+        course.add(self.last_step, course.ys[-1])
+        return course
+
+    @property
     def has_scale(self) -> bool:
         """Return whether the loss was scaled at all."""
         return any(scale != 1.0 for scale in self.scale.ys)
+
+    def logged(self, name: str) -> Curve | None:
+        """Return a field of the lines within epochs, else of those at their ends."""
+        return self.steps.get(name) or self.epochs.get(name)
 
     def number(self, name: str) -> float | None:
         """Return a field of the summary as a number; None where it is missing or no number."""
@@ -180,21 +201,14 @@ def _read_metrics(history: RunHistory) -> None:
         target = history.epochs if line.get("epoch_end") else history.steps
         for name, value in line.items():
             if name not in FIELDS_WITHOUT_CURVE and (number := as_number(value)) is not None:
-                target.setdefault(name, Series()).add(step, number)
+                target.setdefault(name, Curve(name)).add(step, number)
     if not history.steps and not history.epochs:
         history.gaps.append(f"{path.name} is empty or missing: no step was logged.")
 
 
 def _read_events(history: RunHistory) -> None:
-    """Read the skips and the course of the scale: its value around each change, up to the last logged step."""
-    for event in _lines_noting_damage(history, history.run.events_jsonl):
-        _add_event(history, event)
-    counted = history.steps.get("skipped_steps") or history.epochs.get("skipped_steps")
-    if history.summary.get("skipped_steps") == 0 or (not history.summary and counted and max(counted.ys) == 0):
-        history.skips, history.bad_steps = history.bad_steps, history.skips
-    logged = history.steps.get("loss_scale") or history.epochs.get("loss_scale")
-    if logged is not None:
-        _add_scale(history, logged.ys[0], max(logged.xs[-1], history.last_step), logged.ys[-1])
+    history.events = list(_lines_noting_damage(history, history.run.events_jsonl))
+    history.last_step = max([history.last_step, *(event["step"] for event in history.events)])
 
 
 def _read_layers(history: RunHistory) -> None:
@@ -202,27 +216,3 @@ def _read_layers(history: RunHistory) -> None:
         if history.layers and history.layers[-1]["step"] != line["step"]:
             history.layers = []
         history.layers.append(line)
-
-
-def _add_event(history: RunHistory, event: dict[str, Any]) -> None:
-    kind, step = event["kind"], event["step"]
-    before, after = float(event["scale_before"]), float(event["scale_after"])
-    history.kinds[kind] = history.kinds.get(kind, 0) + 1
-    history.latest_events.append(event)
-    history.last_step = max(history.last_step, step)
-    if kind == OVERFLOW:
-        history.skips.append(step)
-    _add_scale(history, before, step, before)
-    if before != after:
-        history.scale.add(step, after)
-
-
-def _add_scale(history: RunHistory, first: float, step: float, value: float) -> None:
-    """Add a point to the course of the scale; while it stays the same, keep only the two ends."""
-    scale = history.scale
-    if not len(scale):
-        scale.add(0, first)
-    if len(scale) > 1 and scale.ys[-1] == scale.ys[-2] == value:
-        scale.xs[-1] = max(step, scale.xs[-1])
-    else:
-        scale.add(step, value)

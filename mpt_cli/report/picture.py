@@ -1,7 +1,7 @@
 """A picture: its curves, and the data from which a page draws them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,13 @@ class Curve:
     """Points joined in their order. A value that is not finite breaks the line and is marked above it."""
 
     label: str
-    xs: Sequence[float]
-    ys: Sequence[float]
+    xs: list[float] = field(default_factory=list)
+    ys: list[float] = field(default_factory=list)
     look: CurveStyle = PLAIN_STYLE
+
+    def add(self, x: float, y: float) -> None:
+        self.xs.append(x)
+        self.ys.append(y)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.report.history import FIELDS_WITHOUT_CURVE, STEP_FIELDS, read_history
-from mpt_cli.report.run_page import headline, run_page, run_pictures
+from mpt_cli.report.run_page import headline, run_page
 from mpt_cli.runs.directory import RunDirectory, read_json, read_lines
 
 NOT_METRICS = {*FIELDS_WITHOUT_CURVE, *STEP_FIELDS, "memory_bytes"} - {"learning_rate"}
@@ -88,6 +88,5 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the page of the run for a notebook, in a frame of its own."""
-        history = read_history(self.path)
-        page = html.escape(run_page([history], run_pictures([history])))
+        page = html.escape(run_page(read_history(self.path)))
         return f'<iframe srcdoc="{page}" style="width:100%;height:640px;border:0"></iframe>'

@@ -1,20 +1,19 @@
-"""The page of one run, or of several overlaid: verdict, outcome, pictures, what went wrong, events, layers and
-configuration; and which pictures a run has, or several runs overlaid.
+"""The page of a run: verdict, outcome, pictures, what went wrong, events, layers and configuration; and the pictures
+of a run, or of the runs of a sweep or comparison overlaid.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mpt_cli.report.history import STEP_FIELDS, RunHistory, Series
-from mpt_cli.report.page import render_page, run_link, write_page
+from mpt_cli.report.history import STEP_FIELDS, RunHistory
+from mpt_cli.report.page import render_page, write_page
 from mpt_cli.report.picture import Curve, Picture
-from mpt_cli.report.tables import PageTable, TableColumn, text_table
+from mpt_cli.report.tables import PageTable, text_table
 from mpt_cli.runs.provenance import flatten, format_environment
 from mpt_cli.settings.model_data_optimizer_keys import PYTHON
 from mpt_cli.settings.search_path import conf_override, explicit_path, shell_command
@@ -30,10 +29,8 @@ from mpt_cli.telemetry.format import (
 )
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS
 from mpt_cli.telemetry.record_types import ACTIVATION_GRADIENTS, ACTIVATIONS, UPDATES, WEIGHT_GRADIENTS, as_number
-from mpt_cli.training.progress import MONITORED
 
 _MOST_RANGES = 300
-_NOT_COMPARED = ("expect", "description", "recipe")
 _ENVIRONMENT_FIELDS = (
     "devices",
     "backend",
@@ -76,9 +73,7 @@ def format_scale_range(history: RunHistory) -> str:
 
 def format_skipped(history: RunHistory) -> str:
     """Return how many steps were skipped, and their share."""
-    seen, skipped = history.number("steps_seen"), history.number("skipped_steps")
-    if seen is None or skipped is None:
-        seen, skipped = float(history.last_step), float(len(history.skips))
+    seen, skipped = history.number("steps_seen") or history.last_step, history.skipped_steps or 0
     return format_count(skipped) + (f" ({format_share(int(skipped), int(seen))})" if skipped and seen else "")
 
 
@@ -145,9 +140,10 @@ def format_value(value: Any) -> str:
 
 def skips_sentence(history: RunHistory) -> str:
     """Return the steps whose gradients were not finite, and whether they were skipped; empty where all were finite."""
-    if history.bad_steps:
-        return f"Steps with gradients that were not finite, applied: {format_step_ranges(history.bad_steps)}"
-    return f"Skipped steps: {format_step_ranges(history.skips)}" if history.skips else ""
+    if not history.overflows:
+        return ""
+    what = "Skipped steps" if history.skips else "Steps with gradients that were not finite, applied"
+    return f"{what}: {format_step_ranges(history.overflows)}"
 
 
 def failure_facts(history: RunHistory) -> list[tuple[str, str]]:
@@ -161,6 +157,9 @@ def failure_facts(history: RunHistory) -> list[tuple[str, str]]:
     ]
 
 
+LATEST_EVENTS = 30
+
+
 def events_table(history: RunHistory) -> PageTable[Any]:
     """Return a table of the latest events."""
     names = ("step", "scale_before", "scale_after", "nan", "inf")
@@ -170,9 +169,9 @@ def events_table(history: RunHistory) -> PageTable[Any]:
             format_value(event.get("variable") or event.get("layer") or event.get("cause")),
             *(format_value(event.get(name)) for name in names),
         ]
-        for event in history.latest_events
+        for event in history.events[-LATEST_EVENTS:]
     ]
-    total = sum(history.kinds.values())
+    total = len(history.events)
     title = f"The latest {len(rows)} of {total:,} events" if total > len(rows) else f"All {total} events"
     titles = ("kind", "variable or cause", "step", "scale before", "scale after", "nan", "inf")
     return text_table(f"{title} of {history.label}", titles, rows, numbers=5)
@@ -230,101 +229,25 @@ def run_commands(history: RunHistory) -> list[str]:
     ]
 
 
-def write_run_page(histories: Sequence[RunHistory], path: Path) -> None:
+def write_run_page(history: RunHistory, path: Path) -> None:
     """Write the page to `path`."""
-    write_page(path, run_page(histories, run_pictures(histories), path))
+    write_page(path, run_page(history))
 
 
-def run_page(histories: Sequence[RunHistory], pictures: Sequence[Picture], page: Path = Path()) -> str:
-    """Return the whole page as text, which begins with the verdict of one run, or with how several ended.
-
-    `page` is where the page will be written.
-    """
-    if len(histories) == 1:
-        [history] = histories
-        explanation = str(history.summary.get("explanation", ""))
-        return render_runs(
-            "run.html",
-            f"Run {history.label}",
-            histories,
-            pictures,
-            headline=headline(history),
-            sentence=explanation,
-            kind=severity(history),
-        )
-    statuses = [history.status for history in histories]
-    counted = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-    kind = "good" if all(history.is_good for history in histories) else "warn"
-    return render_runs(
-        "run.html",
-        f"{len(histories)} runs",
-        histories,
-        pictures,
-        sentence="",
-        kind=kind,
-        headline=f"{len(histories)} runs: {counted}.",
-        endings=_endings_table(histories, page),
-        is_alike=not differing_keys(histories),
-    )
-
-
-def render_runs(
-    template: str, title: str, histories: Sequence[RunHistory], pictures: Sequence[Picture], **values: Any
-) -> str:
-    """Render a template with runs on it, which gets them as `runs` together with the functions that describe a run."""
-    parts = (
-        outcome_facts,
-        skips_sentence,
-        failure_facts,
-        events_table,
-        layers_table,
-        environment_facts,
-        run_commands,
-    )
-    values.update({part.__name__: part for part in parts})
-    return render_page(template, title, pictures, runs=histories, **values)
-
-
-def _endings_table(histories: Sequence[RunHistory], page: Path) -> PageTable[RunHistory]:
-    """Return a row for each run: the keys that differ between the runs, then how it ended."""
-    metrics = [history.summary.get("metrics", {}) for history in histories]
-    name = next((name for name in MONITORED if any(name in found for found in metrics)), "loss")
-    rows: list[TableColumn[RunHistory]] = [
-        TableColumn("run", lambda history: history.label, is_number=False),
-        *(TableColumn(key, partial(_format_key, key), is_number=False) for key in differing_keys(histories)),
-        TableColumn("status", lambda history: history.status, is_number=False),
-        TableColumn("verdict", lambda history: history.verdict, is_number=False),
-        TableColumn(name, lambda history: format_metric(history, "metrics", name)),
-        TableColumn(f"best {name}", lambda history: format_metric(history, "best_metrics", name)),
-        TableColumn("skipped", format_skipped),
-        TableColumn("loss scale", format_scale_range),
-        TableColumn("examples/s", lambda history: cost_facts(history)[0][1]),
-        TableColumn("memory", lambda history: cost_facts(history)[1][1]),
-        TableColumn("time", lambda history: cost_facts(history)[2][1]),
-    ]
-    return PageTable(
-        "What differs between the runs, and how each ended",
-        rows,
-        histories,
-        severity,
-        lambda history: run_link(history.run.path, page),
-        is_explored=True,
-        secondary=("time", "memory", "examples/s", "loss scale"),
-    )
-
-
-def _format_key(key: str, history: RunHistory) -> str:
-    return format_value(history.config.get(key, "-"))
-
-
-def differing_keys(histories: Sequence[RunHistory]) -> list[str]:
-    known = dict.fromkeys(key for history in histories for key in history.config)
-    return [
-        key
-        for key in known
-        if key.partition(".")[0] not in _NOT_COMPARED
-        and len({str(history.config.get(key)) for history in histories}) > 1
-    ]
+def run_page(history: RunHistory) -> str:
+    """Return the whole page as text, which begins with the verdict."""
+    shown = {
+        "headline": headline(history),
+        "kind": severity(history),
+        "outcome_facts": outcome_facts(history),
+        "skips": skips_sentence(history),
+        "failure_facts": failure_facts(history),
+        "latest_events": events_table(history),
+        "layers": layers_table(history) if history.layers else None,
+        "environment_facts": environment_facts(history),
+        "run_commands": run_commands(history),
+    }
+    return render_page("run.html", f"Run {history.label}", run_pictures([history]), run=history, **shown)
 
 
 _GRADIENTS = {
@@ -361,18 +284,18 @@ def metric_names(histories: Sequence[RunHistory]) -> list[str]:
 def _metric_pictures(histories: Sequence[RunHistory], name: str) -> list[Picture]:
     """Return one picture with training and validation for a single run; for several runs, one picture for each."""
     words = name.replace("_", " ")
+    parts = {"validation": f"val_{name}", "training": name}
     if len(histories) > 1:
         return [
-            _metric_picture(f"{part} {name}", f"{words.capitalize()} in {part}", f"{prefix}{name}", curves)
-            for prefix, part in (("val_", "validation"), ("", "training"))
-            if (curves := _curves(histories, f"{prefix}{name}"))
+            _metric_picture(f"{part} {name}", f"{words.capitalize()} in {part}", field, curves)
+            for part, field in parts.items()
+            if (curves := _curves(histories, field))
         ]
-    [history] = histories
-    looks = {"training": (name, CurveStyle()), "validation": (f"val_{name}", CurveStyle(CURVE_COLORS[1], "--", "o"))}
+    looks = {"training": CurveStyle(), "validation": CurveStyle(CURVE_COLORS[1], "--", "o")}
     curves = [
-        Curve(part, series.xs, series.ys, look)
-        for part, (key, look) in looks.items()
-        if (series := _series(history, key)) is not None
+        replace(curve, label=part, look=look)
+        for part, look in looks.items()
+        for curve in _curves(histories, parts[part])
     ]
     return [_metric_picture(name, words.capitalize(), words, curves)]
 
@@ -392,26 +315,25 @@ def _log_base(curves: Sequence[Curve]) -> int | None:
 
 def _curves(histories: Sequence[RunHistory], name: str) -> list[Curve]:
     return [
-        Curve(history.label, series.xs, series.ys, distinct_style(place))
+        replace(curve, label=history.label, look=distinct_style(place))
         for place, history in enumerate(histories)
-        if (series := _series(history, name)) is not None
+        if (curve := _curve(history, name)) is not None
     ]
 
 
-def _series(history: RunHistory, name: str) -> Series | None:
+def _curve(history: RunHistory, name: str) -> Curve | None:
     """Return the loss of every logged line where these outnumber the epochs; return metrics at the ends of epochs,
     because within an epoch they are running means.
     """
     lines, ends = history.steps.get(name), history.epochs.get(name)
     if lines is None or ends is None:
         return lines or ends
-    return lines if name in ("loss", *STEP_FIELDS) and len(lines) > len(ends) else ends
+    return lines if name in ("loss", *STEP_FIELDS) and len(lines.xs) > len(ends.xs) else ends
 
 
 def _scale_pictures(histories: Sequence[RunHistory]) -> list[Picture]:
-    labels = [history.label for history in histories] if len(histories) > 1 else ["loss scale"]
     curves = [
-        Curve(labels[place], history.scale.xs, history.scale.ys, distinct_style(place))
+        replace(history.scale, label=history.label, look=distinct_style(place))
         for place, history in enumerate(histories)
         if history.has_scale
     ]

@@ -341,17 +341,14 @@ Of a run it prints console.log; tail -f metrics.jsonl and events.jsonl for progr
 
 
 def configure_report(parser: Parser) -> None:
-    """Write one HTML page of a run, of several runs, of a sweep or of a comparison. It
-    opens from disk and needs no network."""
-    parser.add_argument(
-        "directories", nargs="+", metavar="RUN|SWEEP|COMPARE", help="one or several directories; several in one page"
-    )
-    parser.add_argument("--out", metavar="FILE", help=f"the page; default: {PAGE} in the directory, or here")
+    """Write the HTML page of a run, of a sweep or of a comparison. It opens from disk and
+    needs no network."""
+    parser.add_argument("directory", metavar="RUN|SWEEP|COMPARE")
+    parser.add_argument("--out", metavar="FILE", help=f"the page; default: {PAGE} in the directory")
     parser.add_argument("--objective", metavar="NAME", help="rank by another metric, NAME:min or NAME:max")
     add_json(parser)
     parser.epilog = """examples:
   mpt report runs/digits_cnn/RUN
-  mpt report runs/digits_mlp/* --out all.html       runs overlaid
   mpt report sweeps/digits_mlp/SWEEP --objective best_metrics.val_accuracy
 
 A run that still trains, was killed or has damaged files gets a page that says

@@ -25,7 +25,7 @@ SPREAD = {"float32": [0.95, 0.96, 0.94], "mixed_float16": [0.949, 0.961, 0.938],
 
 
 @pytest.mark.slow
-def test_a_faster_precision_of_equal_quality_pays_and_a_slower_one_is_explained(outcomes, tmp_path):
+def test_a_faster_precision_of_equal_quality_pays_and_a_slower_one_does_not(outcomes, tmp_path):
     outcomes.accuracy = SPREAD
     outcomes.rate = {"float32": 1000.0, "mixed_float16": 250.0, "mixed_bfloat16": 1900.0}
     found, code = outcomes.compare(THREE, seeds=3)
@@ -36,7 +36,6 @@ def test_a_faster_precision_of_equal_quality_pays_and_a_slower_one_is_explained(
         "(val_accuracy -6.67e-04, 95% interval -0.0045 … +0.0031 over 3 seeds; what happens less often than in most "
         "seeds can't be excluded: --seeds 30 shows what happens in 1 of 10)."
     )
-    assert sentences(found)[0].endswith(" The CPU has no instructions for float16 (avx512_fp16 or amx_fp16).")
     shown = cells(found, "mixed_bfloat16")
     assert (shown["quality: val_accuracy"], shown["difference"], shown["step"], shown["speed-up"]) == (
         "0.9510", "+0.0010 ± 0.0025", "26.3 ms", "1.9×")  # fmt: skip  # 50 examples at 1900 a second

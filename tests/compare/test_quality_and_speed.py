@@ -1,11 +1,10 @@
 """The rules by which results count as equal and runs as faster; runs that agree are no proof."""
 
-import json
 import math
 
 import pytest
 
-from mpt_cli.compare.comparison import SpeedUp, compare_quality, format_rule, step_seconds
+from mpt_cli.compare.comparison import SpeedUp, compare_quality, format_rule
 from mpt_cli.sweep.job_list import Objective
 from mpt_cli.sweep.paired import PairedDifference
 
@@ -75,16 +74,6 @@ def test_as_many_seeds_are_said_as_would_tell():
     differences = (-0.05, -0.03, -0.01, 0.0, -0.06)  # mean -0.03, deviation 0.0255
     # ((0.84162 + 2.3646) * 0.025495 / 0.03) ** 2 = 7.42, where 2.3646 is t of 7 at 0.975
     assert PairedDifference(differences).seeds_to_decide(0.01) == 8
-
-
-def test_the_step_time_is_the_median_of_the_logged_speeds(tmp_path):
-    rates = [None, 100.0, 100.0, 1.0, 100.0, 200.0, 100.0]
-    lines = [{"step": step, "examples_per_second": rate} for step, rate in enumerate(rates)]
-    lines.append({"step": 9, "examples_per_second": 7.0, "epoch_end": True})
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert step_seconds(tmp_path / "metrics.jsonl", 50.0, 32) == 0.32
-    assert step_seconds(tmp_path / "none", 50.0, 32) == 0.64
-    assert step_seconds(tmp_path / "none", None, 32) is None
 
 
 @pytest.mark.parametrize(

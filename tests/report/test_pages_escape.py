@@ -9,7 +9,7 @@ from run_files import POSTMORTEM, overflow, step_line, write_run
 from mpt_cli.report.history import read_history
 from mpt_cli.report.page import render_page
 from mpt_cli.report.picture import Curve, Picture
-from mpt_cli.report.run_page import render_runs, run_page, run_pictures
+from mpt_cli.report.run_page import run_page
 from mpt_cli.report.tables import PageTable, TableColumn
 from mpt_cli.sweep.hyperparameters import Importance
 
@@ -62,7 +62,7 @@ def history(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_pages_of_runs_escape_all_that_they_show(history):
-    text = run_page([history], run_pictures([history]))
+    text = run_page(history)
     check_escaped(text)
     for shown in (
         "<dd>",
@@ -71,18 +71,12 @@ def test_the_pages_of_runs_escape_all_that_they_show(history):
         "<h1>Run ",
         '<th scope="row">',
         "<p>",
-        '<span class="bad">',
         "<pre>recipe: |-\n  ",
     ):
         assert f"{shown}{SHOWN}" in text, shown
-    other = replace(history, config={**history.config, EVIL: EVIL})
-    text = run_page([history, other], run_pictures([history, other]))
-    check_escaped(text)
-    assert f"<h3><span>{SHOWN}" in text and f'<th scope="col">{SHOWN}' in text
-    check_escaped(run_page([history, other] * 4, []))
 
 
-def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show(history):
+def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show():
     failure = ({"job": {"name": EVIL, "command": EVIL}, "status": EVIL}, EVIL)
     text = render_page(
         "sweep.html",
@@ -104,17 +98,15 @@ def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show(hist
     )
     check_escaped(text)
     assert text.count(SHOWN) > 20 and f"<caption>{SHOWN}" in text and f"<figcaption>{SHOWN}" in text
-    text = render_runs(
+    text = render_page(
         "compare.html",
         EVIL,
-        [history, history],
         [PICTURE],
         verdict=EVIL,
         kind="",
         entries=TABLE,
         sentences=[EVIL],
-        method=TABLE,
-        unstarted=[{"job": {"name": EVIL}, "reason": EVIL}],
+        failures=[{"job": {"name": EVIL}, "reason": EVIL}],
         command=EVIL,
         job_commands=[EVIL],
     )
@@ -123,6 +115,18 @@ def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show(hist
 
 
 def test_names_in_a_chart_are_data():
-    page = check_page(run_page([], [PICTURE]))
+    text = render_page(
+        "compare.html",
+        EVIL,
+        [PICTURE],
+        verdict="",
+        kind="",
+        entries=TABLE,
+        sentences=[],
+        failures=[],
+        command="",
+        job_commands=[],
+    )
+    page = check_page(text)
     assert [curve["label"] for curve in page.charts[0]["curves"]] == [EVIL, f"2 {EVIL}"]
     assert page.charts[0]["x_label"] == EVIL and "<" not in page.scripts[0]

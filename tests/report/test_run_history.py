@@ -44,11 +44,11 @@ def test_damaged_files_cost_only_what_stood_in_them(tmp_path):
         "events.jsonl",
     ]
     assert "metrics.jsonl: 3 damaged lines were left out." in story.gaps
-    assert len(story.steps["loss"]) == 10 and not story.skips
+    assert len(story.steps["loss"].xs) == 10 and not story.skips
 
 
 def test_overflows_of_a_run_that_does_not_scale_are_no_skips(tmp_path):
     lines = [step_line(step, loss_scale=1.0) for step in (10, 20)]
     events = [overflow(step, 1.0, 1.0) for step in (3, 4)]
     story = read_history(write_run(tmp_path / "run", events=events, metrics_lines=lines, skipped_steps=0))
-    assert list(story.skips) == [] and list(story.bad_steps) == [3, 4] and not story.has_scale
+    assert story.skips == [] and story.overflows == [3, 4] and not story.has_scale

@@ -89,7 +89,7 @@ def test_the_record_equals_the_replay(tmp_path):
     assert f"loss scale   {replay.scale:g} at the end, {min(scales):g} to {max(scales):g} on the way\n" in shown
 
     reported = mpt("report", "run", "--json", cwd=tmp_path)
-    assert loads(reported.stdout)["runs"][0]["missing"] == []
+    assert loads(reported.stdout)["missing"] == []
     story = read_history(run)
     assert list(story.skips) == bad and story.last_step == STEPS and story.gaps == []
     course = [(0, 16.0), *((step, scale) for step, _, *pair in replay.events if pair[0] != pair[1] for scale in pair)]
