@@ -139,7 +139,7 @@ class Recording(Record, ABC):
         self.subject, self.settings, self.scaling, self.optimizer = subject, settings, subject.scaling, optimizer
         self.missing, self.is_announced = [*missing, NO_SAMPLES, NO_PROGRAM], False
         self.offset, self.taken = int(optimizer.seen_steps), 0
-        counters = StepCounters(self.counter_options(), window_steps=settings.loss_scale.skip_rate_window)
+        counters = StepCounters(self.counter_options())
         super().__init__(counters, HealthRules(settings.loss_scale, settings.trainer, self.scaling), Stopwatch())
         self.stopwatch.begin()
         self.pace = StepRate()

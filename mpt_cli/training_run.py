@@ -286,11 +286,7 @@ def _run(session: "Session", run: RunDirectory, telemetry: Telemetry) -> Summary
         outcome = session.fit()
         outcome = session.finish(outcome, run.model_keras)
         if outcome.stop is not None:
-            stop = outcome.stop
-            if not session.parts.program.repeatable:  # there is no command to which words could be added
-                stop = replace(stop, change="")
-                outcome = replace(outcome, stop=stop)
-            write_json(run.postmortem_json, build_postmortem(session, stop))
+            write_json(run.postmortem_json, build_postmortem(session, outcome.stop))
     except BaseException as error:
         summary = summarise_failure(session, run.path, error)
         with suppress(DataError):  # what ended the run matters more

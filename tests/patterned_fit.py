@@ -12,7 +12,7 @@ QUIET = {"logger.console": "quiet", "trainer.log_every_steps": 10}
 BAD = (5, 20, 21)  # steps with an example that is beyond float16 behind the first layer, in every epoch of 32
 PATTERN = every_pattern(5)  # 32 steps, an epoch
 RULE = {"growth_steps": 2, "min_scale": 16.0, "max_scale": 128.0, "hysteresis": 2}
-NO_STOPS = {"max_consecutive_skips": None, "max_skip_rate": None, "max_skips_at_floor": None}
+NO_STOPS = {"max_consecutive_skips": None}
 PATTERNED = {"initial_scale": 64.0, **RULE, **NO_STOPS}
 OF_PATTERN = {"bad": [step for step, good in enumerate(PATTERN, 1) if not good], "loss_scale": PATTERNED}
 

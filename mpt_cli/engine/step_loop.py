@@ -176,25 +176,20 @@ def row_lengths(model: Any) -> tuple[int, int]:
 
 
 def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, row: StepRow) -> Any:
-    """Return the streaks, int32 (5,) in the order of `StreakCounts`, after this step, as `StepCounters` counts them."""
+    """Return the streaks, int32 (3,) in the order of `StreakCounts`, after this step, as `StepCounters` counts them."""
     ops, state = keras.ops, optimizer.scale_state
     assert state is not None
     lost, zero = ~ops.isfinite(row.column("loss")), row.column("zero") > 0
     applied = row.applied(optimizer.on_overflow == "apply")
-    at_floor = row.column("scale_before") <= (state.rule.floor or 0.0)
     longer: StreakCounts[Any] = StreakCounts(
         skips=~applied,
-        floor_skips=~applied,
         non_finite_losses=applied & lost,
         zero_steps=applied & zero,
-        skips_in_call=~applied,
     )
     broken: StreakCounts[Any] = StreakCounts(
         skips=applied,
-        floor_skips=~at_floor,
         non_finite_losses=applied & ~lost,
         zero_steps=applied & ~zero,
-        skips_in_call=applied & ~applied,
     )
     return ops.where(ops.stack(broken), 0, streaks + ops.cast(ops.stack(longer), "int32"))
 

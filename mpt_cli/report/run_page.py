@@ -236,7 +236,7 @@ def write_run_page(history: RunHistory, path: Path) -> None:
 
 def run_page(history: RunHistory) -> str:
     """Return the whole page as text, which begins with the verdict."""
-    shown = {
+    shown: dict[str, Any] = {
         "headline": headline(history),
         "kind": severity(history),
         "outcome_facts": outcome_facts(history),

@@ -240,13 +240,6 @@ def check_schedules_follow(settings: Settings) -> Iterator[Problem]:
         yield Problem("loss_scale.schedules_follow", rule, scale.schedules_follow)
 
 
-def check_skip_window(settings: Settings) -> Iterator[Problem]:
-    scale = settings.loss_scale
-    if scale.max_skip_rate is None:
-        where = "when loss_scale.max_skip_rate is null: nothing uses it"
-        yield from _check_unused("loss_scale", scale, ["skip_rate_window"], where)
-
-
 def check_stochastic_rounding(settings: Settings) -> Iterator[Problem]:
     """Check that there is something to round, which each of TensorFlow's replicas would write for all."""
     policy, key = settings.policy, "policy.stochastic_rounding"
@@ -523,7 +516,6 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
             "optimizer.gradient_accumulation_steps",
         ),
     ),
-    (check_skip_window, ("loss_scale.max_skip_rate", "loss_scale.skip_rate_window")),
     (check_stochastic_rounding, ("policy", "distribute.name")),
     (check_half_variables, ("policy.name", "policy.stochastic_rounding", "optimizer.name")),
     (check_distribution, ("distribute", "backend.name")),

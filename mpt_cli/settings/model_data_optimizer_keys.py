@@ -360,26 +360,10 @@ class LossScaleSettings:
     max_consecutive_skips: Optional[int] = key(
         50, "stop the run after this many skipped steps in a row, null = never", at_least=1
     )
-    max_skips_at_floor: Optional[int] = key(
-        10, "stop after this many steps skipped with the scale at min_scale, null = never", at_least=1, advanced=True
-    )
-    max_skip_rate: Optional[float] = key(
-        0.5,
-        "stop when more than this share of the last skip_rate_window steps was skipped, null = never",
-        above=0,
-        at_most=1,
-    )
     stop_on_idle_epoch: bool = key(
         True,
         "stop when an epoch ends in which every step was skipped; while the scale can "
         "still fall, not before 29 in a row were",
-        advanced=True,
-    )
-    skip_rate_window: int = key(
-        500,
-        "steps over which the skip rate is taken; the first window is warm-up, so that it "
-        "counts from twice as many steps on",
-        at_least=10,
         advanced=True,
     )
 

@@ -24,7 +24,7 @@ from mpt_cli.telemetry.causes import (
     UNDERFLOW_CAUSES,
     VANISHING,
     ZERO_UNKNOWN,
-    explain_cause,
+    advise,
     find_cause,
 )
 from mpt_cli.telemetry.format import (
@@ -91,7 +91,7 @@ def _ends_untrained(run_state: RunState) -> str | None:
         f"None of {format_count(run_state.steps_seen)} steps was applied, so the weights are still the initial ones: "
     )
     cause = find_cause(run_state, run_state.skipped_steps, OVERFLOW_CAUSES)
-    advice = CAUSES[cause].explain(run_state)
+    advice = CAUSES[cause].advise(run_state)
     if cause == FORWARD:
         return words + advice
     where = "" if cause == FIXED else _format_at_scale(run_state)
@@ -101,24 +101,16 @@ def _ends_untrained(run_state: RunState) -> str | None:
 def _ends_without_loss(run_state: RunState) -> str | None:
     if run_state.loss is None or math.isfinite(run_state.loss):
         return None
-    return f"The loss ended as {run_state.loss}: {CAUSES[FORWARD].explain(run_state)}"
-
-
-def _ends_at_floor(run_state: RunState) -> str | None:
-    streak = run_state.final_streak
-    if streak < FLOOR_STREAK or not run_state.is_near_floor(1):
-        return None
-    words = f"The scale fell to its floor, {format_scale(run_state.scale)}, and steps still overflowed: "
-    return words + explain_cause(run_state, streak, (FORWARD, NAN, BEYOND))
+    return f"The loss ended as {run_state.loss}: {CAUSES[FORWARD].advise(run_state)}"
 
 
 def _ends_in_skips(run_state: RunState) -> str | None:
     """Return the reason even far from the floor: after so many halvings the scale is not the cause."""
     streak = run_state.final_streak
-    if streak < LONGEST_SETTLING_SKIPS:
+    if streak < (FLOOR_STREAK if run_state.is_near_floor(1) else LONGEST_SETTLING_SKIPS):
         return None
     words = f"The last {format_count(streak)} steps were all skipped{_format_at_scale(run_state)}: "
-    return words + explain_cause(run_state, streak, (FORWARD, NAN, FIXED, BEYOND))
+    return words + advise(run_state, streak, (FORWARD, NAN, FIXED, BEYOND))
 
 
 def _ends_overflowing(run_state: RunState) -> str | None:
@@ -132,7 +124,7 @@ def _ends_overflowing(run_state: RunState) -> str | None:
         f"({format_share(late_skips, late_steps)}), long after the scale should have settled. "
     )
     cause = find_cause(run_state, late_skips, (FORWARD, NAN, FIXED, TOO_HIGH))
-    advice = CAUSES[cause].explain(run_state)
+    advice = CAUSES[cause].advise(run_state)
     return words + (f"In most of them {advice}" if cause in (FORWARD, NAN) else _as_sentence(advice))
 
 
@@ -144,7 +136,7 @@ def _ends_with_bad_values(run_state: RunState) -> str | None:
         if len(steps) >= THIRD_TIME:
             count, seen, last = (format_count(step) for step in (len(steps), run_state.steps_seen, steps[-1]))
             words = f"{count} of {seen} steps, the last {last}, were skipped, and the scale was not the cause"
-            return f"{words}: {CAUSES[cause].explain(run_state)}"
+            return f"{words}: {CAUSES[cause].advise(run_state)}"
     return None
 
 
@@ -168,7 +160,7 @@ def _ends_vanished(run_state: RunState) -> str | None:
     words = f"The outputs of {_name_layers(layers)} were flushed to zero in float16{_format_sampled(run_state)}"
     if flushed := run_state.flushed_share:
         words += f", and {format_fraction(flushed)} of the gradient elements that float32 keeps"
-    return f"{words}: {CAUSES[VANISHING].explain(run_state)}"
+    return f"{words}: {CAUSES[VANISHING].advise(run_state)}"
 
 
 def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: str = "") -> str:
@@ -234,7 +226,7 @@ def _ends_flushed(run_state: RunState) -> str | None:
     )
     if layers:
         words += f", among them nearly all of {_name_layers(layers)}"
-    return f"{words}. {_as_sentence(explain_cause(run_state, 0, UNDERFLOW_CAUSES))}"
+    return f"{words}. {_as_sentence(advise(run_state, 0, UNDERFLOW_CAUSES))}"
 
 
 def _ends_dead(run_state: RunState) -> str | None:
@@ -372,21 +364,10 @@ def _remark_bad_values(run_state: RunState) -> str | None:
     )
 
 
-def _remark_flushed(run_state: RunState) -> str | None:
-    if not run_state.is_learnt or (run_state.flushed_share or 0.0) <= FLUSHED_SHARE:
-        return None
-    return (
-        f"{format_fraction(run_state.flushed_share or 0.0)} of the gradient elements were flushed to zero"
-        f"{_format_sampled(run_state)}, when the loss had fallen to {format_number(run_state.loss or 0.0)} and hardly "
-        "anything was left to learn."
-    )
-
-
 # what a good verdict adds where it holds
 REMARKS = (
     _remark_bad_values,
     _describe_dead,
-    _remark_flushed,
 )
 
 
@@ -419,14 +400,12 @@ def _format_at_scale(run_state: RunState) -> str:
 class Stop:
     """Why a run was ended: the key of the rule, what was seen, and what to try.
 
-    `change` are the words that do so when they are added to the command; empty where that takes a look first.
     `needs_sample` says that a sample of the gradients, taken now, may show another cause.
     """
 
     key: str
     evidence: str
     remedy: str
-    change: str = ""
     needs_sample: bool = False
 
     def __str__(self) -> str:
@@ -448,10 +427,7 @@ class HealthRule:
     key: str = ""
     counts: str = ""
     value: Callable[[RunState], float] | None = None  # default: the highest count of the last call
-    must_exceed: bool = False  # whether to reach the limit is still well
     applies: Callable[[RunState], bool] = lambda run_state: True
-    first_steps: Callable[[RunState], int] = lambda run_state: 0  # of a run, in which nothing is asked
-    count_in_call: Callable[[RunState, float], int] = lambda run_state, limit: int(limit)  # that ends a call
     at_epoch_end: bool = False
     skips: Callable[[RunState], int] | None = None  # how many of the latest are in question; default: the value
     evidence: Callable[[RunState], str] = lambda run_state: ""
@@ -464,16 +440,11 @@ class HealthRule:
     def check(self, run_state: RunState, limit: float) -> Stop | None:
         """Return the stop where the run is beyond the limit."""
         value = self.value_of(run_state)
-        if value < limit or (self.must_exceed and value == limit):
+        if value < limit:
             return None
         skips = self.skips(run_state) if self.skips is not None else int(value)
-        cause = CAUSES[find_cause(run_state, skips, self.causes)]
-        return Stop(self.key, self.evidence(run_state), cause.advise(run_state), cause.change, self.needs_sample)
-
-
-def _skips_to_rate(run_state: RunState, rate: float) -> int:
-    """Return the fewest further skips after which the rate can exceed its limit."""
-    return max(1, int(rate * run_state.window_steps) - run_state.window_skips)
+        advice = _as_sentence(advise(run_state, skips, self.causes))
+        return Stop(self.key, self.evidence(run_state), advice, self.needs_sample)
 
 
 # The order is that of the verdict, from worst to best, and of two rules that the same step breaks.
@@ -516,17 +487,6 @@ RULES = (
     ),
     HealthRule(
         COLLAPSED,
-        _ends_at_floor,
-        "loss_scale.max_skips_at_floor",
-        "floor_skips",
-        applies=lambda run_state: run_state.scaling.floor is not None,
-        evidence=lambda run_state: (
-            f"{run_state.peaks.floor_skips} steps were skipped though the loss scale is at its floor, "
-            + format_scale(run_state.scaling.floor)
-        ),
-    ),
-    HealthRule(
-        COLLAPSED,
         _ends_in_skips,
         "loss_scale.max_consecutive_skips",
         "skips",
@@ -534,20 +494,7 @@ RULES = (
             f"{run_state.peaks.skips} steps in a row were skipped, the loss scale is " + format_scale(run_state.scale)
         ),
     ),
-    HealthRule(
-        CHRONIC,
-        _ends_overflowing,
-        "loss_scale.max_skip_rate",
-        "skips_in_call",
-        value=lambda run_state: run_state.peak_skip_rate,
-        must_exceed=True,
-        first_steps=lambda run_state: 2 * run_state.window_steps - run_state.steps_seen,  # two windows
-        count_in_call=_skips_to_rate,
-        skips=lambda run_state: int(run_state.peak_skip_rate * run_state.window_steps),
-        evidence=lambda run_state: (
-            f"{run_state.peak_skip_rate:.0%} of {run_state.window_steps} steps in a row were skipped"
-        ),
-    ),
+    HealthRule(CHRONIC, _ends_overflowing),
     HealthRule(NEVER_TRAINED, _ends_as_it_began),
     HealthRule(BAD_VALUES, _ends_with_bad_values),
     HealthRule(BAD_VALUES, _ends_with_spoiled_metrics),
@@ -605,20 +552,11 @@ class HealthRules:
 
     def stop_limits(self, run_state: RunState) -> StopLimits:
         """Return the counts at which the next call ends, at the very step that breaks a rule."""
-        begun = [(rule, limit) for rule, limit in self._active(run_state) if rule.first_steps(run_state) <= 0]
         limits = dict.fromkeys(StreakCounts._fields, NEVER)
-        for rule, limit in begun:
+        for rule, limit in self._active(run_state):
             if rule.counts:
-                limits[rule.counts] = min(limits[rule.counts], rule.count_in_call(run_state, limit))
+                limits[rule.counts] = min(limits[rule.counts], int(limit))
         return StopLimits(run_state.streaks, StreakCounts(**limits))
-
-    def steps_to_first_check(self, run_state: RunState) -> int | None:
-        """Return the steps until a rule counts for the first time, where a call ends; None where all do already or
-        never will.
-        """
-        return min(
-            (left for rule, _ in self._active(run_state) if (left := rule.first_steps(run_state)) > 0), default=None
-        )
 
     def _active(self, run_state: RunState) -> list[tuple[HealthRule, float]]:
         """Return the rules that are turned on, with their limits; the limit is 1 for one that is only on or off."""

@@ -267,7 +267,6 @@ class Summary:
     epochs_completed: int = 0
     gradients: dict[str, Any] | None = None  # the latest `GradientSample`
     ended_early: str = ""  # why a callback ended the run before its last epoch
-    change: str = ""  # words to add to the command, where the health rule that ended the run knows some
     phases_completed: int | None = None  # of a run with phases
     weights_fingerprint: str | None = None  # of the model's variables at the end, of a deterministic run
     repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
@@ -283,31 +282,28 @@ R = TypeVar("R", RunHeader, Event, Summary)
 class StreakCounts(NamedTuple, Generic[Count]):
     """Counts of bad steps, or the counts at which a call ends early. Vectors of them have this order everywhere.
 
-    Steps skipped in a row; skipped since the scale came to its floor; applied in a row with a loss that was not finite;
-    with gradients that were all zero; and all steps skipped in this call.
+    Steps skipped in a row; applied in a row with a loss that was not finite; and with gradients that were all zero.
     """
 
     skips: Count
-    floor_skips: Count
     non_finite_losses: Count
     zero_steps: Count
-    skips_in_call: Count
 
 
-NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
+NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0)
 
 
 class StopLimits(NamedTuple):
     """`streaks` before a call, and their `limits`."""
 
     streaks: StreakCounts[int] = NO_STREAKS
-    limits: StreakCounts[int] = StreakCounts(NEVER, NEVER, NEVER, NEVER, NEVER)
+    limits: StreakCounts[int] = StreakCounts(NEVER, NEVER, NEVER)
 
     def reachable(self) -> StreakCounts[int]:
         """Return the limits, each above its streak: a run resumed at its limit gets one more step.
 
-        >>> StopLimits(StreakCounts(0, 12, 0, 0, 0), StreakCounts(50, 10, NEVER, 50, 3)).reachable()
-        StreakCounts(skips=50, floor_skips=13, non_finite_losses=1073741824, zero_steps=50, skips_in_call=3)
+        >>> StopLimits(StreakCounts(0, 12, 0), StreakCounts(50, 10, NEVER)).reachable()
+        StreakCounts(skips=50, non_finite_losses=13, zero_steps=1073741824)
         """
         pairs = zip(self.streaks, self.limits, strict=True)
         return StreakCounts(*(max(limit, streak + 1) for streak, limit in pairs))

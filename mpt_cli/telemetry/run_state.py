@@ -145,9 +145,6 @@ class RunState:
     sample_is_new: bool = False  # whether that was after the last step
     streaks: StreakCounts[int] = NO_STREAKS  # after the last step
     peaks: StreakCounts[int] = NO_STREAKS  # the highest of the last call
-    peak_skip_rate: float = 0.0  # likewise, over `window_steps` steps
-    window_steps: int = 0
-    window_skips: int = 0
     applied_in_epoch: int = 0
     epoch_is_whole: bool = True
     weights_are_finite: bool = True
@@ -300,9 +297,6 @@ def build_run_state(
         sample_is_new=sample is not None and sample.step == counters.seen,
         streaks=counters.streaks,
         peaks=counters.peaks,
-        peak_skip_rate=counters.peak_skip_rate,
-        window_steps=counters.window_steps,
-        window_skips=int(counters.window.sum()),
         applied_in_epoch=counters.applied_in_epoch,
         **others,
     )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -97,15 +97,11 @@ class CounterOptions:
 class StepCounters:
     """Totals over all steps so far.
 
-    `streaks` are those that end with the last step; the next call begins with them. `window` holds one boolean per
-    recent step, true for a skip, newest last.
-
-    `peaks` and `peak_skip_rate` are the highest that these streaks and the skip rate reached at any step of the last
-    `absorb`, so that no rule depends on where a call into the compiled loop ends.
+    `streaks` are those that end with the last step; the next call begins with them. `peaks` are the highest that they
+    reached at any step of the last `absorb`, so that no rule depends on where a call into the compiled loop ends.
     """
 
     rules: CounterOptions
-    window_steps: int = 500
     seen: int = 0
     applied: int = 0
     skipped: int = 0
@@ -118,8 +114,6 @@ class StepCounters:
     learning_rate: float = math.nan
     is_sound: bool = True  # whether loss and gradients of the last applied step were finite
     peaks: StreakCounts[int] = NO_STREAKS
-    peak_skip_rate: float = 0.0
-    window: Flags = field(default_factory=lambda: np.zeros(0, bool))
     last_mean_loss: float | None = None  # of the last call that had applied steps
     first_loss: float | None = None  # of the first applied step
     sample: GradientSample | None = None  # the latest
@@ -128,9 +122,8 @@ class StepCounters:
 
     def position(self) -> dict[str, Any]:
         """Return the totals as a JSON object."""
-        left_out = ("rules", "window_steps")
-        kept = {name: value for name, value in vars(self).items() if name not in left_out}
-        return {**kept, "window": self.window.tolist(), "sample": self.sample and asdict(self.sample)}
+        kept = {name: value for name, value in vars(self).items() if name != "rules"}
+        return {**kept, "sample": self.sample and asdict(self.sample)}
 
     def resume(self, position: dict[str, Any]) -> None:
         """Continue from what `position` returned, also after a round trip through strict JSON."""
@@ -138,8 +131,6 @@ class StepCounters:
             now = getattr(self, name)
             if name == "sample":
                 value = value and GradientSample(**value)
-            elif isinstance(now, np.ndarray):
-                value = np.array([float(each) for each in value], now.dtype)
             elif isinstance(now, StreakCounts):
                 value = StreakCounts(*value)
             setattr(self, name, float(value) if isinstance(value, str) else value)
@@ -189,19 +180,15 @@ class StepCounters:
         self.applied += len(block) - skipped
         self.applied_in_epoch += len(block) - skipped
         self.skipped += skipped
-        at_floor, before = block.scale_before <= np.float32(self.rules.min_scale), self.streaks
+        before = self.streaks
         lengths = StreakCounts(
             skips=_streak_lengths(skips, before.skips),
-            floor_skips=_floor_skips(at_floor, skips, before.floor_skips),
             non_finite_losses=_streak_lengths(lost[applied], before.non_finite_losses),
             zero_steps=_streak_lengths(block.zero[applied], before.zero_steps),
-            skips_in_call=(0, 0),
         )
         self.streaks, self.peaks = (StreakCounts(*counts) for counts in zip(*lengths, strict=True))
         if skipped < len(block):
             self.is_sound = bool((block.finite & ~lost)[applied][-1])
-        self.peak_skip_rate = self._peak_rate(skips)
-        self.window = np.concatenate([self.window, skips])[-self.window_steps :]
 
     def _read_scale(self, block: StepRecords) -> None:
         before, after = block.scale_before, block.scale_after
@@ -210,16 +197,6 @@ class StepCounters:
         self.scale = float(after[-1])
         self.counter = int(block.counter[-1])
         self.learning_rate = float(block.learning_rate[-1])
-
-    def _peak_rate(self, skips: Flags) -> float:
-        """Return the highest skip rate over a whole window that ends in this block and begins after the first one."""
-        if not (skips.any() or self.window.any()):
-            return 0.0
-        size = self.window_steps
-        sums = np.concatenate([[0], np.cumsum(np.concatenate([self.window, skips]))])
-        ends = np.arange(len(self.window) + 1, len(sums))
-        ends = ends[(ends >= size) & (self.seen - len(skips) - len(self.window) + ends >= 2 * size)]
-        return float((sums[ends] - sums[ends - size]).max()) / size if len(ends) else 0.0
 
     def _sum_losses(self, losses: NDArray[Any], applied: Flags) -> None:
         used = losses[applied]
@@ -283,17 +260,6 @@ def _fault_of(block: StepRecords, i: int, variables: tuple[str, ...]) -> dict[st
         "cause": BACKWARD_PASS if is_backward else FORWARD_PASS,
         "fault": ("inf" if block.holds_inf[i] else "nan") if is_known else None,
     }
-
-
-def _floor_skips(at_floor: Flags, skips: Flags, before: int) -> tuple[int, int]:
-    """Return the skips since the scale came to its floor: at the end, and the most."""
-    if not at_floor.any():
-        return 0, 0
-    count, most = before, 0
-    for is_there, skipped in zip(at_floor.tolist(), skips.tolist(), strict=True):
-        count = count + skipped if is_there else 0
-        most = max(most, count)
-    return count, most
 
 
 def _streak_lengths(flags: Flags, before: int) -> tuple[int, int]:

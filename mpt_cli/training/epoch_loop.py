@@ -253,14 +253,9 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return None if self._must_stop() else self.train_feed.take(count, self._must_stop)
 
     def _next_count(self) -> int:
-        """Steps of the next call: up to the next line of the log or checkpoint, to where the skip rate begins to count,
-        and to the end of the run."""
+        """Steps of the next call: up to the next line of the log or checkpoint, and to the end of the run."""
         seen, every = self.counters.seen, self.settings.log_every_steps
-        ends = (
-            self.checkpointer.steps_until_due(seen),
-            self._steps_left(),
-            self.health.steps_to_first_check(self.run_state()),
-        )
+        ends = self.checkpointer.steps_until_due(seen), self._steps_left()
         known = [steps for steps in ends if steps is not None]
         most = min(self.train_feed.plan.capacity, every - seen % every, *known)
         return self._call_steps(self.stopwatch, most)

@@ -85,7 +85,7 @@ class Session(Trainer):
             applies_non_finite=parts.optimizer.on_overflow == "apply",
             loss_is_running=has_own_step,
         )
-        counters = StepCounters(options, window_steps=settings.loss_scale.skip_rate_window)
+        counters = StepCounters(options)
         counters.name_variables(trained_paths(parts.model))
         telemetry.tally = EventTally(scaling)
         check_monitor(settings.trainer, ["loss", *parts.metric_names])

@@ -45,7 +45,6 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
     return replace(
         summary,
         ended_early=ended_early,
-        change="" if outcome.stop is None else outcome.stop.change,
         weights_fingerprint=fingerprint_weights(session.parts.model) if exact else None,
     )
 
@@ -124,7 +123,6 @@ def build_postmortem(session: "Session", stop: Stop) -> dict[str, Any]:
         "rule": stop.key,
         "evidence": stop.evidence,
         "remedy": stop.remedy,
-        "change": stop.change,
         "step": counters.seen,
         "epoch": session.progress.epoch,
         "checkpoint_step": session.checkpointer.saved_step,

@@ -21,7 +21,7 @@ ENVIRONMENT = {
 }
 POSTMORTEM = {
     "schema_version": 1,
-    "rule": "loss_scale.max_skips_at_floor",
+    "rule": "loss_scale.max_consecutive_skips",
     "evidence": "11 steps",
     "remedy": "Look at the data.",
     "step": 40,

@@ -144,13 +144,6 @@ _WRONG = [
         ["loss_scale.on_overflow: must be skip with loss_scale.mode=auto. Received: 'abort'. Use loss_scale=fixed."],
     ),
     (
-        ["loss_scale.max_skip_rate=null", "loss_scale.skip_rate_window=99"],
-        [
-            "loss_scale.skip_rate_window: must be left out when loss_scale.max_skip_rate is null: nothing uses it. "
-            "Received: 99."
-        ],
-    ),
-    (
         ["policy=bfloat16"],
         [
             "policy.name: must not be bfloat16 with optimizer=adam: with variables in bfloat16 the weights would never move. "

@@ -79,6 +79,6 @@ def test_the_command_prints_it_and_lists_keys_with_fields(capsys) -> None:
     assert {line.partition(".")[0] for line in capsys.readouterr().out.splitlines()} == {"optimizer"}
     assert main(["list", "keys", "--json"]) == 0
     keys = {key["name"]: key for key in json.loads(capsys.readouterr().out)["keys"]}
-    found = keys["loss_scale.max_skip_rate"]
-    assert (found["default"], found["range"], found["optional"]) == (0.5, {"above": 0, "at_most": 1}, True)
+    found = keys["loss_scale.max_consecutive_skips"]
+    assert (found["default"], found["range"], found["optional"]) == (50, {"at_least": 1}, True)
     assert keys["policy.name"]["choices"][0] == "float32"

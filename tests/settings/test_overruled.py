@@ -6,9 +6,11 @@ from mpt_cli.settings.schema import DistributeSettings, PolicySettings
 
 
 def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(write_recipe) -> None:
-    recipe = write_recipe("loss_scale: {mode: fixed, initial_scale: 1024, on_overflow: apply, max_skip_rate: 0.25}\n")
+    recipe = write_recipe(
+        "loss_scale: {mode: fixed, initial_scale: 1024, on_overflow: apply, max_consecutive_skips: 25}\n"
+    )
     scale = load_settings([recipe, "loss_scale=dynamic"]).loss_scale
-    assert scale == LossScaleSettings(mode="dynamic", initial_scale=1024.0, max_skip_rate=0.25)
+    assert scale == LossScaleSettings(mode="dynamic", initial_scale=1024.0, max_consecutive_skips=25)
 
 
 def test_a_mapping_that_the_chosen_file_has_empty_is_empty(write_recipe) -> None:

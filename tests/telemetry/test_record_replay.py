@@ -31,10 +31,7 @@ EVENT = {"step", "epoch", "kind", "scale_before", "scale_after", "nan", "inf", "
 def test_the_record_equals_the_replay(tmp_path):
     good = (np.random.default_rng(8).random(STEPS) > 0.35).tolist()
     bad = [step for step, is_good in enumerate(good, 1) if not is_good]
-    rule = [
-        f"loss_scale.{key}={value}"
-        for key, value in {**RULE, "initial_scale": 16, "max_skip_rate": "null", "max_skips_at_floor": "null"}.items()
-    ]
+    rule = [f"loss_scale.{key}={value}" for key, value in {**RULE, "initial_scale": 16}.items()]
     done = mpt(
         "train",
         "conf=digits_mlp",

@@ -63,13 +63,13 @@ rules = st.fixed_dictionaries(
 def test_equals_the_reference_however_steps_are_divided_into_calls_and_resumed(rule, pattern, sizes):
     reference = ReferenceScale(**rule)
     steps = reference.run(pattern)
-    counters = StepCounters(CounterOptions(min_scale=rule["min_scale"], max_scale=rule["max_scale"]), window_steps=20)
+    counters = StepCounters(CounterOptions(min_scale=rule["min_scale"], max_scale=rule["max_scale"]))
     counters.sample = sample = GradientSample(3, 0.5, 0.25, 0.125, None)
 
     events, highest = [], 0
     for part in portions(steps, sizes):
         position = json.loads(strict_json(counters.position()))
-        counters = StepCounters(counters.rules, window_steps=20)
+        counters = StepCounters(counters.rules)
         counters.resume(position)
         events += counters.absorb(block_of(part), epoch=3)
         highest = max(highest, counters.peaks.skips)
@@ -83,7 +83,6 @@ def test_equals_the_reference_however_steps_are_divided_into_calls_and_resumed(r
     assert counters.applied_in_epoch == counters.applied and counters.sample == sample
     scales = [scale for step in steps for scale in (step.scale_before, step.scale_after)]
     assert (counters.lowest_scale, counters.highest_scale) == (min(scales), max(scales))
-    assert counters.window.tolist() == [not finite for finite in pattern[-20:]]
     assert highest == max(len(row) for row in "".join("x."[finite] for finite in pattern).split("."))
     assert counters.take_mean_loss() == (0.5 if counters.applied else None)
 
@@ -139,7 +138,6 @@ def test_where_non_finite_gradients_are_applied_nothing_is_skipped():
     steps = [Step(False, 1.0, 1.0, 0), Step(True, 1.0, 1.0, 1)]
     events = counters.absorb(block_of(steps), 1)
     assert (counters.applied, counters.skipped, counters.streaks.skips) == (2, 0, 0)
-    assert not counters.window.any()
     assert len(events) == 1
 
 

@@ -40,7 +40,7 @@ RULE = {
     "max_scale": 64.0,
     "hysteresis": 2,
 }
-OFF = {"max_consecutive_skips": None, "max_skip_rate": None, "max_skips_at_floor": None, "stop_on_idle_epoch": False}
+OFF = {"max_consecutive_skips": None, "stop_on_idle_epoch": False}
 WINDOW = 10
 GOOD = [True] * STEPS
 
@@ -189,19 +189,9 @@ def first_broken(rule: str, limit: float, steps: list[Step]) -> int | None:
     """The number of the first step that breaks `rule`, counted by hand."""
     skips = [not step.finite for step in steps]
     in_a_row = list(accumulate(skips, lambda so_far, skipped: (so_far + 1) * skipped, initial=0))[1:]
-    at_floor = list(
-        accumulate(
-            zip(skips, (step.scale_before <= FLOOR for step in steps), strict=True),
-            lambda so_far, step: so_far + step[0] if step[1] else 0,
-            initial=0,
-        )
-    )[1:]
-    rates = [sum(skips[max(0, n - WINDOW) : n]) / WINDOW if n >= 2 * WINDOW else 0.0 for n in range(1, STEPS + 1)]
     broken = {
         "on_overflow": skips,
         "max_consecutive_skips": [length >= limit for length in in_a_row],
-        "max_skips_at_floor": [count >= limit for count in at_floor],
-        "max_skip_rate": [rate > limit for rate in rates],
     }[rule]
     return broken.index(True) + 1 if True in broken else None
 
@@ -214,10 +204,6 @@ def first_broken(rule: str, limit: float, steps: list[Step]) -> int | None:
             ("on_overflow", "abort"),
             ("max_consecutive_skips", 4),
             ("max_consecutive_skips", 9),
-            ("max_skips_at_floor", 3),
-            ("max_skips_at_floor", 8),
-            ("max_skip_rate", 0.7),
-            ("max_skip_rate", 0.85),
         ]
     ),
     per_call=st.sampled_from([1, 3, 8]),

@@ -116,8 +116,7 @@ def next_commands(summary: Summary) -> list[str]:
 
     if summary.exit_code == NUMERICAL:
         overflowed = summary.skipped_steps > 0 or summary.verdict == COLLAPSED
-        look_into = [shell_command("diagnose", run if overflowed else own), report]
-        return [*look_into, f"{train()} {summary.change}"] if summary.change else look_into
+        return [shell_command("diagnose", run if overflowed else own), report]
     if summary.exit_code:
         return [train(format_override("resume", str(run)))]
     is_saved = any((run / name).is_file() for name in ("model.keras", "model.weights.h5"))
