@@ -67,7 +67,6 @@ class ScaleRule(ABC):
     reads_largest: ClassVar[bool] = True  # whether `advance` reads `measured.largest`, a pass over all gradients
     probes: ClassVar[bool] = False  # whether it finds its scale by overflowing now and then
     overflow_actions: ClassVar[tuple[str, ...]] = ("skip",)  # what `loss_scale.on_overflow` may be, the default first
-    follows: ClassVar[str] = "its own rule"  # what moves a scale that counts no steps
 
     initial_scale: float = scale_number(2.0**15, "first (fixed: only) scale")
 
@@ -140,16 +139,6 @@ class ScaleRule(ABC):
     def describe(self, scale: str, on_overflow: str) -> str:
         """Return the mode in a line, for the header; `scale` is where it begins."""
         return f"{self.mode} from {scale}"
-
-    def explain_moves(self, count: int) -> str:
-        """Return why the scale has moved `count` times without an overflow.
-
-        >>> DynamicScale().explain_moves(2), LogMaxScale().explain_moves(2)
-        ('2 growths', 'the scale follows the gradients')
-        """
-        if not self.growth_steps:
-            return f"the scale follows {self.follows}"
-        return f"{count} growths" if count > 1 else f"{self.growth_steps} applied steps without overflow"
 
     @classmethod
     def used_on_resume(cls, mode_before: str | None) -> set[str]:
@@ -419,7 +408,6 @@ class LogMaxScale(ScaleRule):
     """
 
     mode: ClassVar[str] = "logmax"
-    follows: ClassVar[str] = "the gradients"
 
     log_max: float = number(16.0, "logmax: power of two that gradients must stay below", above=0, at_most=127)
     beta1: float = number(0.99, "logmax: decay of the mean of log2(largest gradient)", above=0, below=1)

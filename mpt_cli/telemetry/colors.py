@@ -9,7 +9,6 @@ from dataclasses import dataclass
 CURVE_COLORS = ("#0072b2", "#d55e00", "#00936b", "#c86fa2", "#a6761d", "#7f7f7f")
 LINE_STYLES = ("-", "--", ":", "-.")
 MOST_DISTINCT = 2 * len(CURVE_COLORS)  # more than these nobody tells apart
-WARNING_STYLE = "yellow"  # of the console, in the terminal's own colors: a skipped step, and what else is no fault
 
 
 @dataclass(frozen=True)

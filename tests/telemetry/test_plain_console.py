@@ -23,11 +23,10 @@ length       3 epochs of 40 steps
 writes to    runs/tiny/1
 warning      float16 is slow here
 
-        step 1: gradients overflowed (inf in dense/kernel), step skipped, scale 32768 → 16384: normal while the scale \
-settles; 1 of 1 steps so far
+        step 1: skipped (inf in dense/kernel), scale 32768 → 16384: normal while the scale settles; 1 of 1 steps so far
         step 30, epoch 0.00/3: loss 0.5000, scale 16384, skipped 3, accuracy 0.8750, grows in 28, learning rate 0.25, \
 examples/s 1,234
-        step 32: gradients overflowed (inf in dense/kernel), step skipped, scale 16384 → 8192; 2 of 32 steps so far
+        step 32: skipped (inf in dense/kernel), scale 16384 → 8192; 2 of 32 steps so far
   epoch     loss    scale  skipped  accuracy  val_loss  val_accuracy  grows in  learning rate     step  examples/s  \
    time
     1/3   0.5000    16384        3                            0.9375        28           0.25       40       1,234  \
@@ -100,7 +99,7 @@ def test_events_still_pending_when_a_run_breaks_off_are_told(console, written, h
     console.events([Event(1, 1, "overflow", 4.0, 2.0)])
     console.events([Event(2, 1, "overflow", 2.0, 1.0)])
     console.close()
-    assert written[-1].strip().startswith("step 2: gradients overflowed, step skipped, scale 2 → 1")
+    assert written[-1].strip().startswith("step 2: skipped (not finite), scale 2 → 1")
 
 
 AGAIN, LOOK, REPORT = "mpt train conf=runs/tiny/1/config.yaml", "mpt diagnose runs/tiny/1", "mpt report runs/tiny/1"

@@ -1,47 +1,41 @@
 """The console of a terminal, drawn by rich: lines that stay, and below them values that change in place."""
 
 import time
-from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import ControlType, Segment
-from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.telemetry.colors import WARNING_STYLE
-from mpt_cli.telemetry.console.plain import INDENT, EpochConsole, Narrator, final_rows, header_rows
+from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.format import format_count, format_whole_seconds
-from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS
-from mpt_cli.telemetry.record_types import RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.record_types import RunHeader, Summary
 
-NARRATE_SECONDS = 1.0
 REFRESHES_PER_SECOND = 4
 # Kept free at the right: the terminal writes ^C behind the last line, and where that breaks into a new one the area
 # above it can't be cleared any more.
 ECHO_COLUMNS = 4
 
 
-class LiveConsole(EpochConsole):
-    """Lines and rows that stay, and below them where the run is now: rich's live display, drawn by its own thread, so
-    that the trainer pays no more than the storing of a reference.
+class LiveConsole(PlainConsole):
+    """The plain lines, and below them where the run is now: rich's live display, drawn by its own thread, so that the
+    trainer pays no more than the storing of a reference.
 
     `close` gives the terminal back (cursor, last line), also after an exception or Ctrl-C.
     """
 
     def __init__(self, console: Console) -> None:
-        super().__init__(Narrator(NARRATE_SECONDS), time.monotonic)
-        self._header: RunHeader | None = None
+        super().__init__(lambda line: console.print(Text(line)))
         self._latest = ""
         self._position = 0, 1, ""  # step, epoch, what it is busy with
         self._doing: list[tuple[str, float]] = []  # one within the other, each with the time it began
         self._bar = Progress(
-            TextColumn("{task.description}", style="bold"),
+            TextColumn("{task.description}"),
             BarColumn(None),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[doing]}", style="cyan"),
+            TextColumn("{task.fields[doing]}"),
             auto_refresh=False,
             expand=True,
         )
@@ -65,14 +59,14 @@ class LiveConsole(EpochConsole):
         self._doing.append((doing, time.monotonic()))
         self._live.start()
 
+    def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
+        """Say nothing: the area counts the seconds."""
+
     def end_phase(self, doing: str, seconds: float) -> None:
         self._doing.pop()
 
     def start(self, header: RunHeader) -> None:
         super().start(header)
-        self._header = header
-        rows = [(label, text, WARNING_STYLE if label == "warning" else "") for label, text in header_rows(header)]
-        self._console.print(Text("mpt train", "bold cyan"), _grid(rows), "", sep="\n")
         self._bar.update(self._task, total=header.total_steps)
         self._live.start()
 
@@ -80,32 +74,16 @@ class LiveConsole(EpochConsole):
         self._position = step, epoch, phase
         super().progress(step, epoch, phase)
 
-    def snapshot(self, snapshot: Snapshot) -> None:
-        super().snapshot(snapshot)
-        self._latest = self._interval_sentence(snapshot)
-
-    def message(self, text: str) -> None:
-        self._console.print(Text(text))
-
     def finish(self, summary: Summary) -> None:
         self._live.stop()
-        self._print_sentences(at_once=True)
-        good = summary.exit_code == 0 and summary.verdict in GOOD_VERDICTS
-        is_cut = summary.status in ("interrupted", "terminated")
-        color = "green" if good else "red" if summary.exit_code and not is_cut else "yellow"
-        rows = [(label, text, f"bold {color}" if label == "verdict" else "") for label, text in final_rows(summary)]
-        self._console.print("", Text(summary.status, f"bold {color}"), _grid(rows), sep="\n")
+        super().finish(summary)
 
     def close(self) -> None:
         self._live.stop()
         super().close()
 
-    def _print_rows(self, lines: Sequence[Text]) -> None:
-        for line in lines:
-            self._console.print(line)
-
-    def _print_beside(self, sentence: str) -> None:
-        self._console.print(Padding(Text(sentence, WARNING_STYLE), (0, 0, 0, INDENT)))
+    def _tell_position(self, sentence: str) -> None:
+        self._latest = sentence
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the area. A terminal that was made narrower has broken the lines of before into more, which rich does
@@ -125,21 +103,12 @@ class LiveConsole(EpochConsole):
             seconds = time.monotonic() - began
             doing = f"{name}  {format_whole_seconds(seconds)}" if seconds >= 1 else name
         if self._header is None:
-            return Text(doing, "cyan")
+            return Text(doing)
         step, epoch, phase = self._position
         if step and not self._bar.tasks[0].started:
             self._bar.start_task(self._task)  # the time left comes from the steps after those that compiled
         total = f"/{format_count(self._header.total_steps)}" if self._header.total_steps else ""
         where = f"epoch {epoch}/{self._header.epochs}  step {format_count(step)}{total}"
         self._bar.update(self._task, completed=step, description=where, doing=doing or phase)
-        latest = Text(self._latest, "dim")
-        return Padding(Group(self._bar, *([latest] if self._latest else [])), (0, ECHO_COLUMNS, 0, 0))
-
-
-def _grid(rows: Sequence[tuple[str, str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, text, style in rows:
-        grid.add_row(label, Text(text, style))
-    return grid
+        latest = [Text(self._latest, "dim")] if self._latest else []
+        return Padding(Group(self._bar, *latest), (0, ECHO_COLUMNS, 0, 0))

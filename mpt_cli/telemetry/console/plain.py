@@ -1,16 +1,14 @@
-"""Plain lines without control codes: what is said of a run, the same on screen and in console.log (header, skipped
-steps, the end), and the console that prints it line by line, for pipes, batch jobs and console.log.
+"""Plain lines without control codes: what is said of a run, the same on screen and in console.log (header, epochs,
+skipped steps, the end), and the console that prints it line by line, for pipes, batch jobs and console.log.
 """
 
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TextIO
-
-from rich.text import Text
 
 from mpt_cli.errors import NUMERICAL, printable
 from mpt_cli.settings.overrides import format_override
@@ -41,7 +39,7 @@ from mpt_cli.telemetry.record_types import (
 from mpt_cli.telemetry.run_state import may_still_settle
 from mpt_cli.telemetry.sink_interface import REMINDER_SECONDS, LineFile, Sink
 
-LABEL_WIDTH = 13
+LABEL_WIDTH, NARROWEST = 13, 20
 INDENT = 8  # of a sentence between rows: to the right of the epochs, whose column stays free for the eye
 
 
@@ -73,8 +71,13 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
     return [(label, text) for label, text in rows if text]
 
 
-def labelled_lines(rows: list[tuple[str, str]]) -> list[str]:
-    return [f"{label:<{LABEL_WIDTH}}{text}" for label, text in rows]
+def labelled_lines(rows: list[tuple[str, str]], width: int | None = None) -> list[str]:
+    """Return a line for each row, or several where they must fit into `width`."""
+    lines: list[str] = []
+    for label, text in rows:
+        parts = [text] if width is None else wrap(text, max(width - LABEL_WIDTH, NARROWEST))
+        lines += [f"{'' if place else label:<{LABEL_WIDTH}}{part}" for place, part in enumerate(parts)]
+    return lines
 
 
 def final_rows(summary: Summary) -> list[tuple[str, str]]:
@@ -133,181 +136,80 @@ def _format_speed(summary: Summary) -> str:
     return ", ".join(parts)
 
 
-LONGEST_WAIT_SECONDS = 60.0
-
-
-class Narrator:
-    """Gathers events and gives out sentences, at most one per waiting time, which doubles each time up to a minute.
-
-    So the first overflow is reported at once, and a run that overflows for hours doesn't bury its own epochs.
-    """
-
-    def __init__(self, wait_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._wait_seconds, self._clock = wait_seconds, clock
-        self._told_at = float("-inf")
-        self._pending: list[Event] = []
-        self._scaling = Scaling()
-        self._total_steps: int | None = None
-        self._skipped = 0
-
-    def start(self, header: RunHeader) -> None:
-        self._scaling, self._total_steps, self._skipped = header.scaling, header.total_steps, header.skipped_steps
-
-    def add(self, events: Sequence[Event]) -> None:
-        self._pending += [event for event in events if event.kind in (OVERFLOW, GROWTH, DECLINE)]
-
-    def sentences(self, at_once: bool = False) -> list[str]:
-        """Return the sentence that is due now, most often none; `at_once` empties what is pending."""
-        if not self._pending or not (at_once or self._clock() - self._told_at >= self._wait_seconds):
-            return []
-        self._told_at = self._clock()
-        self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
-        events, self._pending = sorted(self._pending, key=lambda event: event.step), []
-        skips = [event for event in events if event.kind == OVERFLOW]
-        self._skipped += len({event.step for event in skips})
-        start, end = events[0].step, events[-1].step
-        steps = f"step {start}" if start == end else f"steps {start}-{end}"
-        so_far = f"; {self._skipped} of {format_count(end)} steps so far" if skips else ""
-        what = self._format_events(skips, len(events) - len(skips))
-        return [f"{steps}: {what}{self._format_scale_change(events)}{self._comment(skips)}{so_far}"]
-
-    def _format_events(self, skips: list[Event], moves: int) -> str:
-        if not moves:
-            return _format_skips(skips, self._scaling)
-        if not skips:
-            return self._scaling.rule.explain_moves(moves)
-        noun = "growth" if self._scaling.growth_steps else "move"
-        return f"{len(skips)} skipped{_format_where(skips)}, {moves} {noun}{'' if moves == 1 else 's'}"
-
-    def _format_scale_change(self, events: list[Event]) -> str:
+def describe_events(events: Sequence[Event], scaling: Scaling) -> str:
+    """Return in a line what was skipped, what was found where, and how the scale moved."""
+    skips = [event for event in events if event.kind == OVERFLOW]
+    moves, start, end = len(events) - len(skips), events[0].step, events[-1].step
+    found = []
+    if skips:
+        outcome = "overflowed, applied all the same" if scaling.applies_overflows else "skipped"
+        found.append(f"{f'{len(skips)} ' if len(skips) > 1 else ''}{outcome}{_format_place(skips)}")
+    if moves:
+        noun = "growth" if scaling.growth_steps else "move"
+        found.append(f"{moves} {noun}{'s' if moves > 1 else ''}")
+    if scaling.scales:
         before, after = events[0].scale_before, events[-1].scale_after
-        if not self._scaling.scales:
-            return ""
-        if before != after:
-            return f", scale {format_scale(before)} → {format_scale(after)}"
-        moved = any(event.moves_scale for event in events)
-        return f", scale {'back at' if moved else 'stays'} {format_scale(after)}"
-
-    def _comment(self, skips: list[Event]) -> str:
-        """Return what is known of the skips; nothing of nan without inf, which a scale that settles seldom leaves."""
-        if skips and all(event.cause == FORWARD_PASS for event in skips):
-            return ": the loss itself was not finite, which is not the scale's fault"
-        falls = self._scaling.growth_steps and any(event.moves_scale for event in skips)
-        if not falls or not all(event.inf and event.cause != FORWARD_PASS for event in skips):
-            return ""
-        last = skips[-1].step
-        is_early = may_still_settle(last - self._skipped, self._total_steps or last)
-        return ": normal while the scale settles" if is_early else ""
+        found.append(f"scale {format_scale(before)} → {format_scale(after)}" if before != after else "scale unchanged")
+    return f"{f'step {start}' if start == end else f'steps {start}-{end}'}: {', '.join(found)}"
 
 
-def _format_skips(skips: list[Event], scaling: Scaling) -> str:
-    outcome = "applied all the same" if scaling.applies_overflows else "skipped"
-    if len(skips) > 1:
-        return f"{len(skips)} {'skipped' if outcome == 'skipped' else f'overflowed, {outcome}'}{_format_where(skips)}"
-    if skips[0].cause == FORWARD_PASS:
-        where = f", first in {skips[0].layer}" if skips[0].layer else ""
-        return f"{_format_bad_values(skips[0])} in the forward pass{where}, step {outcome}"
-    return f"gradients overflowed{_format_where(skips)}, step {outcome}"
-
-
-def _format_where(skips: list[Event]) -> str:
+def _format_place(skips: list[Event]) -> str:
     """Return what was found where, from the first skip that knows it: one example must do for all."""
-    for event in skips:
-        if event.variable:
-            return f" ({_format_bad_values(event)} in {event.variable})"
-    return f" ({_format_bad_values(skips[0])})" if skips[0].nan or skips[0].inf else ""
+    event = next((event for event in skips if event.variable or event.layer), skips[0])
+    what = event.fault or " and ".join(name for name in ("inf", "nan") if getattr(event, name)) or "not finite"
+    if event.cause == FORWARD_PASS:
+        return f" ({what} in the forward pass{f', first in {event.layer}' if event.layer else ''})"
+    return f" ({what}{f' in {event.variable}' if event.variable else ''})"
 
 
-def _format_bad_values(event: Event) -> str:
-    """Return what was found at the named place, else in all gradients together."""
-    if event.fault:
-        return event.fault
-    kinds = [word for word, count in (("inf", event.inf), ("nan", event.nan)) if count]
-    return " and ".join(kinds) or "not finite"
+SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 60.0
+WAIT_SHARE = 0.01  # of the time gone: about a hundred lines of a kind per factor e of running time
 
 
-class EpochConsole(Sink, ABC):
-    """What every console keeps, wherever it shows it: the table of epochs, the sentences beside it, and since when the
-    epoch runs.
-    """
-
-    def __init__(self, narrator: Narrator, clock: Callable[[], float]) -> None:
-        self._narrator, self._clock = narrator, clock
-        self._table: EpochTable | None = None
-        self._epoch_started_at = clock()
-
-    @property
-    def _width(self) -> int | None:
-        """Return how many characters a row may have; None for a file or a pipe."""
-        return None
-
-    @abstractmethod
-    def _print_rows(self, lines: Sequence[Text]) -> None:
-        """Show lines of the table below what was shown before."""
-
-    @abstractmethod
-    def _print_beside(self, sentence: str) -> None:
-        """Show a sentence between two rows."""
-
-    def start(self, header: RunHeader) -> None:
-        self._table = EpochTable(header)
-        self._epoch_started_at = self._clock()
-        self._narrator.start(header)
-
-    def progress(self, step: int, epoch: int, phase: str) -> None:
-        self._print_sentences()
-
-    def events(self, events: Sequence[Event]) -> None:
-        self._narrator.add(events)
-        self._print_sentences()
-
-    def snapshot(self, snapshot: Snapshot) -> None:
-        if snapshot.epoch_end:
-            self._end_epoch(snapshot)
-
-    def close(self) -> None:
-        self._print_sentences(at_once=True)
-
-    def _end_epoch(self, snapshot: Snapshot) -> None:
-        now = self._clock()
-        self._print_sentences(at_once=True)
-        self._print_row(snapshot, now - self._epoch_started_at)
-        self._epoch_started_at = now
-
-    def _print_row(self, snapshot: Snapshot, seconds: float | None = None) -> None:
-        assert self._table is not None
-        self._print_rows(self._table.row(snapshot, seconds, self._width))
-
-    def _interval_sentence(self, snapshot: Snapshot) -> str:
-        """Return where the run is within an epoch: a row of its own kind, which is no row of the table."""
-        assert self._table is not None
-        cells = {name: text for name, text, _ in self._table.cells(snapshot) if text}
-        where = f"step {cells.pop('step')}, epoch {cells.pop('epoch')}"
-        return f"{where}: {', '.join(f'{name} {text}' for name, text in cells.items())}"
-
-    def _print_sentences(self, at_once: bool = False) -> None:
-        for sentence in self._narrator.sentences(at_once):
-            self._print_beside(sentence)
-
-
-SHORTEST_WAIT_SECONDS = 5.0
-WAIT_SHARE = 0.01  # of the time gone: about a hundred interval lines per factor e of running time
-
-
-class PlainConsole(EpochConsole):
+class PlainConsole(Sink):
     """Writes each line through `write_line` as soon as it is due.
 
-    Every epoch gets its row of the table, with all columns. Intervals get one at most every five seconds, later every
-    minute, and so do overflows.
+    Every epoch gets its row of the table, with all columns. Between epochs a line says where the run is, and one what
+    was skipped since the last: the first at once, then one at most every five seconds, later every minute, so that a
+    run that overflows for hours doesn't bury its own epochs.
     """
 
     def __init__(self, write_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(Narrator(SHORTEST_WAIT_SECONDS, clock), clock)
-        self._write_line = write_line
-        self._started_at = clock()
-        self._interval_told_at = float("-inf")
+        self._write_line, self._clock = write_line, clock
+        self._header: RunHeader | None = None
+        self._began = self._epoch_began = clock()
+        self._told_at: dict[str, float] = {}
+        self._pending: list[Event] = []
+        self._skipped = 0
         self._sample: GradientSample | None = None  # the latest, until it is told
         self._writing = threading.RLock()  # a phase that lasts is told from another thread
+
+    @property
+    def _width(self) -> int | None:
+        """Return how many characters a line may have; None for a file or a pipe."""
+        return None
+
+    def start(self, header: RunHeader) -> None:
+        self._header, self._table, self._skipped = header, EpochTable(header), header.skipped_steps
+        self._began = self._epoch_began = self._clock()
+        self._write([*labelled_lines(header_rows(header), self._width), ""])
+
+    def progress(self, step: int, epoch: int, phase: str) -> None:
+        self._tell_events()
+
+    def events(self, events: Sequence[Event]) -> None:
+        self._pending += [event for event in events if event.kind in (OVERFLOW, GROWTH, DECLINE)]
+        self._tell_events()
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        self._sample = snapshot.gradients or self._sample
+        if snapshot.epoch_end:
+            now = self._clock()
+            self._tell_events(at_once=True)
+            self._write(self._table.row(snapshot, now - self._epoch_began, self._width))
+            self._epoch_began = now
+        else:
+            self._tell_position(self._table.position(snapshot))
 
     def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
         so_far = f"{doing}: {format_seconds(seconds)} so far"
@@ -317,38 +219,56 @@ class PlainConsole(EpochConsole):
         if seconds >= REMINDER_SECONDS:
             self._write([f"{doing} took {format_seconds(seconds)}"])
 
-    def start(self, header: RunHeader) -> None:
-        super().start(header)
-        self._started_at = self._clock()
-        self._write(labelled_lines(header_rows(header)))
-        self._write([""])
-
-    def snapshot(self, snapshot: Snapshot) -> None:
-        super().snapshot(snapshot)
-        self._sample = snapshot.gradients or self._sample
-        now = self._clock()
-        if not snapshot.epoch_end and now - self._interval_told_at >= self._wait_seconds(now):
-            self._interval_told_at = now
-            self._print_beside(self._interval_sentence(snapshot))
-            if self._sample is not None:
-                self._print_beside(sample_sentence(self._sample))
-                self._sample = None
-
     def message(self, text: str) -> None:
         self._write([text])
 
     def finish(self, summary: Summary) -> None:
-        self._print_sentences(at_once=True)
-        self._write(["", *labelled_lines(final_rows(summary))])
+        self._tell_events(at_once=True)
+        self._write(["", *labelled_lines(final_rows(summary), self._width)])
 
-    def _print_rows(self, lines: Sequence[Text]) -> None:
-        self._write([line.plain.rstrip() for line in lines])
+    def close(self) -> None:
+        self._tell_events(at_once=True)
 
-    def _print_beside(self, sentence: str) -> None:
-        self._write([f"{'':{INDENT}}{sentence}"])
+    def _tell_position(self, sentence: str) -> None:
+        if self._is_due("position"):
+            self._write_beside(sentence)
+            if self._sample is not None:
+                self._write_beside(sample_sentence(self._sample))
+                self._sample = None
 
-    def _wait_seconds(self, now: float) -> float:
-        return min(max(WAIT_SHARE * (now - self._started_at), SHORTEST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
+    def _tell_events(self, at_once: bool = False) -> None:
+        if not self._pending or not (self._is_due("events") or at_once) or self._header is None:
+            return
+        events, self._pending = sorted(self._pending, key=lambda event: event.step), []
+        skips = [event for event in events if event.kind == OVERFLOW]
+        self._skipped += len({event.step for event in skips})
+        so_far = f"; {self._skipped} of {format_count(events[-1].step)} steps so far" if skips else ""
+        self._write_beside(f"{describe_events(events, self._header.scaling)}{self._comment(skips)}{so_far}")
+
+    def _comment(self, skips: list[Event]) -> str:
+        """Return what is known of the skips; nothing of nan without inf, which a scale that settles seldom leaves."""
+        assert self._header is not None
+        if skips and all(event.cause == FORWARD_PASS for event in skips):
+            return ": the loss itself was not finite, which is not the scale's fault"
+        falls = self._header.scaling.growth_steps and any(event.moves_scale for event in skips)
+        if not falls or not all(event.inf and event.cause != FORWARD_PASS for event in skips):
+            return ""
+        last = skips[-1].step
+        is_early = may_still_settle(last - self._skipped, self._header.total_steps or last)
+        return ": normal while the scale settles" if is_early else ""
+
+    def _is_due(self, kind: str) -> bool:
+        now = self._clock()
+        wait = min(max(WAIT_SHARE * (now - self._began), SHORTEST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
+        if now - self._told_at.get(kind, float("-inf")) < wait:
+            return False
+        self._told_at[kind] = now
+        return True
+
+    def _write_beside(self, sentence: str) -> None:
+        """Write a sentence between two rows."""
+        lines = [sentence] if self._width is None else wrap(sentence, max(self._width - INDENT, NARROWEST))
+        self._write([f"{'':{INDENT}}{line}" for line in lines])
 
     def _write(self, lines: Sequence[str]) -> None:
         with self._writing:

@@ -4,14 +4,11 @@ import math
 from collections.abc import Iterator
 
 from rich.cells import cell_len
-from rich.text import Text
 
-from mpt_cli.telemetry.colors import WARNING_STYLE
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds
 from mpt_cli.telemetry.record_types import RunHeader, Snapshot
 
 GAP = "  "
-HEADING_STYLE, SCALE_STYLE = "bold", "magenta"
 LEAST_WIDTH = 7  # of a column, so that a longer value seldom moves those after it
 HEADING_ROWS = 40  # rows under one heading
 OPTIMIZER_PREFIXES = ("loss_scale/", "skipped_steps/", "applied_steps/")
@@ -41,11 +38,11 @@ class EpochTable:
         self._shown: list[tuple[str, int]] = []
         self._rows = 0  # under the heading
 
-    def row(self, snapshot: Snapshot, seconds: float | None, width: int | None = None) -> list[Text]:
+    def row(self, snapshot: Snapshot, seconds: float | None, width: int | None = None) -> list[str]:
         """Return the lines of one row; `seconds` are those of the epoch, None within one."""
         self._metrics |= model_metrics(snapshot.metrics)
-        cells = {name: (text, style) for name, text, style in self.cells(snapshot, seconds)}
-        for name, (text, _) in cells.items():
+        cells = dict(self.cells(snapshot, seconds))
+        for name, text in cells.items():
             self._widths[name] = max(self._widths.get(name, LEAST_WIDTH), cell_len(text), len(name))
         shown, end = [], -len(GAP)
         for name in cells:
@@ -54,37 +51,39 @@ class EpochTable:
                 shown.append((name, self._widths[name]))
         is_due = shown != self._shown or self._rows >= HEADING_ROWS
         self._shown, self._rows = shown, 1 if is_due else self._rows + 1
-        line = Text(GAP).join(Text(cells[name][0].rjust(wide), cells[name][1]) for name, wide in shown)
-        heading = Text(GAP.join(name.rjust(wide) for name, wide in shown), HEADING_STYLE)
+        line = GAP.join(cells[name].rjust(wide) for name, wide in shown).rstrip()
+        heading = GAP.join(name.rjust(wide) for name, wide in shown)
         return [heading, line] if is_due else [line]
 
-    def cells(self, snapshot: Snapshot, seconds: float | None = None) -> Iterator[tuple[str, str, str]]:
-        """Name, text and style of each column."""
+    def position(self, snapshot: Snapshot) -> str:
+        """Return where the run is within an epoch: a line of its own kind, which is no row of the table."""
+        cells = {name: text for name, text in self.cells(snapshot) if text}
+        where = f"step {cells.pop('step')}, epoch {cells.pop('epoch')}"
+        return f"{where}: {', '.join(f'{name} {text}' for name, text in cells.items())}"
+
+    def cells(self, snapshot: Snapshot, seconds: float | None = None) -> Iterator[tuple[str, str]]:
+        """Name and text of each column."""
         header, metrics = self._header, snapshot.metrics
-        yield "epoch", format_epoch(snapshot, header), ""
+        yield "epoch", format_epoch(snapshot, header)
         if snapshot.phase is not None:
-            yield "phase", f"{snapshot.phase}/{len(header.phases)}", ""
-        yield "loss", format_number(snapshot.loss), "bold"
+            yield "phase", f"{snapshot.phase}/{len(header.phases)}"
+        yield "loss", format_number(snapshot.loss)
         if header.scaling.scales:
-            yield "scale", format_scale(snapshot.loss_scale), SCALE_STYLE
-            yield "skipped", *_count(snapshot.skipped_steps)
+            yield "scale", format_scale(snapshot.loss_scale)
+            yield "skipped", format_count(snapshot.skipped_steps)
         for name in self._metrics:
             if name != "loss":  # the snapshot has its own
-                yield name, format_number(metrics[name]) if name in metrics else "", ""
+                yield name, format_number(metrics[name]) if name in metrics else ""
         for name in other_optimizers(metrics):
-            yield f"scale {name}", format_scale(metrics[f"loss_scale/{name}"]), SCALE_STYLE
-            yield f"skipped {name}", *_count(metrics.get(f"skipped_steps/{name}", 0.0))
+            yield f"scale {name}", format_scale(metrics[f"loss_scale/{name}"])
+            yield f"skipped {name}", format_count(metrics.get(f"skipped_steps/{name}", 0.0))
         if growth_steps := header.scaling.growth_steps:
-            yield "grows in", format_count(max(0, growth_steps - snapshot.scale_counter)), SCALE_STYLE
-        yield "learning rate", f"{snapshot.learning_rate:.3g}", ""
-        yield "step", format_count(snapshot.step), ""
+            yield "grows in", format_count(max(0, growth_steps - snapshot.scale_counter))
+        yield "learning rate", f"{snapshot.learning_rate:.3g}"
+        yield "step", format_count(snapshot.step)
         rate = snapshot.examples_per_second
-        yield "examples/s", "" if rate is None else format_count(rate), ""
-        yield "time", "" if seconds is None else format_seconds(seconds), ""
-
-
-def _count(skipped: float) -> tuple[str, str]:
-    return format_count(skipped), WARNING_STYLE if skipped else ""
+        yield "examples/s", "" if rate is None else format_count(rate)
+        yield "time", "" if seconds is None else format_seconds(seconds)
 
 
 def format_epoch(snapshot: Snapshot, header: RunHeader) -> str:

@@ -1,0 +1,127 @@
+from dataclasses import replace
+
+import pytest
+
+from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
+from mpt_cli.telemetry.console.plain import PlainConsole
+from mpt_cli.telemetry.record_types import Event, Scaling
+
+
+def _skips(first: int, last: int, scale: float, backoff: float = 0.5, **more) -> list[Event]:
+    return [
+        Event(step, 1, "overflow", scale * backoff**index, scale * backoff ** (index + 1), **more)
+        for index, step in enumerate(range(first, last + 1))
+    ]
+
+
+DYNAMIC, FIXED, LOGMAX = Scaling(DynamicScale(2.0**15, 40)), Scaling(FixedScale(1024.0)), Scaling(LogMaxScale(1024.0))
+
+
+def _growths(*steps: int) -> list[Event]:
+    return [Event(step, 1, "growth", 2.0**power, 2.0 ** (power + 1)) for power, step in enumerate(steps)]
+
+
+def _stays(**more) -> list[Event]:
+    return _skips(7, 7, 1024.0, backoff=1.0, inf=1, **more)
+
+
+TOLD = [
+    (
+        DYNAMIC,
+        _skips(12, 12, 65536.0, inf=3, variable="conv1/kernel"),
+        "step 12: skipped (inf in conv1/kernel), scale 65536 → 32768: normal while the scale settles; 1 of 12 steps so "
+        "far",
+    ),
+    (
+        DYNAMIC,
+        _skips(20, 31, 2.0**30, inf=3, variable="conv1/kernel"),
+        "steps 20-31: 12 skipped (inf in conv1/kernel), scale 1073741824 → 262144: normal while the scale settles; 12 of "
+        "31 steps so far",
+    ),
+    (
+        FIXED,
+        _stays(nan=2, variable="head/bias"),
+        "step 7: skipped (inf and nan in head/bias), scale unchanged; 1 of 7 steps so far",
+    ),
+    (
+        DYNAMIC,
+        [*_growths(40), *_skips(41, 41, 2.0, inf=1)],
+        "steps 40-41: skipped (inf), 1 growth, scale unchanged; 1 of 41 steps so far",
+    ),
+    (DYNAMIC, _growths(40), "step 40: 1 growth, scale 1 → 2"),
+    (DYNAMIC, _growths(40, 80, 120), "steps 40-120: 3 growths, scale 1 → 8"),
+    (
+        DYNAMIC,
+        _skips(5, 5, 65536.0, nan=1, cause="forward"),
+        "step 5: skipped (nan in the forward pass), scale 65536 → 32768: the loss itself was not finite, which is not "
+        "the scale's fault; 1 of 5 steps so far",
+    ),
+    (
+        FIXED,
+        _skips(4, 4, 8.0, nan=9, layer="net/block_3", fault="inf", cause="forward"),
+        "step 4: skipped (inf in the forward pass, first in net/block_3), scale 8 → 4: the loss itself was not finite, "
+        "which is not the scale's fault; 1 of 4 steps so far",
+    ),
+    (
+        replace(FIXED, on_overflow="apply"),
+        _stays(),
+        "step 7: overflowed, applied all the same (inf), scale unchanged; 1 of 7 steps so far",
+    ),
+    (Scaling(), _stays(), "step 7: overflowed, applied all the same (inf); 1 of 7 steps so far"),
+    (
+        LOGMAX,
+        [Event(7, 1, "growth", 1024.0, 2048.0), Event(9, 1, "decline", 2048.0, 512.0)],
+        "steps 7-9: 2 moves, scale 1024 → 512",
+    ),
+    (
+        LOGMAX,
+        _skips(90, 90, 2.0**-13, nan=1),
+        "step 90: skipped (nan), scale 2^-13 → 2^-14; 1 of 90 steps so far",
+    ),
+]
+
+
+@pytest.fixture
+def begun(header, clock):
+    """The lines of a console whose run began with this scaling, and the console."""
+
+    def console(scaling: Scaling = DYNAMIC, **more) -> tuple[list[str], PlainConsole]:
+        lines: list[str] = []
+        found = PlainConsole(lambda line: lines.append(line.strip()), clock)
+        found.start(replace(header, scaling=scaling, **more))
+        lines.clear()
+        return lines, found
+
+    return console
+
+
+def test_what_happened_in_plain_words(begun) -> None:
+    for scaling, events, sentence in TOLD:
+        lines, console = begun(scaling)
+        console.events(events)
+        assert lines == [sentence]
+
+
+def test_frequent_overflows_are_gathered_the_first_is_told_at_once(begun, clock) -> None:
+    (lines, console), start = begun(), clock.now
+    for second in range(20):
+        clock.now = start + second
+        console.events(_skips(second + 1, second + 1, 4.0))
+    assert [line.partition(":")[0] for line in lines] == ["step 1", "steps 2-6", "steps 7-11", "steps 12-16"]
+
+
+def test_a_resumed_run_goes_on_counting(begun) -> None:
+    lines, console = begun(skipped_steps=3)
+    console.events(_skips(41, 41, 8.0))
+    console.events(_skips(42, 43, 8.0))
+    console.close()
+    assert [line.partition("; ")[2] for line in lines] == ["4 of 41 steps so far", "6 of 43 steps so far"]
+
+
+def test_nan_without_inf_is_not_called_normal(begun, clock):
+    """At 65536 and 32768 steps had been applied before: lowering the scale cures nothing."""
+    lines, console = begun()
+    for step, scale in ((10, 65536.0), (20, 32768.0), (30, 16384.0)):
+        clock.now += 60
+        console.events(_skips(step, step, scale, nan=4, variable="a/kernel", layer="a", fault="nan", cause="backward"))
+    assert not any("normal" in line for line in lines) and "(nan in a/kernel)" in lines[2]
