@@ -47,7 +47,7 @@ _NOT_RECIPES = ("conf", "runs", "sweeps", "compares")  # folders of a project, a
 @dataclass(frozen=True)
 class ReproduceTarget:
     """What to run and what to expect. `environment` is that of the run to repeat, `recipe` the file of a recipe,
-    `seeds` with how many seeds it is to run, `missing` why it can't run here.
+    `missing` says why it can't run here.
     """
 
     name: str
@@ -57,7 +57,6 @@ class ReproduceTarget:
     recipe: Path | None = None
     tags: tuple[str, ...] = ()
     seed: int | None = None
-    seeds: int = 1
     missing: str = ""
 
 
@@ -119,7 +118,6 @@ def collect(request: Selection) -> Collection:
         words = [word for target in targets for word in (target.name, *target.tags)] + [each.name for each in errors]
         listed = f"There are {', '.join(dict.fromkeys(words))}."
         raise ConfigError(Problem("-k", "must be part of a name or tag.", request.keywords, listed))
-    found.targets = [each for target in found.targets for each in _with_seeds(target)]
     return found
 
 
@@ -197,7 +195,6 @@ def _read(requested: _Requested, request: Selection) -> tuple[ReproduceTarget, s
         recipe=find_recipe(name),
         tags=tuple(settings.tags),
         seed=settings.seed,
-        seeds=settings.seeds,
         missing=missing_backend(settings),
     )
     lacking = "" if settings.expect else NO_EXPECTATIONS
@@ -257,14 +254,3 @@ def _matches(keywords: str, names: Sequence[str]) -> bool:
         return word[4:].strip() not in joined if word.startswith("not ") else word in joined
 
     return any(all(map(holds, part.split(" and "))) for part in keywords.lower().split(" or "))
-
-
-def _with_seeds(target: ReproduceTarget) -> list[ReproduceTarget]:
-    """Return the target once for each of its seeds."""
-    if target.recipe is None or target.seeds == 1:
-        return [target]
-    first = target.seed or 0
-    return [
-        replace(target, name=f"{target.name}[seed={seed}]", words=[*target.words, f"seed={seed}"], seed=seed)
-        for seed in range(first, first + target.seeds)
-    ]

@@ -82,73 +82,47 @@ class ResultPrinter:
             )
             missed = sum(not result.passed and not result.fault for result in results)
             self.line(f"\n{good}, {missed} missed, {broken} without a result")
-        for line in _missed_by_seeds(results):
-            self.line(line)
         for result in results:
-            if not result.passed:
-                self._explain(result)
-                self.line(f"  again: {_command(result)}")
-            elif result.is_flaky:
-                self.line(f"\n{result.target.name}: flaky")
-                self._tell_attempts(result)
+            if result.earlier or not result.passed:
+                where = result.child.run.path
+                outcome = "flaky" if result.passed else f"see {where}" if where.is_dir() else result.failure
+                self.line(f"\n{result.target.name}: {outcome}")
+                for line in [*_attempt_lines(result), *([] if result.passed else _failure_lines(result))]:
+                    self.line(f"  {line}")
 
-    def _tell_attempts(self, result: Reproduction) -> None:
-        for attempt, failure in enumerate(result.earlier, 1):
-            self.line(f"  attempt {attempt}: {failure}")
 
-    def _explain(self, result: Reproduction) -> None:
-        where = result.child.run.path
-        self.line(f"\n{result.target.name}: {f'see {where}' if where.is_dir() else result.failure}")
-        if not where.is_dir():
-            for line in result.child.words.splitlines()[1:][-MOST_LINES:]:
-                self.line(f"  {line}")
-        self._tell_attempts(result)
-        if result.earlier and set(result.earlier) == {result.failure}:
-            self.line("  every attempt failed in the same way, so this is not chance")
-        if summary := result.child.summary:
-            self.line(f"  verdict {summary['verdict']}: {summary['explanation']}")
-        for check in result.checks:
-            if check.unreported:
-                self.line(f"  {check.name} was expected, {check.unreported}")
-        if result.child.exit_code and result.child.words and where.is_dir():
-            self.line(f"  {result.child.words}")
-        if not result.child.environment:
-            return
-        if result.target.environment is None:
-            self.line(f"  it ran on {format_environment(result.child.environment)}")
-            return
-        self.line(
-            "  what is different from the first run:"
-            if result.differences
-            else "  the environment is that of the first run (your own code is not compared)"
-        )
-        for line in result.differences[:MOST_DIFFERENCES]:
-            self.line(f"    {line}")
+def _attempt_lines(result: Reproduction) -> Iterator[str]:
+    for attempt, failure in enumerate(result.earlier, 1):
+        yield f"attempt {attempt}: {failure}"
+    if result.earlier and {*result.earlier} == {result.failure}:
+        yield "every attempt failed in the same way, so this is not chance"
+
+
+def _failure_lines(result: Reproduction) -> Iterator[str]:
+    """Yield what is known of a run that failed, and the command that runs it again."""
+    child = result.child
+    if child.summary:
+        yield f"verdict {child.summary['verdict']}: {child.summary['explanation']}"
+    yield from (f"{check.name} was expected, {check.unreported}" for check in result.checks if check.unreported)
+    if child.exit_code:
+        yield from child.words.splitlines()[-MOST_LINES:]
+    if child.environment and result.target.environment is None:
+        yield f"it ran on {format_environment(child.environment)}"
+    elif child.environment:
+        same = "the environment is that of the first run (your own code is not compared)"
+        yield "what is different from the first run:" if result.differences else same
+        yield from (f"  {difference}" for difference in result.differences[:MOST_DIFFERENCES])
         if len(result.differences) > MOST_DIFFERENCES:
-            self.line(f"    and {len(result.differences) - MOST_DIFFERENCES} more, in environment.json")
-
-
-def _missed_by_seeds(results: Sequence[Reproduction]) -> Iterator[str]:
-    """Yield, for each expectation that seeds of a recipe missed, how many of them did."""
-    seeds: dict[tuple[str, str], dict[int | None, bool]] = {}
-    for result in results:
-        recipe, is_seed, _ = result.target.name.partition("[seed=")
-        for check in result.checks if is_seed else ():
-            seeds.setdefault((recipe, check.name), {})[result.target.seed] = check.passed
-    for (recipe, name), passed in seeds.items():
-        if missed := [str(seed) for seed, is_met in passed.items() if not is_met]:
-            which = f"{len(missed)} of" if len(missed) < len(passed) else "all"
-            yield f"{recipe}: {name} missed by {which} {len(passed)} seeds ({', '.join(missed)})"
+            yield f"  and {len(result.differences) - MOST_DIFFERENCES} more, in environment.json"
+    yield f"again: {_command(result)}"
 
 
 def _command(result: Reproduction) -> str:
-    """Return the command that runs this target again, with its seed alone."""
+    """Return the command that runs this target again."""
     conf, *changes = result.target.words
     name = conf.removeprefix("conf=")
     if result.target.recipe is None:
         name = str(Path(name).parent)  # a run directory, whose config.yaml it is
-    elif result.target.seeds > 1:
-        changes.append("seeds=1")
     return shell_command("reproduce", name, *changes)
 
 

@@ -202,10 +202,8 @@ def reproduce(
 def _target_command(
     number: int, target: ReproduceTarget, folder: Path, logs: Path, retry: int
 ) -> Command[RunDirectory]:
-    stem = Path(target.name.partition("[")[0]).stem + (f"-seed{target.seed}" if "[" in target.name else "")
-    run = RunDirectory(
-        folder / f"{number}-{stem}{f'-retry{retry}' if retry else ''}"
-    )  # unique also where a recipe is given twice
+    # unique also where two recipes have one name
+    run = RunDirectory(folder / f"{number}-{Path(target.name).stem}{f'-retry{retry}' if retry else ''}")
     overrides = [*target.words, format_override("run_dir", str(run.path))]
     return run_command("train", overrides, run, logs / f"{run.path.name}.log", target.environment)
 

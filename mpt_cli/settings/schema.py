@@ -299,12 +299,6 @@ class Settings:
         [], "what it needs beside a CPU; `mpt reproduce --all` leaves it out without that", choices=("gpu", "network")
     )
     tags: List[str] = key([], "words by which `mpt reproduce -k` chooses recipes, as by their names")
-    seeds: int = key(
-        1,
-        "with how many seeds `mpt reproduce` runs it, from its own on; each must meet `expect`",
-        at_least=1,
-        at_most=1000,
-    )
     run_dir: Optional[str] = key(None, "where the run writes; null = runs/<recipe>/<time>-<id>")
     resume: Optional[str] = key(None, "auto or a run directory: go on where it stopped")
     policy: PolicySettings = field(default_factory=PolicySettings)

@@ -340,27 +340,3 @@ def test_a_run_that_meets_what_is_expected_of_it_tells_a_bad_verdict(outcome, ca
     outcome["summary"] = {**outcome["summary"], "verdict": "chronic overflow"}
     assert main(["reproduce", "./mine.yaml"]) == 0
     assert "reproduced, though its verdict is chronic overflow" in capsys.readouterr().out
-
-
-def test_a_recipe_runs_with_each_of_its_seeds(outcome, recipe: Path, capsys) -> None:
-    recipe.write_text(RECIPE + "seed: 5\nseeds: 2\n")
-    assert main(["reproduce", "./mine.yaml", "--output", "out"]) == 0
-    assert outcome["words"] == [
-        ["conf=./mine.yaml", f"seed={seed}", f"run_dir=out/{at}-mine-seed{seed}"] for at, seed in enumerate((5, 6), 1)
-    ]
-    assert "[2/2] ./mine.yaml[seed=6]: reproduced" in capsys.readouterr().out
-
-
-def test_how_many_seeds_missed_an_expectation_is_said(outcome, recipe: Path, capsys, monkeypatch) -> None:
-    recipe.write_text(RECIPE.replace("0.97", "0.99") + "seed: 5\nseeds: 2\n")
-    run, good = StubExecutor.run, outcome["summary"]
-
-    def misses_steps_with_seed_6(command: Command) -> int:
-        outcome["summary"] = {**good, "steps_seen": 1} if "seed6" in command.name else good
-        return run(command)
-
-    monkeypatch.setattr(StubExecutor, "run", staticmethod(misses_steps_with_seed_6), raising=False)
-    assert main(["reproduce", "./mine.yaml", "--output", "out"]) == 5
-    said = capsys.readouterr().out.splitlines()
-    assert "./mine.yaml: val_accuracy missed by all 2 seeds (5, 6)" in said
-    assert "./mine.yaml: steps_seen missed by 1 of 2 seeds (6)" in said
