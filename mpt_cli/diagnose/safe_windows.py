@@ -127,7 +127,8 @@ def common_window(windows: Sequence[SafeScales | None]) -> SafeScales | None:
     return SafeScales(max(w.lowest_power for w in minding), min(w.highest_power for w in minding))
 
 
-FARTHEST = 3  # doublings from the predicted highest scale within which the real one is looked for
+# doublings above and below the predicted highest scale within which the real one is looked for
+FARTHEST, FARTHEST_BELOW = 3, 32
 
 
 @dataclass(frozen=True)
@@ -188,21 +189,14 @@ class Verifier:
         return self.trials[scale]
 
     def highest_safe(self, window: SafeScales) -> int | None:
-        """Return the largest power of two at which nothing really overflows; None if even the smallest overflows.
-
-        Looked for around the predicted one, and below that by halving the distance to one that is safe.
+        """Return the largest power of two near the predicted one at which nothing really overflows; None where even far
+        below it something does.
         """
         power = window.highest_power
         if self._is_safe(power):
             above = range(power + 1, power + FARTHEST + 1)
             return next((k - 1 for k in above if not self._is_safe(k)), power + FARTHEST)
-        lowest = next((k for k in (power - 1, power - 4, power - 16, power - 64, -126) if self._is_safe(k)), None)
-        if lowest is None:
-            return None
-        while power - lowest > 1:
-            middle = (lowest + power) // 2
-            lowest, power = (middle, power) if self._is_safe(middle) else (lowest, middle)
-        return lowest
+        return next((k for k in range(power - 1, power - FARTHEST_BELOW, -1) if self._is_safe(k)), None)
 
     def _is_safe(self, power: int) -> bool:
         return -126 <= power <= 127 and self.try_scale(2.0**power).overflows == 0

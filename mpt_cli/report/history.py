@@ -54,7 +54,6 @@ class RunHistory:
     run: RunDirectory
     summary: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    postmortem: dict[str, Any] = field(default_factory=dict)
     config_text: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     steps: dict[str, Curve] = field(default_factory=dict)
@@ -141,8 +140,6 @@ def read_history(path: str | Path, label: str | None = None) -> RunHistory:
     history = RunHistory(label or run.path.resolve().name, run)
     history.summary = _read(history, run.summary_json, Summary, "the run is still going on, or was killed")
     history.environment = _read(history, run.environment_json, ENVIRONMENT, "versions and machine are not known")
-    if run.postmortem_json.exists():
-        history.postmortem = _read(history, run.postmortem_json, {}, "")
     _read_config(history)
     _read_metrics(history)
     _read_events(history)

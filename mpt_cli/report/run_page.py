@@ -1,4 +1,4 @@
-"""The page of a run: verdict, outcome, pictures, what went wrong, events, layers and configuration; and the pictures
+"""The page of a run: verdict, outcome, pictures, events, layers and configuration; and the pictures
 of a run, or of the runs of a sweep or comparison overlaid.
 """
 
@@ -8,44 +8,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mpt_cli.report.history import STEP_FIELDS, RunHistory
 from mpt_cli.report.page import render_page, write_page
 from mpt_cli.report.picture import Curve, Picture
 from mpt_cli.report.tables import PageTable, text_table
-from mpt_cli.runs.provenance import flatten, format_environment
+from mpt_cli.runs.provenance import flatten
 from mpt_cli.settings.model_data_optimizer_keys import PYTHON
 from mpt_cli.settings.search_path import conf_override, explicit_path, shell_command
 from mpt_cli.telemetry.colors import CURVE_COLORS, MOST_DISTINCT, CurveStyle, distinct_style
+from mpt_cli.telemetry.console.plain import result_rows
 from mpt_cli.telemetry.format import (
-    format_bytes,
     format_count,
     format_fraction,
-    format_number,
-    format_scale,
-    format_seconds,
-    format_share,
 )
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS
-from mpt_cli.telemetry.record_types import ACTIVATION_GRADIENTS, ACTIVATIONS, UPDATES, WEIGHT_GRADIENTS, as_number
-
-_MOST_RANGES = 300
-_ENVIRONMENT_FIELDS = (
-    "devices",
-    "backend",
-    "jit_compile",
-    "policy",
-    "distribute",
-    "seed",
-    "dataset_fingerprint",
-    "started_at",
-    "working_directory",
-    "mpt",
-    "python",
-    "variables",
-    "git",
+from mpt_cli.telemetry.record_types import (
+    ACTIVATION_GRADIENTS,
+    ACTIVATIONS,
+    UPDATES,
+    WEIGHT_GRADIENTS,
+    Summary,
+    as_number,
+    record_from,
+    required_fields,
 )
+
+_NOT_SHOWN = ("packages", "attempts", "not_recorded", "schema_version")  # of environment.json
 
 
 def headline(history: RunHistory) -> str:
@@ -62,69 +50,17 @@ def severity(history: RunHistory) -> str:
     return "bad" if not history.is_good else "good" if history.verdict in GOOD_VERDICTS else "warn"
 
 
-def format_scale_range(history: RunHistory) -> str:
-    """Return the loss scale at the end, and its lowest and highest value."""
-    names = ("final_loss_scale", "min_loss_scale", "max_loss_scale")
-    final, low, high = (history.number(name) for name in names)
-    if final is None or not history.has_scale:
-        return "-"
-    return format_scale(final) if low == high else f"{format_scale(final)} ({format_scale(low)} … {format_scale(high)})"
-
-
-def format_skipped(history: RunHistory) -> str:
-    """Return how many steps were skipped, and their share."""
-    seen, skipped = history.number("steps_seen") or history.last_step, history.skipped_steps or 0
-    return format_count(skipped) + (f" ({format_share(int(skipped), int(seen))})" if skipped and seen else "")
-
-
 def outcome_facts(history: RunHistory) -> list[tuple[str, str]]:
-    """Return the fields of the summary; without a summary, what the log lines say."""
-    pairs = [
-        ("recipe", str(history.config.get("recipe", "-"))),
-        ("steps", format_count(history.last_step)),
-        ("skipped steps", format_skipped(history)),
-        ("loss scale", format_scale_range(history)),
-    ]
-    best = history.summary.get("best_metrics", {})
-    for name in history.summary.get("metrics", {}):
-        note = (
-            f" (best {format_metric(history, 'best_metrics', name)})" if as_number(best.get(name)) is not None else ""
-        )
-        pairs.append((name, format_metric(history, "metrics", name) + note))
-    return [*pairs, *cost_facts(history)]
-
-
-def cost_facts(history: RunHistory) -> list[tuple[str, str]]:
-    speed, memory, seconds = (history.number(name) for name in ("examples_per_second", "peak_memory_bytes", "seconds"))
-    return [
-        ("examples per second", format_count(speed) if speed is not None else "-"),
-        ("peak memory", format_bytes(int(memory)) if memory is not None else "-"),
-        ("time", format_seconds(seconds) if seconds is not None else "-"),
-    ]
-
-
-def format_metric(history: RunHistory, group: str, name: str) -> str:
-    """Return a metric of the summary as text; `group` is metrics or best_metrics."""
-    return format_number(as_number(history.summary.get(group, {}).get(name)))
-
-
-def format_step_ranges(steps: Sequence[int]) -> str:
-    """Return all of the steps as text, with neighbours joined to ranges.
-
-    >>> format_step_ranges([1, 2, 3, 7, 9, 10])
-    '1–3, 7, 9–10'
-    """
-    found = np.asarray(steps, int)
-    ranges = np.split(found, np.flatnonzero(np.diff(found) > 1) + 1) if len(found) else []
-    words = [f"{each[0]:,}" if len(each) == 1 else f"{each[0]:,}–{each[-1]:,}" for each in ranges[:_MOST_RANGES]]
-    more = [f"and {len(ranges) - _MOST_RANGES:,} more ranges, in events.jsonl"] if len(ranges) > _MOST_RANGES else []
-    return ", ".join([*words, *more])
+    """Return what the run came to; without a summary, what the log lines say."""
+    if any(name not in history.summary for name in required_fields(Summary)):
+        return [("steps", format_count(history.last_step)), ("skipped", format_count(len(history.skips)))]
+    summary = record_from(Summary, {**history.summary, "gradients": None})
+    return [("recipe", summary.recipe), *result_rows(summary)]
 
 
 def environment_facts(history: RunHistory) -> list[tuple[str, str]]:
     """Return versions, machine and other facts that the result may depend on, without the list of all packages."""
-    found = {name: history.environment[name] for name in _ENVIRONMENT_FIELDS if name in history.environment}
-    facts = {"where": format_environment(history.environment), **flatten(found)}
+    facts = flatten({name: value for name, value in history.environment.items() if name not in _NOT_SHOWN})
     return [
         (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
         for name, value in facts.items()
@@ -136,25 +72,6 @@ def format_value(value: Any) -> str:
     """Return a value of the configuration or of a record as text; None becomes empty."""
     number = as_number(value) if isinstance(value, float) else None
     return "" if value is None else f"{number:.6g}" if number is not None and math.isfinite(number) else str(value)
-
-
-def skips_sentence(history: RunHistory) -> str:
-    """Return the steps whose gradients were not finite, and whether they were skipped; empty where all were finite."""
-    if not history.overflows:
-        return ""
-    what = "Skipped steps" if history.skips else "Steps with gradients that were not finite, applied"
-    return f"{what}: {format_step_ranges(history.overflows)}"
-
-
-def failure_facts(history: RunHistory) -> list[tuple[str, str]]:
-    """Return the verdict of a run that failed, and what the health rule saw that ended it."""
-    found = history.postmortem
-    seen = ("rule", "remedy", "step", "epoch", "checkpoint_step", "loss_scale")
-    return [
-        ("exit code", str(history.summary.get("exit_code"))),
-        ("verdict", history.verdict),
-        *((name.replace("_", " "), format_value(found[name])) for name in seen if found.get(name) is not None),
-    ]
 
 
 LATEST_EVENTS = 30
@@ -240,8 +157,6 @@ def run_page(history: RunHistory) -> str:
         "headline": headline(history),
         "kind": severity(history),
         "outcome_facts": outcome_facts(history),
-        "skips": skips_sentence(history),
-        "failure_facts": failure_facts(history),
         "latest_events": events_table(history),
         "layers": layers_table(history) if history.layers else None,
         "environment_facts": environment_facts(history),

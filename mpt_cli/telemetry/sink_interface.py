@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from mpt_cli.errors import DataError, printable
+from mpt_cli.errors import DataError
 from mpt_cli.settings.limits import open_regular
 from mpt_cli.signals import unheard
 from mpt_cli.telemetry.record_types import Event, LayerSample, RunHeader, Snapshot, Summary
@@ -72,7 +72,6 @@ class Sink:
 
 
 REMINDER_SECONDS = 30.0  # between two sentences on a phase that still lasts
-R = TypeVar("R", RunHeader, Summary)
 
 
 class Telemetry:
@@ -97,7 +96,6 @@ class Telemetry:
         self._write_error: str | None = None
 
     def start(self, header: RunHeader) -> None:
-        header = _redacted(header)
         for sink in self.sinks:
             sink.start(header)
 
@@ -137,7 +135,7 @@ class Telemetry:
 
     def message(self, text: str) -> None:
         for sink in self.sinks:
-            sink.message(printable(text))
+            sink.message(text)
 
     @contextmanager
     def busy(self, doing: str, hint: str = "") -> Iterator[None]:
@@ -164,7 +162,6 @@ class Telemetry:
                 sink.phase_lasts(doing, time.monotonic() - started, hint)
 
     def finish(self, summary: Summary) -> None:
-        summary = _redacted(summary)
         for sink in self.sinks:
             sink.finish(summary)
 
@@ -183,13 +180,6 @@ class Telemetry:
         except Exception:
             if error is None:  # what ended the run matters more than what closing it met
                 raise
-
-
-def _redacted(record: R) -> R:
-    """Return a record with texts that may be shown: without secrets and control codes."""
-    texts = {each.name: getattr(record, each.name) for each in fields(record)}
-    shown: dict[str, Any] = {name: printable(text) for name, text in texts.items() if isinstance(text, str)}
-    return replace(record, **shown)
 
 
 @dataclass(frozen=True)

@@ -19,27 +19,6 @@ ENVIRONMENT = {
     "command_line": ["/usr/bin/mpt", "train", "conf=stub", "a=<b>"],
     "seed": 0,
 }
-POSTMORTEM = {
-    "schema_version": 1,
-    "rule": "loss_scale.max_consecutive_skips",
-    "evidence": "11 steps",
-    "remedy": "Look at the data.",
-    "step": 40,
-    "epoch": 2,
-    "checkpoint_step": None,
-    "loss_scale": 2.0**-14,
-    "scale_trace": [],
-    "latest_events": [],
-    "last_batch": {"x": {"shape": [64, 8], "dtype": "float32", "min": 0.0, "max": 1.0, "nan": 3, "inf": 0}},
-    "layers": [
-        {
-            "name": "head",
-            "variables": {
-                "head/kernel": {"shape": [8, 2], "dtype": "float32", "min": None, "max": None, "nan": 16, "inf": 0}
-            },
-        }
-    ],
-}
 
 
 def step_line(step: int, **fields: Any) -> dict[str, Any]:
@@ -76,7 +55,7 @@ def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 
 def write_run(path: Path, **changes: Any) -> Path:
-    """A whole run of 100 steps; `changes` are lists of lines by name, fields of the summary, or a postmortem."""
+    """A whole run of 100 steps; `changes` are lists of lines by name, or fields of the summary."""
     path.mkdir(parents=True)
     steps = [step_line(step) for step in range(10, 101, 10)]
     ends = {"epoch_end": True, "accuracy": 0.4, "val_accuracy": 0.5}
@@ -85,7 +64,5 @@ def write_run(path: Path, **changes: Any) -> Path:
     write_lines(path / "events.jsonl", changes.pop("events", [overflow(1), overflow(2), overflow(40)]))
     (path / "config.yaml").write_text(changes.pop("config", "recipe: stub\nseed: 0\npolicy:\n  name: mixed_float16\n"))
     (path / "environment.json").write_text(json.dumps(ENVIRONMENT))
-    if "postmortem" in changes:
-        (path / "postmortem.json").write_text(json.dumps(changes.pop("postmortem")))
     (path / "summary.json").write_text(json.dumps({**SUMMARY, **changes}))
     return path

@@ -54,7 +54,7 @@ def test_what_the_strict_load_refuses_breaks_it(text, at, validator) -> None:
         "seed: null\ntrainer: {epochs: '${vars.n}', max_steps: 1e3}\nvars: {n: 3}",
         "loss_scale: {mode: dynamic, growth_steps: 3, initial_scale: 2**10}",
         "defaults: [./base.yaml, {model: cnn}, _self_, {override /trainer: quick}]\nmodel: {filters: [8, '2**4']}",
-        "defaults: [{experiment: mine}]\nhydra: {searchpath: [../far]}\ntags: [a]\nseeds: 3",
+        "defaults: [{experiment: mine}]\nhydra: {searchpath: [../far]}\ntags: [a]",
         "trainer: {metrics: [accuracy, {object: 'm:f', kwargs: {k: 1}}], loss: null, early_stopping: {patience: 3}}",
         "phases: [{epochs: 2, learning_rate: 0.001, freeze: [base]}]\ntrainer:",
         "sweep: {seed: [1, 2], policy: glob(mixed_*), trainer.epochs: 3}",

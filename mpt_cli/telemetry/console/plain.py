@@ -85,8 +85,18 @@ def final_rows(summary: Summary) -> list[tuple[str, str]]:
     is_cut = not summary.steps_seen and summary.status in ("interrupted", "terminated")  # while it compiled, say
     rows = [("ended" if is_cut else "verdict", summary.explanation if is_cut else summary.verdict)]
     rows += [] if is_cut else [("", summary.explanation)]
+    rows += [*result_rows(summary), ("files", summary.run_dir)]
+    rows += [("" if index else "not recorded", sentence) for index, sentence in enumerate(summary.not_recorded)]
+    if summary.status == "stopped" and summary.run_dir and summary.repeatable:  # recorders write none
+        rows.append(("why", f"{summary.run_dir}/postmortem.json: the last steps, batch and weights in numbers"))
+    rows += [("" if index else "next", command) for index, command in enumerate(next_commands(summary))]
+    return [(label, text) for label, text in rows if text]
+
+
+def result_rows(summary: Summary) -> list[tuple[str, str]]:
+    """Return what the run came to and what it took, as label and text."""
     best = {name: value for name, value in summary.best_metrics.items() if value != summary.metrics.get(name)}
-    rows += [("metrics", _format_metrics(summary.metrics)), ("best", _format_metrics(best))]
+    rows = [("metrics", _format_metrics(summary.metrics)), ("best", _format_metrics(best))]
     skipped, seen = summary.skipped_steps, summary.steps_seen
     rows.append(("skipped", f"{format_count(skipped)} of {format_count(seen)} steps ({format_share(skipped, seen)})"))
     if summary.final_loss_scale is not None:
@@ -95,11 +105,7 @@ def final_rows(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("loss scale", f"{format_scale(summary.final_loss_scale)} at the end{on_the_way}"))
     if summary.gradients is not None:
         rows.append(("gradients", sample_sentence(GradientSample(**summary.gradients))))
-    rows += [("speed", _format_speed(summary)), ("files", summary.run_dir)]
-    rows += [("" if index else "not recorded", sentence) for index, sentence in enumerate(summary.not_recorded)]
-    if summary.status == "stopped" and summary.run_dir and summary.repeatable:  # recorders write none
-        rows.append(("why", f"{summary.run_dir}/postmortem.json: the last steps, batch and weights in numbers"))
-    rows += [("" if index else "next", command) for index, command in enumerate(next_commands(summary))]
+    rows.append(("speed", _format_speed(summary)))
     return [(label, text) for label, text in rows if text]
 
 
