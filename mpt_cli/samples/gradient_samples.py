@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from mpt_cli.engine.step_loop import Engine
-from mpt_cli.errors import first_line
+from mpt_cli.models.build import plain_message
 from mpt_cli.precision.policy import parts_of
 from mpt_cli.samples.gradient_pass import GradientPass, is_compiled_once
 from mpt_cli.samples.lost_digits import measure_digits
@@ -95,7 +95,7 @@ class GradientSampler:
         try:
             return self._sample(batch, step, scale)
         except Exception as error:  # a look must never end what it looks at
-            self._works, self.failure = False, f"gradients can't be sampled here ({first_line(error)[:200]})"
+            self._works, self.failure = False, f"gradients can't be sampled here ({plain_message(error)[:200]})"
             self.say(f"{self.failure}; training continues without")
             return None
         finally:

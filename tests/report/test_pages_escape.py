@@ -40,6 +40,7 @@ def history(tmp_path_factory):
         metrics_lines=lines,
         events=[event, overflow(2)],
         status=EVIL,
+        recipe=EVIL,
         verdict=EVIL,
         exit_code=4,
         explanation=EVIL,

@@ -24,7 +24,11 @@ def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
     assert {entry.name for entry in path.parent.iterdir()} >= {"report.html"}
     assert "Finished: healthy" in text and "All went well." in text
     assert "<pre>mpt train conf=stub &#39;a=&lt;b&gt;&#39;</pre>" in text
-    assert f"mpt reproduce {tmp_path}/run" in text and "name: mixed_float16" in text and "Python 3.11.7" in text
+    assert (
+        f"mpt reproduce {tmp_path}/run" in text
+        and "name: mixed_float16" in text
+        and "<dt>python</dt><dd>3.11.7</dd>" in text
+    )
     assert "prefers-color-scheme: dark" in text and "@media print" in text
     loss, _, scale, _ = found.charts
     assert [curve["label"] for curve in loss["curves"]] == ["training", "validation"] and scale["skips"] == [1, 2, 40]

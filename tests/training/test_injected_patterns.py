@@ -41,7 +41,6 @@ RULE = {
     "hysteresis": 2,
 }
 OFF = {"max_consecutive_skips": None, "stop_on_idle_epoch": False}
-WINDOW = 10
 GOOD = [True] * STEPS
 
 
@@ -88,7 +87,7 @@ def trainer_of(
         Feed(data, run.engine, BatchPlan(4, per_call), resident=True)
         for data in (spoiled(pattern, value), tiny_data(validation * 4))
     )
-    counters = StepCounters(CounterOptions(tuple(v.path for v in run.model.trainable_variables), FLOOR, 64.0), WINDOW)
+    counters = StepCounters(CounterOptions(tuple(v.path for v in run.model.trainable_variables), FLOOR, 64.0))
     health = HealthRules(
         LossScaleSettings(**{**OFF, **rules}), TrainerSettings(), Scaling(DynamicScale(16.0, 3, min_scale=FLOOR))
     )
