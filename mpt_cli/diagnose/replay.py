@@ -34,29 +34,6 @@ from mpt_cli.training.fine_tuning_phases import check_phase
 from mpt_cli.training.run_from_settings import Program
 
 
-@dataclass(frozen=True)
-class ReplayedRun:
-    """A run just before the step of `overflow`, gone on with from `from_step` (0: its beginning)."""
-
-    run: RunDirectory
-    overflow: OverflowEvent
-    parts: Assembly
-    stepper: RunStepper
-    from_step: int
-
-
-def replay(
-    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
-) -> ReplayedRun:
-    """Build the run again, take up its newest checkpoint before the overflow, and train up to the step before it."""
-    parts, stepper = rebuild_at_checkpoint(run, settings, platform, overflow, say)
-    origin = f"from the checkpoint of step {stepper.step}" if stepper.step else "from its beginning"
-    say(f"{run.path}: training again {origin} up to step {overflow.step}")
-    from_step = stepper.step
-    stepper.train_to(max(overflow.step - 1, from_step))
-    return ReplayedRun(run, overflow, parts, stepper, from_step)
-
-
 def rebuild_at_checkpoint(
     run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
 ) -> tuple[Assembly, RunStepper]:
@@ -132,14 +109,18 @@ class ObservedTensor:
 
 @dataclass(frozen=True)
 class OverflowDiagnosis:
-    """The step again. `observed` are in the order of time; `first` is the one that was not finite first.
+    """The step again, in a run trained from `from_step` (0: its beginning).
 
+    `observed` are in the order of time; `first` is the one that was not finite first.
     `overflowed_again`: the step overflowed when it was trained again as the run had trained it. `bad_weights` were not
     finite before the step, `largest_input` is the largest magnitude of its batch, nan where it holds nan. `own_step_of`
     is the class of a model with a step of its own.
     """
 
-    replayed: ReplayedRun
+    run: RunDirectory
+    overflow: OverflowEvent
+    parts: Assembly
+    from_step: int
     overflowed_again: bool
     loss: float
     loss_scale: float
@@ -147,10 +128,6 @@ class OverflowDiagnosis:
     bad_weights: list[str]
     largest_input: float
     own_step_of: str | None = None
-
-    @property
-    def overflow(self) -> OverflowEvent:
-        return self.replayed.overflow
 
     @property
     def first(self) -> ObservedTensor | None:
@@ -173,28 +150,38 @@ class OverflowDiagnosis:
         return [seen for seen in earlier if seen.phase == self.first.phase and seen.largest_exponent is not None][-3:]
 
 
-def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
-    """Train the step again, then look at it with probes in every layer; the run's state is that before the step."""
-    parts, model = replayed.parts, replayed.parts.model
-    batch = replayed.stepper.peek_batches(1)[0]
-    optimizer = optimizers_of(model).get(replayed.overflow.optimizer or "", parts.optimizer)
+def examine_overflow(
+    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
+) -> OverflowDiagnosis:
+    """Build the run again, train it from its newest checkpoint up to the overflow, and look at that step with probes in
+    every layer; the state is that before the step.
+    """
+    parts, stepper = rebuild_at_checkpoint(run, settings, platform, overflow, say)
+    from_step, model = stepper.step, parts.model
+    origin = f"from the checkpoint of step {from_step}" if from_step else "from its beginning"
+    say(f"{run.path}: training again {origin} up to step {overflow.step}")
+    stepper.train_to(max(overflow.step - 1, from_step))
+    batch = stepper.peek_batches(1)[0]
+    optimizer = optimizers_of(model).get(overflow.optimizer or "", parts.optimizer)
     scale, state = float(optimizer.loss_scale), collect_state(model)
-    again = not replayed.stepper.take_step().finite[0]
+    again = not stepper.take_step().finite[0]
     restore_state(model, state)
     bad_weights = [v.path for v in weights_of(model) if not np.isfinite(_on_host(v.value)).all()]
     own = type(model).__name__ if has_custom_train_step(model) else None
-    loss, observed = _run_with_probes(replayed, batch) if own is None else (nan, [])
+    loss, observed = _run_with_probes(parts, batch) if own is None else (nan, [])
     magnitudes = [np.abs(_on_host(x)).max() for x in keras.tree.flatten(batch.x) if _is_number(x)]
     largest_input = float(np.max(magnitudes, initial=0.0))
-    return OverflowDiagnosis(replayed, again, loss, scale, observed, bad_weights, largest_input, own)
+    return OverflowDiagnosis(
+        run, overflow, parts, from_step, again, loss, scale, observed, bad_weights, largest_input, own
+    )
 
 
-def _run_with_probes(replayed: ReplayedRun, batch: Any) -> tuple[float, list[ObservedTensor]]:
+def _run_with_probes(parts: Assembly, batch: Any) -> tuple[float, list[ObservedTensor]]:
     """Return the loss and what the probes saw.
 
     Where everything is finite when compiled like the run, look again with every operation rounded to float16.
     """
-    parts, model = replayed.parts, replayed.parts.model
+    model = parts.model
     injector = build_injector(parts.settings.fault, model, parts.data)
     step_wrapper = injector.wrap_step if injector else None
     for jit_compile in (True, False) if parts.jit_compile else (False,):
@@ -288,10 +275,10 @@ def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) ->
     return {
         "status": "ok" if found.layer is not None or found.bad_weights else "not_found",
         "kind": "overflow",
-        "recipe": found.replayed.parts.settings.recipe,
-        "run_dir": str(found.replayed.run.path),
+        "recipe": found.parts.settings.recipe,
+        "run_dir": str(found.run.path),
         "step": found.overflow.step,
-        "replayed_from_step": found.replayed.from_step,
+        "replayed_from_step": found.from_step,
         "overflowed_again": found.overflowed_again,
         "loss": found.loss,
         "loss_scale": found.loss_scale,
@@ -308,7 +295,7 @@ def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) ->
 
 def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
     """Return rows of label and text, the most important first."""
-    fault, variables = found.replayed.parts.settings.fault, ", ".join(found.bad_weights)
+    fault, variables = found.parts.settings.fault, ", ".join(found.bad_weights)
     rows = [("step", _step_sentence(found))]
     if fault.kind != "none":
         rows.append(("rehearsal", f"the run spoils numbers on purpose: fault.kind={fault.kind}, place {fault.place}"))
@@ -324,8 +311,8 @@ def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) 
 
 
 def _step_sentence(found: OverflowDiagnosis) -> str:
-    replayed, overflow, scale = found.replayed, found.overflow, format_scale(found.loss_scale)
-    what = f"{overflow.step} of {replayed.run.path}, trained again from step {replayed.from_step}"
+    overflow, scale = found.overflow, format_scale(found.loss_scale)
+    what = f"{overflow.step} of {found.run.path}, trained again from step {found.from_step}"
     loss = "" if found.own_step_of else f", loss {format_number(found.loss)}"
     then = f" (in the run {format_scale(overflow.scale_before)})" if found.loss_scale != overflow.scale_before else ""
     ending = "overflowed" if found.overflowed_again else "did NOT overflow"

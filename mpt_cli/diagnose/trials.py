@@ -34,7 +34,7 @@ def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], No
     """
     if found.layer is None or found.bad_weights or not isfinite(found.largest_input):
         return []
-    is_rehearsal = found.replayed.parts.settings.fault.kind != "none"
+    is_rehearsal = found.parts.settings.fault.kind != "none"
     if is_rehearsal or not steps:
         why = "the run spoils numbers on purpose" if is_rehearsal else "--trial-steps=0"
         return [RemedyTrial(words, why=why) for words in candidate_remedies(found)]
@@ -43,7 +43,7 @@ def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], No
         if "learning_rate" in "".join(words) and not isfinite(trials[0].first_loss):
             continue  # before it had any effect the loss was lost
         say(f"trying {shlex.join(words) or UNCHANGED_RUN}")
-        trials.append(_trial(found.replayed.run, found.overflow, words, steps))
+        trials.append(_trial(found.run, found.overflow, words, steps))
         if trials[0].works:
             break
     return ranked(trials)
@@ -54,7 +54,7 @@ def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
 
     Where the loss was finite: a lower scale, a scale that moves, layers in float32, a slower optimizer, another policy.
     """
-    settings, scaling = found.replayed.parts.settings, found.replayed.parts.scaling
+    settings, scaling = found.parts.settings, found.parts.scaling
     scale = found.overflow.scale_before
     lower = dict.fromkeys(max(scale / divisor, scaling.floor or 0.0) for divisor in LOWER)
     is_lowered = scaling.scales and isfinite(found.loss)
@@ -79,7 +79,7 @@ def _layer_groups(found: "OverflowDiagnosis") -> Iterator[list[str]]:
     from mpt_cli.precision.keras_internals import inner_layers
     from mpt_cli.precision.policy import name_of
 
-    layers = {name_of(layer) for layer in inner_layers(found.replayed.parts.model)}
+    layers = {name_of(layer) for layer in inner_layers(found.parts.model)}
     parts = list(dict.fromkeys(seen.part for seen in found.observed))
     place = parts.index(found.layer) if found.layer in parts else 0
     around = [

@@ -112,21 +112,19 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     if overflow is None:
         return _report_no_overflow(run, run_dir, is_of_program, arguments)
     if isinstance(stored.model, GivenModel):
-        program = "script" if stored.model.command else "Python program"
+        rule = "is the run of a script or a Python program, which holds neither its model nor its data."
         remedy = (
-            f"In that {program}, mpt.diagnose(model, x, y) examines its layers before it trains, after "
-            "import mpt_cli as mpt (docs/guides/script-overflow.md)."
+            "There, mpt.diagnose(model, x, y) examines its layers before it trains, after import mpt_cli as mpt "
+            "(docs/guides/script-overflow.md)."
         )
-        raise ConfigError(
-            Problem(run_dir, f"is the run of a {program}; it holds neither its model nor its data.", None, remedy)
-        )
+        raise ConfigError(Problem(run_dir, rule, None, remedy))
     settings = on_one_device(stored, say)
     with diagnosis_directory(arguments.out, run.path) as directory:
         platform = prepare_backend(settings)
-        from mpt_cli.diagnose.replay import examine_overflow, overflow_content, overflow_sentences, replay
+        from mpt_cli.diagnose.replay import examine_overflow, overflow_content, overflow_sentences
         from mpt_cli.diagnose.trials import try_remedies
 
-        found = examine_overflow(replay(run, settings, platform, overflow, say))
+        found = examine_overflow(run, settings, platform, overflow, say)
         steps = TRIAL_STEPS if arguments.trial_steps is None else arguments.trial_steps
         trials = try_remedies(found, steps, say)
         content = {**overflow_content(found, trials), "directory": str(directory)}
