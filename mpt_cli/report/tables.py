@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mpt_cli.telemetry.console import labelled_lines
+
 R = TypeVar("R")
 
 
@@ -70,23 +72,14 @@ def print_table(
         console.out("\n".join(plain_lines(columns, rows)), highlight=False)
 
 
-LABEL_WIDTH = 9
+SHORTEST_LABEL = 9
 
 
 def print_labelled(rows: Sequence[tuple[str, str]], console: Console) -> None:
-    """Print labels with their texts; a label of several lines is printed once."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, min_width=LABEL_WIDTH, style="dim")
-    grid.add_column(overflow="fold")
-    before = ""
-    for label, text in rows:
-        if console.is_terminal:
-            grid.add_row("" if label == before else label, Text(text))
-        else:
-            console.out(f"{label:<{LABEL_WIDTH}}  {text}")
-        before = label
-    if console.is_terminal:
-        console.print(grid)
+    """Print labels with their texts."""
+    label_width = max([SHORTEST_LABEL, *(len(label) for label, _ in rows)]) + 2
+    for line in labelled_lines(rows, label_width, console.width if console.is_terminal else None):
+        console.out(line, highlight=False)
 
 
 def _cells(columns: Sequence[TableColumn[R]], row: R) -> list[str]:

@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from textwrap import wrap
 from typing import TextIO
 
 from mpt_cli.errors import NUMERICAL, printable
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, shell_command
+from mpt_cli.telemetry.console import labelled_lines
 from mpt_cli.telemetry.console.table import EpochTable, model_metrics
 from mpt_cli.telemetry.format import (
     format_bytes,
@@ -39,7 +39,7 @@ from mpt_cli.telemetry.record_types import (
 from mpt_cli.telemetry.run_state import may_still_settle
 from mpt_cli.telemetry.sink_interface import REMINDER_SECONDS, LineFile, Sink
 
-LABEL_WIDTH, NARROWEST = 13, 20
+LABEL_WIDTH = 13
 INDENT = 8  # of a sentence between rows: to the right of the epochs, whose column stays free for the eye
 
 
@@ -69,15 +69,6 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
         *(("warning", warning) for warning in header.warnings),
     ]
     return [(label, text) for label, text in rows if text]
-
-
-def labelled_lines(rows: list[tuple[str, str]], width: int | None = None) -> list[str]:
-    """Return a line for each row, or several where they must fit into `width`."""
-    lines: list[str] = []
-    for label, text in rows:
-        parts = [text] if width is None else wrap(text, max(width - LABEL_WIDTH, NARROWEST))
-        lines += [f"{'' if place else label:<{LABEL_WIDTH}}{part}" for place, part in enumerate(parts)]
-    return lines
 
 
 def final_rows(summary: Summary) -> list[tuple[str, str]]:
@@ -198,7 +189,7 @@ class PlainConsole(Sink):
     def start(self, header: RunHeader) -> None:
         self._header, self._table, self._skipped = header, EpochTable(header), header.skipped_steps
         self._began = self._epoch_began = self._clock()
-        self._write([*labelled_lines(header_rows(header), self._width), ""])
+        self._write([*labelled_lines(header_rows(header), LABEL_WIDTH, self._width), ""])
 
     def progress(self, step: int, epoch: int, phase: str) -> None:
         self._tell_events()
@@ -230,7 +221,7 @@ class PlainConsole(Sink):
 
     def finish(self, summary: Summary) -> None:
         self._tell_events(at_once=True)
-        self._write(["", *labelled_lines(final_rows(summary), self._width)])
+        self._write(["", *labelled_lines(final_rows(summary), LABEL_WIDTH, self._width)])
 
     def close(self) -> None:
         self._tell_events(at_once=True)
@@ -273,8 +264,7 @@ class PlainConsole(Sink):
 
     def _write_beside(self, sentence: str) -> None:
         """Write a sentence between two rows."""
-        lines = [sentence] if self._width is None else wrap(sentence, max(self._width - INDENT, NARROWEST))
-        self._write([f"{'':{INDENT}}{line}" for line in lines])
+        self._write(labelled_lines([("", sentence)], INDENT, self._width))
 
     def _write(self, lines: Sequence[str]) -> None:
         with self._writing:
