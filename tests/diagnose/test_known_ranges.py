@@ -72,4 +72,4 @@ def skipped_steps(scale: float) -> int:
 def test_a_bfloat16_run_is_examined_as_if_it_were_float16():
     found = diagnosed("sequential", "policy=mixed_bfloat16", batches=1)
     assert not found.examines_run_policy and found.policy.name == "mixed_float16"
-    assert found.loss_scale == 1.0 and found.recommended is not None
+    assert found.point.loss_scale == 1.0 and found.recommended is not None
