@@ -143,7 +143,7 @@ def test_a_stop_for_gradients_of_zero_looks_at_them_first(tmp_path):
     summary = train_underflowing(tmp_path, "trainer.max_zero_gradients=20")
     assert (summary.status, summary.steps_seen, summary.applied_steps) == ("stopped", 20, 20)
     assert summary.gradients is not None and summary.gradients["step"] == 20
-    assert "float16 flushed them to zero" in summary.explanation
+    assert "A higher loss scale keeps what float16 flushes" in summary.explanation
 
 
 def test_a_net_that_underflows_is_called_what_it_is(tmp_path):
