@@ -314,13 +314,9 @@ class SweepResults(JobResults):
         first = values[0] if values else {}
         return judge_first_place(first, values[1:], lambda difference: (difference < 0) == self.objective.falls)
 
-    @property
+    @cached_property
     def ranked(self) -> list[Configuration]:
         return [row for row in self.configurations if row.rank is not None]
-
-    def tied(self, row: Configuration) -> list[Configuration]:
-        """Return the others that share its rank, as their mean is the same."""
-        return [other for other in self.ranked if other.rank == row.rank and other is not row]
 
     @property
     def keys(self) -> list[str]:

@@ -4,7 +4,6 @@ pictures.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from statistics import fmean
@@ -51,9 +50,9 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     """Return all columns for these results: rank, varied keys, objective, then the numerics and the cost."""
     keys: list[TableColumn[Configuration]] = _key_columns(found.keys, lambda row: row.overrides)
     objective = TableColumn(found.objective.name, _format_objective)
-    seeds = [TableColumn("n", _format_count), TableColumn("to the first", partial(_format_behind, found))]
+    seeds = [TableColumn("n", _format_count), TableColumn("to the first", _behind_cell(found))]
     return [
-        TableColumn("rank", partial(_format_rank, found)),
+        TableColumn("rank", _rank_cell(found)),
         *keys,
         objective,
         *(seeds if found.has_seeds else []),
@@ -78,9 +77,10 @@ def _job_verdict(result: JobResult) -> str:
     return f"{result.status}: {verdict}" if verdict and result.exit_code == 4 else result.status
 
 
-def _format_rank(found: SweepResults, row: Configuration) -> str:
-    """Return the rank, with a sign of equality where others share it."""
-    return "-" if row.rank is None else f"{row.rank}=" if found.tied(row) else str(row.rank)
+def _rank_cell(found: SweepResults) -> Callable[[Configuration], str]:
+    """Return the cell of a rank, with a sign of equality where others share it."""
+    shared = {rank for rank, count in Counter(row.rank for row in found.ranked).items() if count > 1}
+    return lambda row: "-" if row.rank is None else f"{row.rank}=" if row.rank in shared else str(row.rank)
 
 
 def _format_objective(row: Configuration) -> str:
@@ -93,16 +93,22 @@ def _format_count(row: Configuration) -> str:
     return str(len(row.results)) if row.is_complete else f"{len(row.finished)} of {len(row.results)}"
 
 
-def _format_behind(found: SweepResults, row: Configuration) -> str:
-    """Return the mean difference, ± half of its interval at the level that all comparisons share; ≈ where not told
-    apart.
+def _behind_cell(found: SweepResults) -> Callable[[Configuration], str]:
+    """Return the cell of the mean difference, ± half of its interval at the level that all comparisons share; ≈ where
+    not told apart.
     """
-    place = next((place for place, other in enumerate(found.ranked[1:]) if other is row), None)
-    behind = None if place is None else found.first_place.behind[place]
-    if behind is None:
-        return "-"
-    mark = "≈ " if place in found.first_place.not_told_apart else ""
-    return mark + format_difference(behind.mean, behind.interval(1 - LEVEL / behind.comparisons))
+    lead = found.first_place
+    behind = {id(row): difference for row, difference in zip(found.ranked[1:], lead.behind, strict=True)}
+    not_told_apart = {id(found.ranked[place + 1]) for place in lead.not_told_apart}
+
+    def cell(row: Configuration) -> str:
+        difference = behind.get(id(row))
+        if difference is None:
+            return "-"
+        interval = difference.interval(1 - LEVEL / difference.comparisons)
+        return f"{'≈ ' if id(row) in not_told_apart else ''}{format_difference(difference.mean, interval)}"
+
+    return cell
 
 
 def format_difference(mean: float, interval: tuple[float, float] | None) -> str:
@@ -204,7 +210,7 @@ def lead_sentence(found: SweepResults) -> str:
 
 def _tie(found: SweepResults) -> str:
     """Return with whom the first shares its place, and what made it the first of them."""
-    tied = found.tied(found.ranked[0])
+    tied = [row for row in found.ranked[1:] if row.rank == 1]
     what = f"equal in {found.objective.name}, the one that skipped less stands first"
     return f"Shares its place with {_names(tied)}: {what}. " if tied else ""
 
