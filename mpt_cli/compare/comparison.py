@@ -38,7 +38,6 @@ class CompareDirectory(SweepDirectory):
     """Its plan is compare.json; the runs of its jobs lie in it as those of a sweep do."""
 
     verb: ClassVar[str] = "compare"
-    noun: ClassVar[str] = "comparison"
 
 
 POLICIES = "policy=float32,mixed_float16,mixed_bfloat16"  # where no word says what is compared

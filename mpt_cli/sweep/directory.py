@@ -33,7 +33,6 @@ class SweepDirectory:
 
     path: Path
     verb: ClassVar[str] = "sweep"  # that wrote it: names the file of its plan, and the folder above
-    noun: ClassVar[str] = "sweep"  # what sentences call it
 
     @classmethod
     def create(cls, path: str | None, recipe: str) -> Self:
@@ -220,7 +219,7 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
     if ending.cause == "pruner":
         return STOPPED_EARLY, OK, _PRUNED
     if ending.cause == "interrupt":
-        return INTERRUPTED, TERMINATED, f"the {sweep.noun} was interrupted"
+        return INTERRUPTED, TERMINATED, "it was interrupted"
     if ending.cause == "timeout":
         return TIMED_OUT, TERMINATED, f"it was still running after {format_seconds(ending.limit_seconds or 0.0)}"
     if code is None:

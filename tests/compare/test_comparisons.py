@@ -89,7 +89,7 @@ def test_what_ctrl_c_ended_is_interrupted_and_the_rest_not_run(outcomes):
     assert cells(found, "mixed_float16")["verdict"] == "not run"
     assert sentences(found)[:2] == [
         "mixed_float16 was not run.",
-        "mixed_bfloat16 did not finish: the comparison was interrupted",
+        "mixed_bfloat16 did not finish: it was interrupted",
     ]
     assert failure_lines(found)[0] == "not ended  4 of 6 jobs"
 
