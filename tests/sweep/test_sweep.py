@@ -113,15 +113,6 @@ def test_a_job_that_a_signal_ended_has_saved_and_goes_on(stubs, tmp_path):
     assert code == 0 and not (tmp_path / "s" / "earlier").exists()
 
 
-def test_a_sweep_that_cannot_be_written_is_named_by_its_own_key(tmp_path):
-    (tmp_path / "s" / ".lock").mkdir(parents=True)  # a read-only folder would not stop root
-    with pytest.raises(DataError) as caught, SweepDirectory(tmp_path / "s").lock():
-        pass
-    assert str(caught.value) == (
-        f"sweep_dir {tmp_path}/s can't be written: Is a directory. Choose a sweep_dir in a folder of yours."
-    )
-
-
 def test_piped_progress_is_plain_lines_the_directory_named_after_the_recipe_and_of_many_failures_twenty_shown(stubs):
     stubs.manners = {2: "raises"}
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1,1"])
