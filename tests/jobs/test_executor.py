@@ -102,3 +102,9 @@ def test_a_signal_ends_the_one_command_first_and_then_this_program(tmp_path, num
     with pytest.raises(error) as caught:
         run_one(Command("one", ["sh", "-c", script], None, cwd=tmp_path), LocalExecutor())
     assert (tmp_path / "saved").exists() and getattr(caught.value, "code", None) == code
+
+
+def test_the_program_of_a_clusters_job_imports_next_to_nothing():
+    names = "sorted(name for name in sys.modules if name.startswith(('mpt_cli', 'submitit', 'numpy')))"
+    answer = call([sys.executable, "-c", f"import sys, mpt_cli.jobs.job_process; print(*{names})"], 30.0)
+    assert answer.stdout.split() == ["mpt_cli", "mpt_cli.jobs", "mpt_cli.jobs.job_process", "mpt_cli.version"]
