@@ -36,6 +36,7 @@ from mpt_cli.signals import ForcedEnd, at_forced_end
 from mpt_cli.telemetry.record_types import Summary
 from mpt_cli.telemetry.sink_interface import Sink, Telemetry
 from mpt_cli.telemetry.sinks import build_telemetry
+from mpt_cli.telemetry.trackers import chosen_trackers
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
 from mpt_cli.training.run_from_settings import Program
 from mpt_cli.training.summary_and_exit_code import (
@@ -100,6 +101,7 @@ def train_program(
     a summary, also when a health rule, a signal or an error ends it: `exit_code` says how.
     """
     settings = program.settings
+    chosen_trackers(settings.logger)  # before a run directory exists
     earlier = find_run(settings)
     if earlier is not None:
         with earlier.lock():

@@ -144,7 +144,7 @@ DEFAULT_PARENT = "runs"
 TAIL_BYTES = 8192
 LOCK_FILE = ".lock"
 # stems, also of temporary files
-UNSTARTED_STEMS = {"metrics", "events", "console", "environment", "preprocessing", "config"}
+UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment", "preprocessing", "config"}
 
 
 @dataclass(frozen=True)

@@ -237,11 +237,14 @@ class BackendSettings:
 
 @dataclass
 class LoggerSettings:
-    """What is shown beside metrics.jsonl, events.jsonl and console.log, which are always written."""
+    """Where telemetry goes beside metrics.jsonl and events.jsonl, which are always written."""
 
     console: str = key(
         "auto", "auto: live in a terminal, plain lines elsewhere", choices=("auto", "live", "plain", "quiet")
     )
+    tensorboard: bool = key(False, "tensorboard/ event files")
+    mlflow: bool = key(False, "an MLflow run in mlflow/, or on the server of MLFLOW_TRACKING_URI (extra mlflow)")
+    wandb: bool = key(False, "a Weights & Biases run in wandb/, offline unless WANDB_MODE says otherwise (extra wandb)")
 
 
 MODEL_PARALLEL = "model_parallel"

@@ -18,6 +18,7 @@ from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
 from mpt_cli.telemetry.record_types import Event, LayerSample, RunHeader, Snapshot, snapshot_fields
 from mpt_cli.telemetry.sink_interface import LineFile, Sink, Telemetry, TelemetryFiles
+from mpt_cli.telemetry.trackers import TrackerSink, chosen_trackers
 from mpt_cli.version import SCHEMA_VERSION
 
 
@@ -26,7 +27,9 @@ def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextI
     error).
     """
     lines = JsonlSink(files.metrics_jsonl, files.events_jsonl, files.layers_jsonl)
-    return Telemetry([lines, ConsoleLog(files.console_log), *console_sinks(logger.console, stream or sys.stdout)])
+    trackers = [TrackerSink(name, files.path / name) for name in chosen_trackers(logger)]
+    consoles = console_sinks(logger.console, stream or sys.stdout)
+    return Telemetry([lines, ConsoleLog(files.console_log), *trackers, *consoles])
 
 
 def console_sinks(mode: str, stream: TextIO) -> list[Sink]:

@@ -1,0 +1,146 @@
+"""Trackers that draw curves, each an optional extra: TensorBoard, MLflow, Weights & Biases.
+
+Each has every scalar of the log by name, the loss scale and skipped steps among them; metrics.jsonl is the record.
+What a tracker's own variables ask for goes first: MLFLOW_TRACKING_URI names a server, WANDB_MODE=online sends lines
+to wandb. Trackers can't take points back: a resumed run is a run of its own there.
+"""
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+
+from mpt_cli.errors import ConfigError, DataError, Problem, first_line, install_command
+from mpt_cli.settings.schema import LoggerSettings
+from mpt_cli.telemetry.record_types import GRADIENT_FIELDS, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.sink_interface import Sink
+
+Log = Callable[[dict[str, float], int], None]  # scalars by name, and their step
+End = Callable[[str, int], None]  # verdict and exit code
+PARAMS = ("recipe", "policy", "loss_scale", "model", "data", "optimizer", "backend", "device", "execution", "attempt")
+LONGEST_PARAM = 6000  # characters, MLflow's limit
+INTERVAL_FIELDS = ("loss", "learning_rate", "loss_scale", "skipped_steps", "consecutive_skips", "examples_per_second")
+
+
+def chosen_trackers(logger: LoggerSettings) -> list[str]:
+    """Return the names of the trackers that are switched on; ConfigError where one is not installed."""
+    chosen = [name for name in OPEN if getattr(logger, name)]
+    for name in chosen:
+        if importlib.util.find_spec(name) is None:
+            remedy = f"Install the extra with: {install_command(name)}, or set logger.{name}=false."
+            raise ConfigError(Problem(f"logger.{name}", f"needs the package {name}.", True, remedy))
+    return chosen
+
+
+def tracker_scalars(snapshot: Snapshot) -> dict[str, float]:
+    """Return what has a value; means of an epoch under `epoch/`, a gradient sample under `gradients/`."""
+    if snapshot.epoch_end:
+        found = {"epoch/loss": snapshot.loss, **{f"epoch/{name}": value for name, value in snapshot.metrics.items()}}
+    else:
+        sample = {} if snapshot.gradients is None else vars(snapshot.gradients)
+        own = {name: getattr(snapshot, name) for name in INTERVAL_FIELDS}
+        found = {**snapshot.metrics, **own, **{f"gradients/{name}": sample[name] for name in GRADIENT_FIELDS if sample}}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def _params(header: RunHeader) -> dict[str, str]:
+    return {name: str(getattr(header, name))[:LONGEST_PARAM] for name in PARAMS}
+
+
+def _open_tensorboard(folder: Path, header: RunHeader) -> tuple[Log, End]:
+    writer = import_module("tensorboard.summary").Writer(str(folder))
+
+    def log(scalars: dict[str, float], step: int) -> None:
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return log, lambda verdict, exit_code: writer.close()
+
+
+def _open_mlflow(folder: Path, header: RunHeader) -> tuple[Log, End]:
+    """Open a run of the experiment named after the recipe. Read it with `mlflow ui --backend-store-uri FOLDER`."""
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # later versions want to be told
+    client = import_module("mlflow").MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or folder.resolve().as_uri())
+    known = client.get_experiment_by_name(header.recipe)
+    experiment = known.experiment_id if known else client.create_experiment(header.recipe)
+    run_id = client.create_run(experiment, run_name=Path(header.run_dir).name).info.run_id
+    for name, text in _params(header).items():
+        client.log_param(run_id, name, text)
+    metric = import_module("mlflow.entities").Metric
+
+    def log(scalars: dict[str, float], step: int) -> None:
+        now = int(1000 * time.time())
+        client.log_batch(run_id, metrics=[metric(name, value, now, step) for name, value in scalars.items()])
+
+    def end(verdict: str, exit_code: int) -> None:
+        client.set_tag(run_id, "verdict", verdict)
+        client.set_terminated(run_id, "FAILED" if exit_code else "FINISHED")
+
+    return log, end
+
+
+def _open_wandb(folder: Path, header: RunHeader) -> tuple[Log, End]:
+    """Open a run of the project named after the recipe, kept in the run directory; `wandb sync FOLDER` sends it."""
+    wandb = import_module("wandb")
+    folder.mkdir(exist_ok=True)
+    run = wandb.init(
+        mode=os.environ.get("WANDB_MODE", "offline"),
+        dir=str(folder),
+        project=header.recipe,
+        name=Path(header.run_dir).name,
+        config=_params(header),
+        settings=wandb.Settings(silent=True, console="off"),
+    )
+
+    def end(verdict: str, exit_code: int) -> None:
+        run.summary["verdict"] = verdict
+        run.finish(exit_code=exit_code)
+
+    return lambda scalars, step: run.log(scalars, step=step), end
+
+
+OPEN: dict[str, Callable[[Path, RunHeader], tuple[Log, End]]] = {
+    "tensorboard": _open_tensorboard,
+    "mlflow": _open_mlflow,
+    "wandb": _open_wandb,
+}
+
+
+class TrackerSink(Sink):
+    """The scalars of a run in the tracker of this name. What it refuses is a DataError that names it."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self._log: Log | None = None
+        self._end: End | None = None
+        self._outcome = "ended early", 1
+
+    def start(self, header: RunHeader) -> None:
+        with self._named_errors():
+            self._log, self._end = OPEN[self.name](self.folder, header)
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        if self._log is not None:
+            with self._named_errors():
+                self._log(tracker_scalars(snapshot), snapshot.step)
+
+    def finish(self, summary: Summary) -> None:
+        self._outcome = summary.verdict, summary.exit_code
+
+    def close(self) -> None:
+        if self._end is not None:
+            end, self._end = self._end, None
+            with self._named_errors():
+                end(*self._outcome)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # each tracker has a family of its own
+            remedy = f"Set logger.{self.name}=false to continue without it."
+            raise DataError(f"{self.name} rejected what was logged: {first_line(error)}. {remedy}") from error
