@@ -360,6 +360,13 @@ class LossScaleSettings:
     max_consecutive_skips: Optional[int] = key(
         50, "stop the run after this many skipped steps in a row, null = never", at_least=1
     )
+    max_skip_rate: Optional[float] = key(
+        0.5,
+        "stop when an epoch ends and at least this share of the latter half of all steps was skipped (100 steps or "
+        "more), null = never",
+        above=0,
+        at_most=1,
+    )
     stop_on_idle_epoch: bool = key(
         True,
         "stop when an epoch ends in which every step was skipped; while the scale can "

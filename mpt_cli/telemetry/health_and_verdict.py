@@ -79,6 +79,7 @@ PROBE_MARGIN = 2.0  # twice the share that probing alone explains
 CHRONIC_SKIPS = 3  # in a short run one or two skips are above any share and prove nothing
 FLUSHED_SHARE = 0.1  # chosen, not measured: a few per cent are lost in most healthy nets (exact zeros not counted)
 WELL_LEARNT = 0.25  # of the first loss: layers without a gradient do no harm to a run that came so far
+LATE_STEPS = 100  # while there are fewer, a share of skips ends no run
 FLOOR_STREAK = 3  # one overflow at the floor may be a bad batch
 
 
@@ -111,6 +112,12 @@ def _ends_in_skips(run_state: RunState) -> str | None:
         return None
     words = f"The last {format_count(streak)} steps were all skipped{_format_at_scale(run_state)}: "
     return words + advise(run_state, streak, (FORWARD, NAN, FIXED, BEYOND))
+
+
+def _late_skip_rate(run_state: RunState) -> float:
+    """Return the share of skips among the late steps; 0 while these are too few to tell."""
+    steps, skips = run_state.late_skips
+    return skips / steps if steps >= LATE_STEPS else 0.0
 
 
 def _ends_overflowing(run_state: RunState) -> str | None:
@@ -494,7 +501,18 @@ RULES = (
             f"{run_state.peaks.skips} steps in a row were skipped, the loss scale is " + format_scale(run_state.scale)
         ),
     ),
-    HealthRule(CHRONIC, _ends_overflowing),
+    HealthRule(
+        CHRONIC,
+        _ends_overflowing,
+        "loss_scale.max_skip_rate",
+        value=_late_skip_rate,
+        at_epoch_end=True,
+        skips=lambda run_state: run_state.late_skips[1],
+        evidence=lambda run_state: (
+            f"{format_fraction(_late_skip_rate(run_state))} of the latter half of all steps were skipped, "
+            f"the loss scale is {format_scale(run_state.scale)}"
+        ),
+    ),
     HealthRule(NEVER_TRAINED, _ends_as_it_began),
     HealthRule(BAD_VALUES, _ends_with_bad_values),
     HealthRule(BAD_VALUES, _ends_with_spoiled_metrics),
