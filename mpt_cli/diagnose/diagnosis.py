@@ -77,7 +77,14 @@ class Diagnosis:
         tried, window = self.trial_of_run, self.window
         if tried is None or window is None or not self.examines_run_policy or not self.is_safe or self.mended:
             return False
+        if self.loses_digits:
+            return False
         return not tried.overflows and not self.faults and is_within(floor(log2(tried.scale)), window)
+
+    @property
+    def loses_digits(self) -> bool:
+        """Return whether half precision takes digits that the model needs."""
+        return self.digits is not None and bool(self.digits.layers or self.digits.stale)
 
     @property
     def forward_overflows(self) -> bool:
@@ -234,6 +241,8 @@ def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
     keys = ", ".join(config_words(found))
     tried = next((trial for trial in found.trials if trial.scale == found.recommended), None)
     sure = "not tried in float16" if tried is None else f"tried in real float16 passes {trial_sentence(tried)}"
+    when = f"trained for {found.point.step} steps" if found.point.step else "before training"
+    sure += f"; this is of the model {when}, and gradients change in training: --after-steps (after_steps=) looks later"
     none = "nothing: no loss scale is needed" if found.window is None else "no loss scale helps here"
     advice = f"nothing needs to change; most room above and below has {keys}" if found.is_well else keys or none
     return [("finding", _finding(found)), ("set", advice), ("evidence", sure)]
@@ -241,6 +250,8 @@ def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
 
 def _finding(found: Diagnosis) -> str:
     met = found.trial_of_run
+    if found.digits is not None and found.loses_digits:
+        return found.digits.sentence
     if met is None:
         return "nothing is wrong: no gradient is in float16"
     scale = "without loss scaling" if met.scale == 1 else f"at loss scale {format_scale(met.scale)}"

@@ -56,7 +56,7 @@ VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
     "dead gradients",
     "zero for an unknown reason",
 )
-SPOILED_LOSS, SPOILED_WEIGHTS = "spoiled loss", "spoiled weights"
+SPOILED_LOSS, SPOILED_WEIGHTS, ZERO_LOSS = "spoiled loss", "spoiled weights", "zero loss"
 
 CAUSES = {
     FORWARD: Cause(
@@ -107,6 +107,11 @@ CAUSES = {
     ),
     LOW: Cause(lambda run_state, _: not run_state.skip_steps, f"{KEPT_BY_MORE}{RAISE_START}."),
     NO_ROOM: Cause(_always, "something overflows at any useful scale: keep that layer in float32."),
+    ZERO_LOSS: Cause(
+        lambda run_state, _: run_state.scaling.is_needed and run_state.loss == 0,
+        "the loss itself is exactly 0, which no loss scale changes. Unless the targets are met, compute it in float32: "
+        "cast what it reads, since float16 holds nothing below 2^-24.",
+    ),
     ZERO_UNKNOWN: Cause(
         lambda run_state, _: run_state.scaling.is_needed and not run_state.sample_is_new,
         "it was not checked whether float16 flushed them. If so, a higher scale (loss_scale.initial_scale) or "

@@ -23,6 +23,7 @@ from mpt_cli.telemetry.causes import (
     TOO_HIGH,
     UNDERFLOW_CAUSES,
     VANISHING,
+    ZERO_LOSS,
     ZERO_UNKNOWN,
     advise,
     find_cause,
@@ -526,7 +527,7 @@ RULES = (
         evidence=lambda run_state: (
             f"every gradient was exactly 0 in {run_state.peaks.zero_steps} applied steps in a row"
         ),
-        causes=(ZERO_UNKNOWN, DEAD_GRADIENTS, *UNDERFLOW_CAUSES),
+        causes=(ZERO_LOSS, ZERO_UNKNOWN, DEAD_GRADIENTS, *UNDERFLOW_CAUSES),
         needs_sample=True,
     ),
     HealthRule(DIGITS_LOST, _ends_without_digits),

@@ -17,7 +17,7 @@ from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRe
 NAN, INF = float("nan"), float("inf")
 OFF = {"max_consecutive_skips": None}
 NO_TRAINER = TrainerSettings(max_nonfinite_losses=None, max_zero_gradients=None)
-SCALED = Scaling(DynamicScale())
+SCALED, NEEDED = Scaling(DynamicScale()), Scaling(DynamicScale(), is_needed=True)
 
 
 def after(
@@ -97,6 +97,7 @@ def stops() -> dict[str, Stop | None]:
         "skipped losses of nan": check(after("xxx", loss=NAN), losses),
         "zero gradients": check(after("00000"), zeros),
         "too few": check(after("00.000"), zeros),
+        "zero gradients of a loss of 0": check(replace(after("00000"), loss=0.0, scaling=NEEDED), zeros),
         "zero gradients, turned off": check(after("00000"), NO_TRAINER),
         "zero gradients, flushed": check_sample("none", 3, 0.0, 0.25),
         "zero gradients, flushed at a fixed scale": check_sample("fixed", 3, 0.0, 0.25),
