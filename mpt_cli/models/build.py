@@ -97,10 +97,10 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
     try:
         outputs = _call_symbolically(model, shapes)
     except Exception as error:
-        is_unfit = isinstance(error, ValueError)
-        if is_unfit and own_step:
+        if own_step:  # whose own error comes where the step is traced
             model.built = True
             return model
+        is_unfit = isinstance(error, ValueError)
         problem, said = model_problem(key, error), plain_message(error)
         if problem is None and not is_unfit:
             raise UserCodeError(f"{key}: calling the model raised {type(error).__name__}: {said}") from error

@@ -17,7 +17,7 @@ from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRe
 NAN, INF = float("nan"), float("inf")
 OFF = {"max_consecutive_skips": None}
 NO_TRAINER = TrainerSettings(max_nonfinite_losses=None, max_zero_gradients=None)
-SCALED, NEEDED = Scaling(DynamicScale()), Scaling(DynamicScale(), is_needed=True)
+SCALED = Scaling(DynamicScale())
 
 
 def after(
@@ -97,7 +97,6 @@ def stops() -> dict[str, Stop | None]:
         "skipped losses of nan": check(after("xxx", loss=NAN), losses),
         "zero gradients": check(after("00000"), zeros),
         "too few": check(after("00.000"), zeros),
-        "zero gradients of a loss of 0": check(replace(after("00000"), loss=0.0, scaling=NEEDED), zeros),
         "zero gradients, turned off": check(after("00000"), NO_TRAINER),
         "zero gradients, flushed": check_sample("none", 3, 0.0, 0.25),
         "zero gradients, flushed at a fixed scale": check_sample("fixed", 3, 0.0, 0.25),
@@ -144,6 +143,13 @@ def test_a_call_ends_where_a_count_comes_to_its_limit():
     assert limits_of(LATE, NO_TRAINER, **OFF).limits == StreakCounts(NEVER, NEVER, NEVER)
     fixed = replace(LATE, scaling=Scaling(FixedScale(8.0)))
     assert limits_of(fixed, max_consecutive_skips=7, on_overflow="abort").limits.skips == 1  # of two rules the lower
+
+
+def test_zero_gradients_of_a_loss_that_is_zero_itself_are_not_the_scale_s():
+    needed = Scaling(DynamicScale(), is_needed=True)
+    run_state = replace(after("00000"), loss=0.0, first_loss=0.0, scaling=needed)
+    stop = HealthRules(LossScaleSettings(), TrainerSettings(max_zero_gradients=5), needed).check(run_state)
+    assert stop is not None and stop.remedy.startswith("The loss itself is exactly 0, which no loss scale changes.")
 
 
 def test_the_advice_is_of_the_mode_that_auto_came_to():
