@@ -350,8 +350,8 @@ class _FitRecording(Recording):
             logs["loss"] = float(np.mean(self.losses))
 
     def finish(self) -> None:
-        can_repeat = not self.own_step or self.recorder.calls is not None
-        self.sample(self.latest.take() if can_repeat else [], self.recorder.budget)
+        latest, can_repeat = self.latest.take(), not self.own_step or self.recorder.calls is not None
+        self.sample(latest if can_repeat else [], self.recorder.budget)
         super().finish()
 
     def _look(self) -> None:

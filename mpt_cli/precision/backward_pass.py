@@ -14,7 +14,7 @@ from keras import ops
 
 from mpt_cli.precision.apply_or_skip_tensorflow import apply, are_made_here, is_readable, outside, replicas
 from mpt_cli.precision.gradient_check import GradientMeasurement, dense, unscale
-from mpt_cli.precision.keras_internals import step_options
+from mpt_cli.precision.keras_internals import direct_trainable_variables, step_options
 from mpt_cli.precision.optimizer import LossScaleOptimizer
 from mpt_cli.precision.train_step import ids_of
 
@@ -143,10 +143,13 @@ class BackwardPasses:
 
     def apply(self, optimizer: LossScaleOptimizer, gradients: list[Tensor], variables: list[Any]) -> None:
         """A step with true gradients, applied where all of its passes were finite."""
-        if not optimizer.built and replicas() == 1 and not are_made_here(variables):
-            outside(lambda: optimizer.build(variables))  # one trace will do, whose scale is that of the pass
         if not optimizer.built:
-            optimizer._build_at_first_step(variables)
+            inner = optimizer.inner_optimizer
+            trained = direct_trainable_variables(inner) if inner.built else variables
+            if replicas() == 1 and not are_made_here(trained):  # one trace will do: the scale is that of the pass
+                outside(lambda: optimizer.build(trained))
+            else:
+                optimizer._build_at_first_step(trained)
         ids = ids_of(variables)
         passes = [each for each in self._by_ids.values() if each.ids & ids]
         losses = [each.loss for each in passes if each.loss is not None and is_readable(each.loss)]

@@ -480,7 +480,7 @@ def calls_through(parts: Sequence[Any], wrap: Callable[[int, LayerCall], LayerCa
                 delattr(part, name)  # the one of its class shows again
 
 
-def outputs_noted(parts: Sequence[Any], note: Callable[[int, Any], None]) -> AbstractContextManager[None]:
+def outputs_noted(parts: Sequence[Any], note: Callable[[int, Any], object]) -> AbstractContextManager[None]:
     """Call `note` with the index and the outputs of each of `parts` that is called inside this context."""
 
     def noting(index: int, call: LayerCall) -> LayerCall:

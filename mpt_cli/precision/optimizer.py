@@ -142,7 +142,7 @@ def base_options(inner: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Return the options in `given` that must be set on `inner`.
 
     A value that is Keras's default counts as not given, as old files of Keras hold all of them. Raise ValueError for a
-    value of the wrong kind, for one that contradicts a value given to `inner`, and where `inner` can't take it.
+    value of the wrong kind, and for one that `inner` does not take or has another value for.
     """
     said = {name: value for name, value in given.items() if value is not None and value != BASE_OPTIONS[name]}
     for name, value in said.items():
@@ -150,18 +150,11 @@ def base_options(inner: Any, given: dict[str, Any]) -> dict[str, Any]:
     changed = {name: value for name, value in said.items() if value != getattr(inner, name)}
     arguments = signature(type(inner)).parameters
     for name, value in changed.items():
-        own = getattr(inner, name)
+        own, kind = getattr(inner, name), type(inner).__name__
         usual = arguments[name].default if name in arguments else BASE_OPTIONS[name]
-        if own not in (usual, BASE_OPTIONS[name]):
+        if own not in (usual, BASE_OPTIONS[name]) or inner.built or name not in inner.get_config():
             raise ValueError(
-                f"`{name}` must not differ from that of the inner optimizer. Received: {name}={value!r}, "
-                f"and {own!r} in {type(inner).__name__}. Give it once."
-            )
-        if inner.built or name not in inner.get_config():
-            raise ValueError(
-                f"`{name}` must be given to {type(inner).__name__}, which "
-                f"{'is built already' if inner.built else 'does not keep it'}. Received: "
-                f"{name}={value!r}."
+                f"`{name}` must be given to {kind} itself. Received: {name}={value!r}, and {own!r} in {kind}."
             )
     return changed
 
@@ -449,9 +442,9 @@ class LossScaleOptimizer(
         return ops.logical_or(finite, True) if self.on_overflow == "apply" else finite
 
     def places_of(self, variables: list[Any]) -> list[int]:
-        """Return the index of each of `variables` among those the optimizer was built for."""
+        """Return the index of each of `variables` among those the optimizer was built for; -1 for one that is not."""
         places = {id(variable): place for place, variable in enumerate(self._trainable_variables)}
-        return [places[id(variable)] for variable in variables]
+        return [places.get(id(variable), -1) for variable in variables]
 
     def apply_gradients(
         self,

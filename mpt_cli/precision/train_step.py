@@ -14,7 +14,7 @@ all its optimizers applied.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
@@ -25,8 +25,8 @@ import numpy as np
 from keras import ops
 
 from mpt_cli.precision.keras_internals import (
-    calls_through,
     loss_tracker,
+    outputs_noted,
     put_optimizer,
     untracked_variables,
 )
@@ -53,28 +53,18 @@ class ForwardOrder:
 
     def __init__(self, model: Any) -> None:
         self._layers = layers_of(model)
-        self._called: list[int] = []
+        self._called: dict[int, int] = {}  # the place of each that was called
 
-    @contextmanager
-    def noted(self) -> Iterator[None]:
+    def noted(self) -> AbstractContextManager[None]:
         """Around the forward pass."""
-        with calls_through(self._layers, self._noting):
-            yield
-
-    def _noting(self, index: int, call: Callable[..., Any]) -> Callable[..., Any]:
-        def noted_call(*arguments: Any, **named: Any) -> Any:
-            if index not in self._called:
-                self._called.append(index)
-            return call(*arguments, **named)
-
-        return noted_call
+        return outputs_noted(self._layers, lambda index, _: self._called.setdefault(index, len(self._called)))
 
     def ranks(self, variables: Sequence[Any]) -> list[int]:
         """For each variable the place of the innermost layer that holds it, by its first call: what comes back wrong
         to any use of a shared layer spoils its gradient, and that of all layers before. -1 for those of no such layer.
         """
         found: dict[int, tuple[int, int]] = {}
-        for place, index in enumerate(self._called):
+        for index, place in self._called.items():
             own = self._layers[index].trainable_variables
             for variable in own:
                 found[id(variable)] = min(found.get(id(variable), (len(own), place)), (len(own), place))

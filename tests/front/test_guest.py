@@ -56,6 +56,33 @@ def test_optimizers_that_share_a_backward_pass_share_its_decision(tmp_path):
         assert (summary["applied_steps"], summary["skipped_steps"], summary["final_loss_scale"]) == (6, 4, 2.0**11)
 
 
+IN_PARTS = """
+import keras, tensorflow as tf
+a, b = keras.Variable(1.0, name="a"), keras.Variable(1.0, name="b")
+optimizer, traces = keras.optimizers.SGD(0.25), []
+optimizer.build([a, b])
+@tf.function
+def step(slope):
+    traces.append(slope)
+    with tf.GradientTape() as tape:
+        loss = a + b * slope
+    grads = tape.gradient(loss, [a, b])
+    optimizer.apply_gradients([(grads[1], b)])
+    optimizer.apply_gradients([(grads[0], a)])
+for slope in (1.0, float("inf"), 1.0):
+    step(tf.constant(slope))
+print(len(traces), float(a), float(b))
+"""
+
+
+def test_a_loop_that_updates_in_parts_is_traced_once_and_skips_both(tmp_path):
+    done = run(tmp_path, IN_PARTS, "loss_scale.initial_scale=8")
+    assert (done.returncode, done.stdout) == (0, "1 0.5 0.5\n"), done.stderr
+    found = load_run(tmp_path / "run")
+    assert (found.summary["applied_steps"], found.summary["skipped_steps"]) == (4, 2)
+    assert found.events[0]["step"] == 3
+
+
 TWO_PASSES = """
 import keras, tensorflow as tf
 w, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.125)

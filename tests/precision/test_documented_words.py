@@ -462,7 +462,7 @@ def options_that_are_refused():
     ):
         refused(words, **option)
     refused(
-        "`clipnorm` must not differ from that of the inner optimizer. Received: clipnorm=2.0, and 1.0 in SGD",
+        "`clipnorm` must be given to SGD itself. Received: clipnorm=2.0, and 1.0 in SGD",
         SGD(0.5, clipnorm=1.0),
         clipnorm=2.0,
     )
@@ -470,13 +470,13 @@ def options_that_are_refused():
     assert Scaled(SGD(0.5, clipnorm=1.0), clipnorm=1.0).clipnorm == 1.0
     inner = SGD(0.5)
     inner.build([keras.Variable(1.0)])
-    refused("`use_ema` must be given to SGD, which is built already", inner, use_ema=True)
+    refused("`use_ema` must be given to SGD itself", inner, use_ema=True)
 
     class Own(SGD):
         def get_config(self):
             return {"name": self.name}
 
-    refused("`clipnorm` must be given to Own, which does not keep it", Own(), clipnorm=1.0)
+    refused("`clipnorm` must be given to Own itself", Own(), clipnorm=1.0)
 
 
 @row(

@@ -13,7 +13,6 @@ from mpt_cli.precision.gradients.exponent_counts import (
     largest_exponent,
     safe_scales,
     share_flushed,
-    share_overflow,
     share_subnormal,
     statistics_of_each,
 )
@@ -35,7 +34,6 @@ __all__ = [
     "safe_scales",
     "scale_gradient",
     "share_flushed",
-    "share_overflow",
     "share_subnormal",
     "statistics_of_each",
 ]

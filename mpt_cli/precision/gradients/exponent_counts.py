@@ -144,26 +144,6 @@ def share_subnormal(statistics: Counts, scale: float = 1.0, dtype: str = "float1
     return below - share_flushed(statistics, scale, dtype)
 
 
-def share_overflow(statistics: Counts, scale: float = 1.0, dtype: str = "float16") -> float:
-    """Return the share of the nonzero finite values that overflow `dtype` when multiplied by `scale`.
-
-    It is 0.0 if there are no such values.
-
-    For float16: those of scaled magnitude 2**16 and more (65520 ... 65535, which round to inf, are missed).
-
-    Raises:
-        ValueError: as `share_flushed`.
-
-    Example:
-        >>> from mpt_cli.precision.gradients import gradient_statistics
-        >>> share_overflow(np.asarray(gradient_statistics(np.float32([1.0, 4.0]))), scale=2.0**15)
-        0.5
-    """
-    bins = _finite_bins(statistics)
-    start = find_format(dtype).overflow_exponent - _power_of_two(scale) + EXPONENT_BIAS
-    return _share(bins[max(start, SUBNORMALS + 1) :], bins)
-
-
 def safe_scales(statistics: Counts, dtype: str = "float16", largest_share_flushed: float = 0.001) -> SafeScales | None:
     """Return the window of scales for one gradient; None if it has no nonzero value, so that every scale will do.
 
@@ -202,12 +182,8 @@ def _finite_bins(statistics: Counts) -> Counts:
 
 
 def _share_below(bins: Counts, exponent: int) -> float:
-    return _share(bins[: max(exponent + EXPONENT_BIAS, SUBNORMALS + 1)], bins)
-
-
-def _share(some: Counts, bins: Counts) -> float:
     whole = bins.sum()  # far below 1 where each count is weighted by a small magnitude
-    return float(some.sum() / whole) if whole else 0.0
+    return float(bins[: max(exponent + EXPONENT_BIAS, SUBNORMALS + 1)].sum() / whole) if whole else 0.0
 
 
 def _power_of_two(scale: float) -> int:
