@@ -104,7 +104,7 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, monkeypatch, capfd
     before = {path.name for path in tmp_path.iterdir()}
     for words, code, said in (
         (["model.builder=broken:raises"], 2, "ValueError: from the user's own code"),
-        (["data.loader=broken:with_nan"], 3, "NaN"),
+        (["data.loader=broken:with_nan"], 3, "first nan at [3, 1]"),
         (["run_dir=taken"], 3, "already exists"),
         (["data.loader=broken:huge", "policy=mixed_float16"], 2, "65504"),
         (["policy=mixed_float16", "policy.overrides={nosuch*: float32}"], 2, "nosuch*"),
