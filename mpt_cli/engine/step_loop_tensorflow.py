@@ -39,12 +39,13 @@ class TensorFlowEngine(Engine):
 
     def rebuild(self) -> None:
         self._compiled.clear()
-        self._train, self._evaluate = self._compile(self._train_loop), self._compile(self._evaluate_loop)
+        self._train = self._compile(self._train_loop, self._takes_any_length and not self.trains_in_whole_batches)
+        self._evaluate = self._compile(self._evaluate_loop, self._takes_any_length)
         # eagerly each operation takes far longer
         self._results = tf.function(lambda: metrics_of(self.model), autograph=False)
 
-    def _compile(self, loop: Callable[..., Any]) -> Any:
-        return tf.function(loop, jit_compile=self.jit_compile, autograph=False, reduce_retracing=self._takes_any_length)
+    def _compile(self, loop: Callable[..., Any], one_for_all: bool) -> Any:
+        return tf.function(loop, jit_compile=self.jit_compile, autograph=False, reduce_retracing=one_for_all)
 
     def to_device(self, arrays: Any) -> Any:
         return tf.nest.map_structure(_tensor, arrays)

@@ -329,6 +329,7 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
     plan = BatchPlan(trainer.batch_size, capacity, trainer.shuffle, settings.seed, devices)
     train_feed = Feed(data.train, engine, plan, resident)
     engine.trains_in_whole_batches = plan.has_only_whole_batches(data.train)
+    engine.rebuild()
     if isinstance(data.train, Stream) and data.train.endless and trainer.max_steps is None:
         raise ConfigError(Problem("trainer.max_steps", "must be given for a dataset that never ends."))
     if data.validation is None:
