@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
-from mpt_cli.errors import ConfigError, DataError, Problem, first_line, install_command
+from mpt_cli.errors import ConfigError, DataError, Problem, first_line, install_command, printable
 from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.record_types import GRADIENT_FIELDS, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink_interface import Sink
@@ -47,7 +47,7 @@ def tracker_scalars(snapshot: Snapshot) -> dict[str, float]:
 
 
 def _params(header: RunHeader) -> dict[str, str]:
-    return {name: str(getattr(header, name))[:LONGEST_PARAM] for name in PARAMS}
+    return {name: printable(str(getattr(header, name)))[:LONGEST_PARAM] for name in PARAMS}
 
 
 def _open_tensorboard(folder: Path, header: RunHeader) -> tuple[Log, End]:
