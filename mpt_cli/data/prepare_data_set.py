@@ -234,7 +234,9 @@ def not_finite(examples: Examples, may_lack_targets: bool = False) -> list[str]:
 def missing_targets(examples: Examples) -> list[str]:
     """NaN among targets, as some have them for what is not known."""
     floats = [(name, np.isnan(array)) for name, array in leaves(examples.y, "y") if array.dtype.kind == "f"]
-    return [f"{name} is NaN in {int(is_nan.sum()):,} places" for name, is_nan in floats if is_nan.any()]
+    return [
+        f"{name} is NaN in {int(is_nan.sum()):,} of {is_nan.size:,} places" for name, is_nan in floats if is_nan.any()
+    ]
 
 
 def label_problems(y: Array, target: TargetSpec) -> list[str]:

@@ -423,6 +423,10 @@ def framework_errors(several_processes: bool) -> Iterator[None]:
         raise explained from error
 
 
+# of an operation of TensorFlow's, which failed in a compiled step: its name, and what it says
+_FAILED_NODE = re.compile(r"Detected at node (\S+) defined at.*?\n([^\n]+)\n\s*\[\[\{\{node ", re.DOTALL)
+
+
 def _explain_framework_error(text: str, several_processes: bool) -> MptError | None:
     first = text.strip().splitlines()[0][:200] if text.strip() else ""
     if _NOT_BY_XLA.search(text):
@@ -443,4 +447,7 @@ def _explain_framework_error(text: str, several_processes: bool) -> MptError | N
         return DataError(
             f"The connection to another process of this run broke, so it was ended ({first}). Continue with resume=…"
         )
+    if found := _FAILED_NODE.search(text):
+        place = "the loss" if "loss" in found[1] else "the model"
+        return DataError(f"{place} failed at {found[1].rpartition('/')[2]}: {found[2].strip().rstrip('.')}.")
     return None

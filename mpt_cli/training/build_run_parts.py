@@ -41,6 +41,7 @@ from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.fine_tuning_phases import Phases
 from mpt_cli.training.loss_and_optimizer import (
+    check_labels,
     compile_model,
     describe_scaling,
     resolve_scaling,
@@ -209,6 +210,7 @@ def put_to_training(settings: Settings, model: Any, data: DataSet, phases: Phase
     else:
         optimizers = {"optimizer": phases.build_optimizer()}
         compile_model(settings, model, data, optimizers["optimizer"])
+    check_labels(model, data.train)
     first = build_metrics(model, data.train, settings.trainer.batch_size)
 
     def take_up(optimizers: dict[str, LossScaleOptimizer]) -> None:

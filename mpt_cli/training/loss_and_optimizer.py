@@ -8,15 +8,16 @@ batches throughout and end with the run. The moving average (EMA) is likewise ta
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import keras
+import numpy as np
 from keras.optimizers import schedules
 
 from mpt_cli.data.examples import DataSet
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, has_custom_train_step, head_layers
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
 from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer, LossScaleSettings, OptimizerSettings, Schedule
@@ -79,6 +80,37 @@ def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: Loss
     model.compile(optimizer=optimizer, auto_scale_loss=False, **objective)
     if optimizer is not None and not has_custom_train_step(model):
         optimizer.build(model.trainable_variables)
+
+
+def check_labels(model: Any, data: Any) -> None:
+    """Raise DataError for labels that the sparse cross-entropy of an output has no class for.
+
+    TensorFlow ends in an error of its own there, and JAX trains on another class.
+    """
+    outputs, targets = getattr(model, "outputs", None) or [], getattr(data, "y", None)  # which a stream has not
+    names = getattr(model, "output_names", None) or list(range(len(outputs)))  # a Sequential has no names
+    for name, output, loss, y in zip(
+        names, outputs, _by_name(names, model.loss), _by_name(names, targets), strict=False
+    ):
+        known = keras.losses.get(loss) if isinstance(loss, str) else loss
+        is_sparse = isinstance(known, keras.losses.SparseCategoricalCrossentropy)
+        is_named = is_sparse or known is keras.losses.sparse_categorical_crossentropy
+        if not is_named or not isinstance(y, np.ndarray):
+            continue
+        ignored, classes = known.get_config().get("ignore_class") if is_sparse else None, _width(output)
+        labels = y if ignored is None else y[y != ignored]
+        if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+            raise DataError(
+                f"data: the targets of output {name} must be labels from 0 to {classes - 1}, as many as it has units, "
+                f"not {labels.min():g} to {labels.max():g}."
+            )
+
+
+def _by_name(names: Sequence[Any], value: Any) -> list[Any]:
+    """Return what a mapping, list or single value has for each output."""
+    if isinstance(value, dict):
+        return [value.get(name) for name in names]
+    return [*value] if isinstance(value, list | tuple) else [value] * len(names)
 
 
 def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: str, policy_name: str) -> dict[str, Any]:

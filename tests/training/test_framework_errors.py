@@ -27,6 +27,13 @@ TABLE = [
     ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 343597 bytes.", False, ConfigError, r"343597 bytes"),
     ("Failed copying input tensor from CPU:0 to GPU:0: Dst tensor is not initialized.", False, ConfigError, r"=stream"),
     ("Unable to allocate 3.2 TiB for an array with shape (9,)", False, ConfigError, r"batch_size: the memory is too"),
+    (
+        "Graph execution error:\n\nDetected at node while/compile_loss/x/GatherV2 defined at (most recent call last):\n"
+        '  File "a.py"\n\nindices[1] = 3 is not in [0, 3)\n\t [[{{node while/compile_loss/x/GatherV2}}]] [Op:a]',
+        False,
+        DataError,
+        r"^the loss failed at GatherV2: indices\[1\] = 3 is not in \[0, 3\)\.$",
+    ),
     ("Connection reset", False, RuntimeError, "^Connection reset$"),
     ("something else", True, RuntimeError, "^something else$"),
 ]

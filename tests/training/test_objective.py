@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from keras import layers
 
-from mpt_cli.errors import ConfigError
+from mpt_cli.data.examples import Examples
+from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer, Schedule
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.training.loss_and_optimizer import (
     build_learning_rate,
     build_loss_and_metrics,
     build_optimizer,
+    check_labels,
     gives_logits,
 )
 
@@ -191,6 +193,23 @@ def test_losses_in_a_list_go_by_the_place_of_the_output():
     built = objective(model, "other", loss=["binary_crossentropy"] * 2, metrics=[["auto"], ["mae"]])
     assert [loss.get_config()["from_logits"] for loss in built.loss] == [False, True]
     assert [[metric.name for metric in metrics] for metrics in built.metrics] == [["accuracy"], ["mae"]]
+
+
+@pytest.mark.parametrize(
+    "loss", ["sparse_categorical_crossentropy", {"kind": keras.losses.SparseCategoricalCrossentropy()}]
+)
+def test_labels_that_an_output_has_no_class_for_are_refused(loss):
+    """TensorFlow ends at the first of them, and JAX trains on another class."""
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, {"kind": keras.layers.Dense(3, name="kind")(inputs)})
+    model.compile("sgd", loss)
+    for labels in ([0, 1, 2], [2, 2, 2]):
+        check_labels(model, Examples(np.ones((3, 2)), {"kind": np.array(labels)}))
+    for labels in ([1, 2, 3], [-1, 0, 1]):
+        with pytest.raises(DataError, match="the targets of output kind must be labels from 0 to 2, as many as it has"):
+            check_labels(model, Examples(np.ones((3, 2)), {"kind": np.array(labels)}))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(ignore_class=-1))
+    check_labels(model, Examples(np.ones((3, 2)), np.array([-1, 0, 1])))
 
 
 @pytest.mark.usefixtures("own_module")
