@@ -15,8 +15,10 @@ def main() -> None:
 
 
 def open_closed_streams() -> None:
-    """What the caller closed of the standard streams (`mpt … >&-`) leads to nowhere. The next file that is opened, of
-    the run's own perhaps, would else have its number, and get what compiled code and other processes write there.
+    """Open /dev/null for each standard stream that the caller closed (`mpt … >&-`).
+
+    The next file that is opened, perhaps one of the run, would have that stream's number otherwise, and receive what
+    compiled code and other processes write there.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -37,7 +37,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `mpt` with these arguments and returns the exit code; the one place where errors become codes."""
+    """Run `mpt` with these arguments and return the exit code; the one place where errors become codes."""
     if {"_ARGCOMPLETE", "COMP_LINE"} <= os.environ.keys():  # a shell asks what it could offer
         from mpt_cli.verbs.completion import complete
 
@@ -75,7 +75,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def explain(error: Exception, arguments: list[str]) -> int:
-    """Says on standard error what ended it; the exit code."""
+    """Say on standard error what ended the program, and return the exit code."""
     if (number := raised_signal()) is not None:  # compiled code made another exception of it
         _say(f"\nmpt: {format_end(number)}")
         return SIGNAL_EXIT_CODES[number]
@@ -114,8 +114,9 @@ def _is_short_of_processes(error: Exception) -> bool:
 
 
 def _say(text: str) -> None:
-    """To standard error, without control codes that a name or a file brought in; where nothing can be written there,
-    the exit code says it alone."""
+    """Print to standard error, without control codes that a name or a file brought in.
+
+    Where nothing can be written there, only the exit code tells."""
     if sys.stderr is None:
         return
     try:
@@ -188,14 +189,14 @@ def _message(verb: str, error: MptError) -> str:
 
 
 def _tolerate_narrow_encodings() -> None:
-    """A terminal that lacks a letter gets it as \\xf6; no message may fail for want of it."""
+    """Write letters that a terminal lacks as \\xf6, so that no message fails for one."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _print_json(error: MptError) -> None:
-    """The error for scripts, which read standard output."""
+    """Print the error as JSON to standard output, where scripts read it."""
     from mpt_cli.files import strict_json
 
     problems = [problem.as_dict() for problem in error.problems] if isinstance(error, ConfigError) else []
@@ -207,5 +208,7 @@ def _silence_stdout() -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """The reader of a pipe (`head`) has gone, or a disk is full; Python would complain once more when it closes it."""
+    """Redirect a stream that can't be written any more to /dev/null.
+
+    The reader of a pipe (`head`) has gone, or a disk is full: Python would complain once more when closing it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

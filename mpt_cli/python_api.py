@@ -230,7 +230,7 @@ def _run(program: Any) -> Run:
 
 
 def _take_weights(model: Any, run: Run) -> None:
-    """Of a run that was finished already, so that the caller's model is the trained one all the same."""
+    """Load the weights of a run that was finished already, so that the caller's model is the trained one."""
     from mpt_cli.training.checkpoint import CheckpointStore, restore_weights
 
     checkpoint = CheckpointStore(run.directory.checkpoints).newest()
@@ -254,7 +254,7 @@ def diagnose(
     loss_scale: Any = None,
     quiet: bool = False,
 ) -> "Diagnosis":
-    """Ranges of the gradients, the safe window of scales, the recommended scale: `.recommended`, `.window`, `.layers`.
+    """Measure `.layers` (ranges of gradients), `.window` (the safe scales) and `.recommended` (a scale).
 
     `model` is compiled, and its data are those of Keras's `fit`. It stays as it is: copies of it are measured, under
     `policy`, else in its own dtypes where it computes in float16, else under mixed_float16. `batches` of the

@@ -143,7 +143,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def run(self) -> Run:
-        """The latest run; IndexError before the first."""
+        """Return the latest run; IndexError before the first."""
         return self.runs[-1]
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -262,7 +262,7 @@ class _FitRecording(Recording):
         return [NO_RESUME, NO_SPEED] + [NOT_WHOLE] * self.own_step
 
     def _begin(self, logs: Mapping[str, Any]) -> bool:
-        """After the first call: whether it was the optimizer of `compile` that made a step."""
+        """Begin the record after the first call; return whether the optimizer of `compile` made a step."""
         if self.optimizer.scale_state is None or len(self.rows().floats) == 0:
             return False
         name = type(self.model).__name__
@@ -336,7 +336,7 @@ class _FitRecording(Recording):
             self.snapshot({name: float(value) for name, value in logs.items()})
 
     def finish_epoch(self, logs: dict[str, Any]) -> None:
-        """With the mean loss, where no step was applied, for the progress bar: that of Keras's fit is of all steps."""
+        """Record the end of an epoch, and put the mean loss of all its steps into `logs` for Keras's progress bar."""
         self._look()
         self.pace.pause()
         self.apply_rule(self.check_epoch(self.variables))

@@ -100,7 +100,7 @@ class ScriptRun:
             self.begun += [run for each in recorders for run in each.runs if run not in self.begun]
 
     def note(self, sentence: str) -> None:
-        """Something to be said at the end, once."""
+        """Note something to be said at the end, once."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
@@ -137,7 +137,7 @@ class ScriptRun:
         return min(scales, default=None)
 
     def step(self, optimizer: Any, grads: Iterable[Any], variables: Any) -> None:
-        """With true gradients; on record, where no fit has it."""
+        """Apply true gradients, and record the step where no `fit` does."""
         wrapper = self.wrapper_of(optimizer)
         if not any(model is None or model.optimizer is wrapper for model in self.fits):
             self.record_loop(wrapper)
@@ -145,7 +145,7 @@ class ScriptRun:
         self.passes.apply(wrapper, list(grads), list(given))
 
     def record_loop(self, wrapper: LossScaleOptimizer) -> None:
-        """From the first step that a loop of the script's own makes with it, seen where that step is traced."""
+        """Begin the record of a loop of the script's own at its first step, seen where that step is traced."""
         if id(wrapper) in self.loops:
             return
         if _replicas() > 1:
@@ -187,12 +187,12 @@ class ScriptRun:
         )
 
     def place(self, title: str) -> Path:
-        """The next run directory, from where the script was started."""
+        """Return the next run directory, below the folder in which the script was started."""
         self.places += 1
         return self.folder / numbered_path(self.settings.run_dir, title, self.places)
 
     def end_loops(self, error: BaseException | None = None) -> None:
-        """At the end of the script: what was not yet taken of its loops, and how they went."""
+        """Take the last steps of the script's loops and end their records, at the end of the script."""
         self.drain.close()
         for loop in self.loops.values():
             try:
@@ -202,12 +202,12 @@ class ScriptRun:
 
     @property
     def exit_code(self) -> int:
-        """The gravest of the runs that came to their end; what ended another the script has caught itself."""
+        """Return the most severe exit code of the runs that ended normally; the script caught what ended any other."""
         return max((run.exit_code for run in self.ended_runs), default=OK)
 
     @property
     def ended_runs(self) -> list[Run]:
-        """Those that came to their end, which a rule may have brought about."""
+        """Return the runs that ended normally, or by a health rule."""
         return [run for run in self.runs if run.summary["status"] in ("finished", "stopped")]
 
     def why_not_good(self, allow_unchecked: bool = False) -> str:
@@ -218,11 +218,11 @@ class ScriptRun:
 
     @property
     def runs(self) -> list[Run]:
-        """Those whose record has an end."""
+        """Return the runs whose record has an end."""
         return [run for run in self.begun if (run.path / "summary.json").is_file()]
 
     def note_head(self, model: Any) -> None:
-        """Where its output layer is in half precision."""
+        """Note a model whose output layer is in half precision."""
         if model.built:
             for sentence in warn_of_half_head(model):
                 self.note(sentence)
@@ -263,7 +263,7 @@ Patch = tuple[Any, str, Callable[[Any], Any]]  # the arguments of `_replaced`
 
 @contextmanager
 def watched(seen: ScriptRun) -> Iterator[None]:
-    """What is put around Keras: the dtype policy is set, and the script's models and optimizers are watched."""
+    """Set the dtype policy and watch the script's models and optimizers, until the end of the context."""
     with policy_inside(seen.settings.policy.name), ExitStack() as stack:
         stack.callback(keras.config.set_floatx, keras.config.floatx())
         for patches in (_policies, _seeds, _compiles, _fits, _runs_of_ours, _tapes, _optimizers):
@@ -274,10 +274,10 @@ def watched(seen: ScriptRun) -> Iterator[None]:
 
 @contextmanager
 def _replaced(holder: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """`make(what is there)` under this name, until the end.
+    """Replace what stands under this name by `make(it)`, until the end of the context.
 
-    In a class it stands where it is defined: Keras compiles a loaded model only where its `compile` is that of Keras's
-    own base class.
+    In a class it is replaced where it is defined: Keras compiles a loaded model only where its `compile` is that of
+    Keras's base class.
     """
     if isinstance(holder, type):
         holder = next((kind for kind in holder.__mro__ if name in vars(kind)), holder)
@@ -290,9 +290,7 @@ def _replaced(holder: Any, name: str, make: Callable[[Any], Any]) -> Iterator[No
 
 
 def _policies(seen: ScriptRun) -> Iterator[Patch]:
-    """A script that sets a policy of its own has it, by floatx as well; that is said. What it clears between two models
-    is not the policy that was asked for.
-    """
+    """Let a script set a policy of its own, and note it; `clear_session` keeps the policy asked for."""
     set_policy, clear = keras.config.set_dtype_policy, keras.backend.clear_session
     set_floatx, floatx = keras.config.set_floatx, keras.config.floatx()
     own: list[Any] = []
@@ -331,7 +329,7 @@ def _policies(seen: ScriptRun) -> Iterator[Patch]:
 
 
 def _seeds(seen: ScriptRun) -> Iterator[Patch]:
-    """Where a seed was asked for, it stands in for that of the script."""
+    """Use the seed that was asked for in place of the script's."""
     set_seed, seed = keras.utils.set_random_seed, seen.settings.seed
 
     def make(_: Any) -> Any:
@@ -358,7 +356,7 @@ def _public_names_of(function: Any) -> list[tuple[Any, str]]:
 
 
 def _compiles(seen: ScriptRun) -> Iterator[Patch]:
-    """Every model is compiled with its optimizer in our loss scaling."""
+    """Compile every model with its optimizer wrapped in loss scaling."""
 
     def make(compile_model: Any) -> Any:
         @wraps(compile_model)
@@ -375,7 +373,7 @@ def _compiles(seen: ScriptRun) -> Iterator[Patch]:
 
 
 def _fits(seen: ScriptRun) -> Iterator[Patch]:
-    """Every `fit` has a Recorder among its callbacks; `train_on_batch` on JAX has no record, which is said."""
+    """Give every `fit` a Recorder; note that `train_on_batch` on JAX has no record."""
 
     def make(fit: Any) -> Any:
         @wraps(fit)
@@ -417,7 +415,7 @@ def _fits(seen: ScriptRun) -> Iterator[Patch]:
 
 
 def _runs_of_ours(seen: ScriptRun) -> Iterator[Patch]:
-    """`mpt.fit` has its own record, and what `mpt.diagnose` measures needs none."""
+    """Leave `mpt.fit` and `mpt.diagnose` alone: the first has its own record, the second needs none."""
 
     def make(function: Any) -> Any:
         @wraps(function)
@@ -445,7 +443,7 @@ def _recorder(seen: ScriptRun) -> Recorder:
 
 
 def _optimizers(seen: ScriptRun) -> Iterator[Patch]:
-    """Optimizers that the script makes are known. On TensorFlow each works through its wrapper, and a loss that the
+    """Watch the optimizers that the script makes. On TensorFlow each works through its wrapper, and a loss that the
     script scales by one itself is not scaled twice."""
     base, scaling = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
 
@@ -508,7 +506,7 @@ def _calling_module() -> str:
 
 
 def _tapes(seen: ScriptRun) -> Iterator[Patch]:
-    """Gradients that the script, or a library for it, takes of variables are of the scaled loss, and divided again."""
+    """Take gradients that the script, or a library for it, asks for of the scaled loss, and divide them again."""
     if keras.backend.backend() != "tensorflow":
         return
     import tensorflow as tf

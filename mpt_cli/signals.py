@@ -80,9 +80,10 @@ _main = _MainThread()
 
 @contextmanager
 def unheard(doing: str) -> Iterator[None]:
-    """In here the main thread may hear no signal, and nothing is lost that waiting would save: a signal is answered at
-    the end, or after `UNHEARD_SECONDS` by the end of the program. None raises in here: compiled code that calls Python
-    may crash at an exception that it does not expect, as jaxlib does while it is imported.
+    """Mark a stretch in which the main thread may hear no signal, and which loses nothing when it is cut off.
+
+    A signal is answered at its end, or after `UNHEARD_SECONDS` by the end of the program. No handler raises inside:
+    compiled code that calls Python may crash at an exception that it does not expect, as jaxlib does in its import.
     """
     with _main.gate:
         _main.sections.append(doing)
@@ -97,8 +98,9 @@ def unheard(doing: str) -> Iterator[None]:
 
 @contextmanager
 def at_forced_end(ending: Callable[[ForcedEnd], None]) -> Iterator[None]:
-    """A forced end in here calls `ending` first, in another thread, the latest of several first; all together have
-    `UNHEARD_SECONDS`.
+    """Call `ending` before a forced end inside, in another thread.
+
+    Of several the latest is called first; all together have `UNHEARD_SECONDS`.
     """
     with _main.gate:
         _main.endings.append(ending)
@@ -141,15 +143,17 @@ class Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        """It watches on, while Python ends. What nobody caught of its own ends the program here, in words."""
+        """End the program with a sentence for a KeyboardInterrupt that nobody caught; watch on while Python ends."""
         if isinstance(error, KeyboardInterrupt):
             number = raised_signal() or signal.SIGINT
             print(f"\nmpt: {format_end(number)}", file=sys.stderr)
             self.leave(SIGNAL_EXIT_CODES[number])
 
     def leave(self, exit_code: int) -> NoReturn:
-        """The end of the program. After a signal it waits for no thread that still reads data; where that came in the
-        middle of something, Python does not take down what compiled code may still be using.
+        """End the program.
+
+        After a signal it waits for no thread that still reads data, and Python takes nothing down that compiled code
+        may still be using.
         """
         if raised_signal() is not None or _main.leaves_at_once:
             for stream in (sys.stdout, sys.stderr):
@@ -172,7 +176,9 @@ class Watch:
                 latest = number
 
     def _hang_up(self) -> None:
-        """What is written to a terminal that is gone fails, and what would be saved after it would be lost."""
+        """Redirect output from a terminal that is gone, and end as by SIGTERM.
+
+        Writing to it would fail, and what would be saved after that would be lost."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for number in self._terminals:
             os.dup2(nowhere, number)
@@ -214,7 +220,9 @@ def _call_endings(end: ForcedEnd) -> None:
 
 
 def _print_unless_signal(unraisable: "sys.UnraisableHookArgs") -> None:
-    """A callback of the garbage collector (jax has one) and a `__del__` lose what a handler raises in them."""
+    """Print what could not be raised, but for the signal that a handler raised.
+
+    A callback of the garbage collector (JAX has one) and a `__del__` lose what a handler raises in them."""
     if not isinstance(unraisable.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)
 
@@ -236,7 +244,7 @@ def _raise_as_python(number: int) -> NoReturn:
 
 
 def _unwatched() -> None:
-    """In a forked process, whose signals are not those of this one."""
+    """Put the default handlers back in a forked process, whose signals are not those of this one."""
     with suppress(ValueError):  # it was not forked by the main thread
         signal.set_wakeup_fd(-1)
         for number, default in (
@@ -298,7 +306,7 @@ class Interruption:
 
 @contextmanager
 def handled_by(handler: Callable[[int], None]) -> Iterator[None]:
-    """The two signals, unless they are ignored, call `handler` with their number; what was before is put back."""
+    """Have the two signals, unless they are ignored, call `handler` with their number; put back what was before."""
 
     def handle(number: int, _: FrameType | None) -> None:
         _main.is_heard = True
@@ -338,7 +346,7 @@ def signal_of(error: BaseException) -> signal.Signals | None:
 
 @contextmanager
 def held_back(*numbers: signal.Signals) -> Iterator[None]:
-    """What is started in here never gets these signals, also after an exec; this process gets them afterwards."""
+    """Hold these signals back, also from what is started inside; this process gets them afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -347,7 +355,7 @@ def held_back(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def raise_for(number: signal.Signals | None) -> None:
-    """Ends the program as this signal would have, once what it does has ended: KeyboardInterrupt, or exit code 143."""
+    """Raise what the signal would have: KeyboardInterrupt, or SystemExit with code 143."""
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     if number is not None:

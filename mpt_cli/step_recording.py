@@ -109,7 +109,7 @@ class StepRate:
         self._last: tuple[int, float] | None = None
 
     def look(self, seen: int) -> None:
-        """After so many steps."""
+        """Note the time after so many steps."""
         now = time.perf_counter()
         if self._last is not None and seen > self._last[0]:
             self._steps += seen - self._last[0]
@@ -118,7 +118,7 @@ class StepRate:
             self._last = seen, now
 
     def pause(self) -> None:
-        """Something else follows, such as validation."""
+        """Stop the clock: something else follows, such as validation."""
         self._last = None
 
     @property
@@ -134,7 +134,7 @@ class Recording(Record, ABC):
     run: RunDirectory  # once there is a step
 
     def __init__(self, subject: RecordingOptions, optimizer: LossScaleOptimizer, missing: list[str]) -> None:
-        """`missing` is what this kind of record lacks, beside what all of them lack."""
+        """Begin a record. `missing` is what this kind lacks, beside what all of them lack."""
         settings = subject.settings
         self.subject, self.settings, self.scaling, self.optimizer = subject, settings, subject.scaling, optimizer
         self.missing, self.is_announced = [*missing, NO_SAMPLES, NO_PROGRAM], False
@@ -149,7 +149,7 @@ class Recording(Record, ABC):
     @property
     @abstractmethod
     def variables(self) -> Sequence[Any]:
-        """Those that the optimizer trains, in the order of its gradients."""
+        """Return the variables that the optimizer trains, in the order of its gradients."""
 
     def header(self, **facts: Any) -> RunHeader:
         """Return what is known before the first step; a subclass gives the `facts` that are its own."""
@@ -213,7 +213,7 @@ class Recording(Record, ABC):
         write_json(self.run.environment_json, {**self.environment, "not_recorded": self.missing})
 
     def announce(self) -> None:
-        """The directory and its header, once all that it says is known."""
+        """Open the run directory and write its header, once all that it says is known."""
         self.is_announced = True
         self._open()
         self._check_loss()
@@ -244,7 +244,7 @@ class Recording(Record, ABC):
             self.miss(self.no_loss)
 
     def take(self, rows: StepRows) -> None:
-        """Steps into counters and events; health rules are asked."""
+        """Take steps into counters and events, and apply the health rules."""
         self._check_loss()
         if rows.lost:
             self.telemetry.message(f"{rows.lost} steps were overwritten before they were read; their events are lost")
@@ -257,11 +257,11 @@ class Recording(Record, ABC):
             self.apply_rule(self.health.check(self.run_state()))
 
     def explained(self, events: list[Event]) -> list[Event]:
-        """Without the pass that it began in, where the loss does not tell it."""
+        """Return the events, without the pass that an overflow began in where the loss does not tell it."""
         return events if self.tells_loss else [replace(event, cause=None) for event in events]
 
     def watch_weights(self) -> None:
-        """From here on see whether they move."""
+        """Watch from here on whether the weights move."""
         if self.weight_watch is None and self.optimizer.built:
             self.weight_watch = WeightWatch([self.optimizer], int(self.optimizer.seen_steps) - self.offset)
 
@@ -276,7 +276,7 @@ class Recording(Record, ABC):
         return self.subject.stops
 
     def snapshot(self, metrics: Mapping[str, float], epoch_end: bool = False) -> None:
-        """A line of the log."""
+        """Write a line of the log."""
         mean = self.counters.take_mean_loss()
         self.line(metrics.get("loss") if epoch_end or not self.tells_loss else mean, metrics, epoch_end=epoch_end)
 
@@ -308,7 +308,7 @@ class Recording(Record, ABC):
             self._write_environment()
 
     def finish(self) -> None:
-        """At the end of what was recorded."""
+        """End the record with its verdict."""
         self.look_at_weights()
         verdict, explanation = judge(self.run_state())
         stopped = self.stop is not None and self.subject.stops
@@ -326,18 +326,18 @@ class Recording(Record, ABC):
         return ""
 
     def exit_code(self, usual: int) -> int:
-        """Of a run that came to its end; `usual` is that of its status and verdict."""
+        """Return the exit code of a run that ended normally; `usual` is that of its status and verdict."""
         return usual
 
     def fail(self, error: BaseException | None) -> None:
-        """Where it did not come to its end; `error` is what ended it, where that is known."""
+        """End the record of a run that did not end normally; `error` is what ended it, where that is known."""
         number = None if error is None else signal_of(error)
         words = "fit did not come to its end" if error is None else summarise_error(error)
         words = words if number is None else f"It was {format_end(number)}."
         self.end(conclude_unfinished(status_of_error(error), self.run_state(), words))
 
     def end(self, ending: Conclusion, ended_early: str = "") -> None:
-        """With a line of the log for the last steps, however few they are."""
+        """Write the last line of the log, for however few steps, and the summary."""
         if self.counters.seen > self.logged_step:
             self.snapshot({})
         summary = self.summary(
@@ -361,7 +361,7 @@ def policy_on_record(given: PolicySettings) -> PolicySettings:
 
 
 def scaling_on_record(optimizer: Any, given: LossScaleSettings) -> LossScaleSettings:
-    """As the optimizer does it, where a program gave it a rule of its own."""
+    """Return the loss-scale settings as the optimizer has them, where a program gave it a rule of its own."""
     if not isinstance(optimizer, LossScaleOptimizer) or optimizer.rule in (given.rule_for(True), given.rule_for(False)):
         return given
     rule = optimizer.rule
@@ -408,7 +408,7 @@ class LoopRecording(Recording):
         latest: Callable[[], Sequence[LatestStep]],
         budget: SampleBudget,
     ) -> None:
-        """`latest` gives what the loop has called last."""
+        """Begin a record of a loop; `latest` returns what it called last."""
         super().__init__(subject, optimizer, list(NOT_OF_A_LOOP))
         self.latest, self.budget = latest, budget
         self.progress.epoch = 1
@@ -451,7 +451,7 @@ class LoopRecording(Recording):
                 self._absorb(StepRows(rows.floats[:kept], rows.ints[:kept], rows.lost))
 
     def _absorb(self, rows: StepRows) -> None:
-        """With a line of the log after the first step, and after each so many."""
+        """Take steps, with a line of the log after the first one and then after every so many."""
         if not self.is_announced:
             self.announce()
             self.watch_weights()
@@ -465,7 +465,7 @@ class LoopRecording(Recording):
             start, lost = end, 0
 
     def close(self, error: BaseException | None) -> Run | None:
-        """At the end of the script, or of the loop; None where no step was made."""
+        """End the record at the end of the script or of the loop; None where no step was made."""
         self.drain(at_end=True)
         with self._lock:
             self.is_over = True

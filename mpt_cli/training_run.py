@@ -69,7 +69,7 @@ class Start:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Steps and whole epochs that lie behind the run."""
+        """Return the steps and whole epochs that lie behind the run."""
         if self.checkpoint is None:
             return 0, 0
         return self.checkpoint.step, int(self.checkpoint.position["progress"]["epochs_completed"])
@@ -86,8 +86,10 @@ class Reporters:
 def train(
     settings: Settings, command_line: Sequence[str] = (), reporters: Reporters = Reporters(), notes: Sequence[str] = ()
 ) -> Summary:
-    """The run that `settings` say in full, from start to end; `command_line` is for the record, and says whether
-    the recipe's expectations are about this run; `notes` stand above its header. See `train_program`."""
+    """Train the run that `settings` describe, from start to end. See `train_program`.
+
+    `command_line` is for the record, and says whether the recipe's expectations are about this run. `notes` stand above
+    the header."""
     own = replace(settings, expect=applicable_expectations(settings.expect, keys_given(command_line)))
     return train_program(Program(own), command_line, reporters, notes)
 
@@ -118,7 +120,7 @@ def train_program(
 
 
 def with_drawn_seed(settings: Settings) -> Settings:
-    """`settings` with a seed drawn where it is null, so that the record holds the one that was used."""
+    """Return `settings` with a seed drawn where it is null, so that the record holds the one that was used."""
     if settings.seed is not None:
         return settings
     return dataclasses.replace(settings, seed=secrets.randbelow(2**32))
@@ -159,7 +161,7 @@ def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters)
 
 
 def _cut_short(session: "Session", run: RunDirectory, telemetry: Telemetry, end: ForcedEnd) -> None:
-    """What is left of a run that is ended from outside of the training loop: the checkpoint before, and a summary."""
+    """Write the summary of a run that is ended from outside the training loop; its last checkpoint stays."""
     summary = summarise_cut(session, run.path, end)
     write_summary(run.summary_json, summary)
     telemetry.finish(summary)
@@ -194,7 +196,7 @@ def _without_effect(start: Start, session: "Session") -> list[str]:
 
 
 def follow(settings: Settings) -> None:
-    """The part in a run of several processes of each but the first: it trains along, and writes nothing."""
+    """Train along in a run of several processes, in each but the first, and write nothing."""
     platform = backend.prepare_backend(settings)
     told = broadcast_from_rank0(None)
     if not told["trains"]:
@@ -214,7 +216,7 @@ def follow(settings: Settings) -> None:
 
 @contextmanager
 def others_released(settings: Settings) -> Iterator[None]:
-    """Where the first process of several ends before it met the others, it meets them after all, to end them too.
+    """Release the other processes where the first one ends before it met them.
 
     They would wait for it for JAX's five minutes.
     """

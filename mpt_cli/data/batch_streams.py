@@ -114,8 +114,9 @@ def _read(dataset: Any, where: str) -> Iterator[Examples]:
 
 
 def as_arrays(value: Any) -> Any:
-    """Lists and tuples of arrays, which Keras takes for several inputs, as tuples; framework tensors as NumPy arrays,
-    and ragged ones as `Rows`.
+    """Return lists and tuples of arrays, which Keras takes for several inputs, as tuples, and tensors as NumPy arrays.
+
+    Ragged tensors become `Rows`.
 
     A list or tuple of numbers is one array.
 
@@ -238,7 +239,7 @@ def _drawn_by(*seeds: int) -> Iterator[None]:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Python's and NumPy's global generators go on afterwards as if nothing had been drawn in here."""
+    """Put Python's and NumPy's global generators back at the end, as if nothing had been drawn inside."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         yield

@@ -111,12 +111,12 @@ def as_rows(value: Any, name: str = "x") -> Any:
 
 
 def on_values(function: Callable[..., Any], array: Any, *more: Any) -> Any:
-    """`function` of an array, or of the values of Rows, which come back as Rows."""
+    """Apply `function` to an array, or to the values of Rows, which come back as Rows."""
     return array.mapped(lambda values: function(values, *more)) if isinstance(array, Rows) else function(array, *more)
 
 
 def joined(parts: Sequence[Any], length: int | None = None) -> Any:
-    """Arrays or Rows one after the other, as `length` rows: those behind are zeros, or empty."""
+    """Join arrays or Rows one after the other into `length` rows; those behind are zeros, or empty."""
     missing = 0 if length is None else length - sum(len(part) for part in parts)
     if isinstance(parts[0], Rows):
         return _joined_rows(parts, missing)
@@ -162,7 +162,7 @@ class Examples:
         return Batch(self.x, self.y, self.sample_weight)
 
     def take(self, which: "Array | slice") -> "Examples":
-        """These examples only: a copy for an array of indices, a view for a slice."""
+        """Return these examples only: a copy for an array of indices, a view for a slice."""
         return Examples(*(map_arrays(lambda a: a[which], part) for part in (self.x, self.y, self.sample_weight)))
 
 
@@ -319,7 +319,7 @@ def map_arrays(function: Callable[[Any], Any], arrays: Arrays) -> Any:
 
 
 def join_arrays(join: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
-    """Dicts or tuples of the same form as one, with what `join` makes of the arrays at each place; None of None.
+    """Merge dicts or tuples of the same form, with `join` of the arrays at each place; None of None.
 
     >>> join_arrays(sum, [{"a": 1, "b": (2, None)}, {"a": 10, "b": (20, None)}])
     {'a': 11, 'b': (22, None)}
@@ -338,7 +338,7 @@ SAMPLE_BYTES = 64 * 2**20
 
 
 def fingerprint_arrays(parts: list[Examples]) -> str:
-    """sha256 over names, dtypes, shapes and bytes of all arrays.
+    """Return the SHA-256 of names, dtypes, shapes and bytes of all arrays.
 
     Of more than WHOLE_BYTES in all, evenly spaced examples are hashed, about SAMPLE_BYTES of them: a change of single
     examples may then go unnoticed.
@@ -356,12 +356,12 @@ def fingerprint_arrays(parts: list[Examples]) -> str:
 
 
 def all_arrays(part: Examples) -> list[tuple[str, Array]]:
-    """Inputs, targets and weights with their names in messages."""
+    """Return inputs, targets and weights with their names in messages."""
     return leaves(part.x, "x") + leaves(part.y, "y") + leaves(part.sample_weight, "sample_weight")
 
 
 def draw_examples(examples: Examples, limit: int | None, seed: int, in_order: bool = False) -> Examples:
-    """At most `limit` of the examples, drawn by seed; `in_order` keeps them in the order they have."""
+    """Draw at most `limit` of the examples by seed; `in_order` keeps their order."""
     if limit is None or limit >= len(examples):
         return examples
     chosen = np.random.default_rng([seed, 0]).permutation(len(examples))[:limit]
@@ -371,7 +371,7 @@ def draw_examples(examples: Examples, limit: int | None, seed: int, in_order: bo
 def split_examples(
     examples: Examples, fraction: float, seed: int, in_order: bool = False
 ) -> tuple[Examples, Examples | None]:
-    """Training and validation part; fraction 0 holds nothing out.
+    """Split into training and validation part; fraction 0 holds nothing out.
 
     By a permutation drawn from the seed, or, `in_order`, the last part as it stands. Both parts are non-empty;
     DataError where there are too few examples for that.

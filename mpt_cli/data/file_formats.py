@@ -70,7 +70,7 @@ _MOST_CLASSES = 20  # distinct whole numbers that `task: auto` takes for classes
 
 
 def load_csv(settings: Csv, seed: int) -> DataSet:
-    """x float32 (n, columns), standardised; the target's classes are its distinct values in sorted order.
+    """Read a CSV file: x float32 (n, columns), standardised; the target's classes are its distinct values, sorted.
 
     `task` auto: text is classification, and so are whole numbers of which at most 20, and at most half as many as rows,
     are distinct. Text in any other column is for a loader to encode.
@@ -147,7 +147,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _read_target(name: str, cells: list[str], lines: list[int], task: str) -> tuple[Array, str, list[str] | None]:
-    """Targets, task, and the names of the classes where it is classification."""
+    """Return targets, task, and the names of the classes where it is classification."""
     if task == "regression":
         return _numbers(name, cells, lines), task, None
     if "" in cells:
@@ -166,7 +166,7 @@ def _read_target(name: str, cells: list[str], lines: list[int], task: str) -> tu
 
 
 def load_text(settings: Text, seed: int) -> DataSet:
-    """Windows x (n, T) and the same one character on, y (n, T); a class per distinct character, sorted by code.
+    """Read text as windows x (n, T), and y (n, T) one character on; a class per distinct character, sorted by code.
 
     The windows follow one another without overlap. The last part of the text is held out, not random windows: those
     would share their neighbourhood with the training text.

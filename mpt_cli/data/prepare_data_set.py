@@ -32,7 +32,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 def to_numbers(examples: Examples, where: str) -> Examples:
-    """Inputs as float32 or int32, targets as float32 or int64, weights as float32.
+    """Return inputs as float32 or int32, targets as float32 or int64, weights as float32.
 
     uint8 inputs are pixels, which stay as they are. Other integers are tokens. bool becomes 0 and 1. A float64 that
     float32 can't hold becomes inf, which `check_examples` reports. Text among the inputs becomes UTF-8 bytes; ragged
@@ -73,7 +73,7 @@ def _as_array(value: Any, name: str, takes_text: bool = False) -> Array:
 
 
 def _as_text(array: Array) -> Array | None:
-    """Bytes of UTF-8; None for what is no text."""
+    """Return the bytes of UTF-8; None for what is no text."""
     if array.dtype.kind == "O" and array.size and all(isinstance(each, (str, bytes)) for each in array.flat):
         array = np.array([each if isinstance(each, bytes) else each.encode() for each in array.flat]).reshape(
             array.shape
@@ -169,8 +169,9 @@ def is_one_hot(y: Arrays) -> bool:
 
 
 def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
-    """Checked targets in their final dtype and shape: int32 (n,) or (n, T), float32 (n, k); of those as given only the
-    dtype changes, to int32."""
+    """Return checked targets in their final dtype and shape: int32 (n,) or (n, T), float32 (n, k).
+
+    Of targets as given only the dtype changes, to int32."""
     if target.task == "other" or target.targets_as_given:
         return map_arrays(lambda a: a.astype(np.int32) if a.dtype == np.int64 else a, y)
     if target.task == "regression":
@@ -206,7 +207,7 @@ def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch:
 
 
 def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
-    """Arrays without examples, without dimensions, or of different lengths.
+    """Say which arrays have no examples, no dimensions, or different lengths.
 
     Those of a batch whose targets are not one array may differ in length: a `train_step` knows what to do with a batch
     of labelled and one of other examples.
@@ -240,7 +241,7 @@ def missing_targets(examples: Examples) -> list[str]:
 
 
 def label_problems(y: Array, target: TargetSpec) -> list[str]:
-    """Labels that aren't 0 … num_classes-1; none for other tasks."""
+    """Say which labels aren't 0 … num_classes-1; none for other tasks."""
     if target.task != "classification" or target.targets_as_given:
         return []
     classes = int(target.num_classes or 0)
@@ -261,7 +262,7 @@ def _unfit(name: str, array: Array, is_bad: Array, rule: str) -> list[str]:
 
 
 def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
-    """Examples as `to_numbers` left them, checked and with their targets in final form."""
+    """Check examples as `to_numbers` left them, and return them with their targets in final form."""
     check_examples(examples, target, where, is_batch)
     return replace(examples, y=final_targets(examples.y, target))
 
@@ -301,7 +302,7 @@ def class_factors(y: Array, weights: Mapping[int, float]) -> Array:
 
 
 def shape_text(shape: Any) -> str:
-    """8x8x1; of a dict, "image 8x8x1, age 1"."""
+    """Return a shape as text: 8x8x1; of a dict, "image 8x8x1, age 1"."""
     if isinstance(shape, dict):
         return ", ".join(f"{key} {shape_text(value)}" for key, value in shape.items())
     if shape and isinstance(shape[0], (tuple, dict)):
@@ -378,7 +379,7 @@ class RawArrays:
 
 
 def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet:
-    """Checked, split by seed and described; DataError where the arrays can't be trained on.
+    """Check the arrays, split them by seed and describe them; DataError where they can't be trained on.
 
     `settings.limit` caps the examples before the split; each of the two sets where the source has its own validation.
     """
@@ -421,7 +422,7 @@ def _check_alike(parts: list[Examples], title: str) -> None:
 
 
 def _standardise(raw: RawArrays, target: TargetSpec) -> RawArrays:
-    """Columns to mean 0 and deviation 1 by the training split alone; regression targets too, with a note of both."""
+    """Scale columns to mean 0 and deviation 1 of the training split; regression targets too, with a note of both."""
     mean, deviation = _moments(raw.train.x)
     done, note = {"inputs": _with_moments(raw, "inputs", mean, deviation)}, raw.note
     y_mean, y_deviation = np.zeros(1), np.ones(1)
@@ -472,7 +473,7 @@ def _numbers(values: Array) -> str:
 
 
 def _described(raw: RawArrays, target: TargetSpec, looked_at: list[Examples]) -> DataSet:
-    """Described as "digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes"."""
+    """Describe a data set as "digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes"."""
     seen = look_at(looked_at)
     counts = f"{_count_text(raw.train)} training"
     counts += "" if raw.validation is None else f" and {_count_text(raw.validation)} validation"

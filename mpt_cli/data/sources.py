@@ -39,7 +39,7 @@ _REGRESSION = ("diabetes", "linnerud")
 
 
 def load_digits(settings: Digits, seed: int) -> DataSet:
-    """1,797 scans as float32 (8, 8, 1), grey 0 … 16 divided by 16; labels 0 … 9."""
+    """Load 1,797 scans as float32 (8, 8, 1), grey 0 … 16 divided by 16; labels 0 … 9."""
     from sklearn import datasets
 
     digits = datasets.load_digits()

@@ -108,7 +108,7 @@ def import_variables(settings: Settings, environment: Mapping[str, str]) -> dict
 
 
 def set_import_variables(settings: Settings) -> None:
-    """`import_variables`, where TensorFlow has not read them yet."""
+    """Set the variables of `import_variables` where TensorFlow has not read them yet."""
     if "tensorflow" not in sys.modules:
         os.environ.update(import_variables(settings, os.environ))
 
@@ -359,7 +359,7 @@ def _platform(backend: str, gpus: list[str]) -> Platform:
 
 
 def memory_in_use() -> int | None:
-    """Bytes in use now on the first GPU, or resident memory of this process; None where neither can be read."""
+    """Return the bytes in use on the first GPU, or this process's resident memory; None where neither can be read."""
     return _device_stat("bytes_in_use", "current") or _resident_bytes()
 
 

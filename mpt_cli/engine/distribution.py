@@ -70,8 +70,10 @@ class ProcessInfo:
 
 
 def find_process_info(settings: Settings, environment: Mapping[str, str] = os.environ) -> ProcessInfo | None:
-    """This process's place in a run of several: from that variable, from those of a Slurm step or of Open MPI, or as
-    JAX finds it for a Kubernetes job and TPUs; else None.
+    """Return this process's place in a run of several, else None.
+
+    It comes from that variable, from those of a Slurm step or of Open MPI, or as JAX finds it for a Kubernetes job and
+    TPUs.
     """
     if settings.distribute.name != "data_parallel":
         return None
@@ -109,7 +111,7 @@ _OF_JAX = ("JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATO
 
 
 def _tasks_here(environment: Mapping[str, str]) -> int:
-    """Tasks of a Slurm step on this node, of a list as 2(x3),1."""
+    """Return the number of tasks of a Slurm step on this node, from a list like 2(x3),1."""
     counts = [
         int(count)
         for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
@@ -270,7 +272,7 @@ class Distribution:
 
 
 def undistributed(settings: Settings) -> Settings:
-    """`settings` for one device of one process: what trains nothing needs no more, and often has no more."""
+    """Return `settings` for one device of one process, which is enough where nothing is trained."""
     return replace(settings, distribute=DistributeSettings())
 
 
@@ -323,7 +325,7 @@ def _over_mesh(wanted: DistributeSettings, count: int) -> Distribution:
 
 
 def _devices_of_all(settings: Settings, gpus: int) -> int:
-    """Devices of all processes together; without a GPU a process has one where nothing else is said."""
+    """Return the number of devices of all processes; a process without a GPU has one where nothing else is said."""
     wanted, process_info = settings.distribute, find_process_info(settings)
     if process_info is None:
         return wanted.device_count or gpus

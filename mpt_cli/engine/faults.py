@@ -70,7 +70,7 @@ class Injector:
         model.compute_loss = lambda *arguments, **named: self._spoil(compute_loss(*arguments, **named))
 
     def wrap_step(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
-        """`train_step` of the running backend with the fault in it, called the same way."""
+        """Return the backend's `train_step` with the fault in it, called the same way."""
         if keras.backend.backend() == "tensorflow":
             return lambda model, data: self._run(lambda spoiled: train_step(model, spoiled), data, self._factor())
 
@@ -92,7 +92,7 @@ class Injector:
             self._now.factor = None
 
     def _factor(self) -> Tensor:
-        """float32 scalar: what the spoiled number is multiplied by, 1 in a step where nothing happens."""
+        """Return what the spoiled number is multiplied by, a float32 scalar: 1 in a step where nothing happens."""
         optimizer, fault = next(iter(optimizers_of(self.model).values())), self.fault
         custom = custom_steps(self.model)
         step = optimizer.seen_steps // (custom.updates_per_step if custom is not None else 1) + 1
@@ -163,7 +163,7 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
 
 
 def _fault_of(structure: Any) -> str | None:
-    """inf or nan where one of the float tensors holds some; None where all are finite or not to be looked at."""
+    """Return inf or nan where one of the float tensors holds some; None where all are finite or can't be looked at."""
     for tensor in keras.tree.flatten(structure):
         if not hasattr(tensor, "dtype") or not keras.backend.is_float_dtype(
             keras.backend.standardize_dtype(tensor.dtype)

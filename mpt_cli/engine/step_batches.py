@@ -64,7 +64,7 @@ class BatchPlan:
     devices: int = 1
 
     def steps_of(self, examples: int) -> int:
-        """Steps of an epoch over `examples`."""
+        """Return the steps of an epoch over `examples`."""
         return examples // self.batch_size + (self.rest_of(examples) > 0)
 
     def rest_of(self, examples: int) -> int:
@@ -73,7 +73,7 @@ class BatchPlan:
         return rest - rest % self.devices
 
     def steps_per_epoch(self, data: Examples | Stream) -> int | None:
-        """Steps of an epoch over `data`; None where a stream does not know its length."""
+        """Return the steps of an epoch over `data`; None where a stream does not know its length."""
         return data.steps if isinstance(data, Stream) else self.steps_of(len(data))
 
     def has_only_whole_batches(self, data: Examples | Stream) -> bool:
@@ -92,7 +92,7 @@ def _never() -> bool:
 
 
 def byte_size(data: Examples | Stream | None) -> int | None:
-    """Bytes of all arrays; None for a stream, and for Rows that are made dense batch by batch."""
+    """Return the bytes of all arrays; None for a stream, and for Rows that are made dense batch by batch."""
     if data is None:
         return 0
     if isinstance(data, Stream) or any(_made_dense(array) for _, array in leaves(data.x, "x")):

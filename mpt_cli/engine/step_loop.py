@@ -68,7 +68,7 @@ class Engine(ABC):
 
     @abstractmethod
     def to_device(self, arrays: Any) -> Any:
-        """Examples `(x, y, sample_weight)` of NumPy arrays, moved to the device."""
+        """Move examples `(x, y, sample_weight)` of NumPy arrays to the device."""
 
     def train(
         self,
@@ -87,7 +87,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _run_training(self, source: Any, batch_indices: BatchIndices, control: "LoopControl") -> LoopResult:
-        """`train` itself, which need not wait for the device."""
+        """Run the steps of `train`; it need not wait for the device."""
 
     def evaluate(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
         """Add `count` batches to the metrics, in inference mode."""
@@ -101,7 +101,7 @@ class Engine(ABC):
 
     @abstractmethod
     def batch(self, source: Any, row: NDArray[np.int32]) -> Any:
-        """`(x, y, sample_weight)` of these examples, on the device."""
+        """Return `(x, y, sample_weight)` of these examples, on the device."""
 
     def reset_metrics(self) -> None:
         """Forget the metrics so far."""
@@ -131,11 +131,11 @@ class Engine(ABC):
 
     @abstractmethod
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
-        """`evaluate` itself, which returns when it is done."""
+        """Run the steps of `evaluate`, and return when they are done."""
 
 
 def read_metrics(results: dict[str, Any]) -> dict[str, float]:
-    """Keras's metrics on the host; ConfigError for one that is not a single number."""
+    """Return Keras's metrics on the host; ConfigError for one that is not a single number."""
     found = {name: np.asarray(value) for name, value in results.items()}
     for name, value in found.items():
         if value.size != 1:

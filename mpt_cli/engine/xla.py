@@ -22,7 +22,7 @@ class JitChoice:
 
 
 def choose_jit(settings: Settings, platform: Platform, model: Any, steps: int | None) -> JitChoice:
-    """`trainer.jit_compile`, with `auto` resolved for a run of `steps` (None: nobody knows how many).
+    """Resolve `trainer.jit_compile` for a run of `steps` (None: nobody knows how many).
 
     JAX always compiles, and a GPU always gains, unless a layer says that it can't, as in Keras's `fit`. On the CPU
     TensorFlow runs without XLA what Keras's `fit` runs without it, unless the run is long enough to win back the
@@ -73,8 +73,10 @@ def xla_pays(steps: int, variables: int, numbers: int) -> bool:
 
 
 def numbers_per_step(model: Any, batch_size: int) -> int:
-    """Numbers that a training step reads and writes: the trainable weights, and what the layers of a model that is a
-    graph put out for a batch. A model that is a class of the user's shows no outputs without being run.
+    """Return how many numbers a training step reads and writes.
+
+    These are the trainable weights, and what the layers of a graph of layers put out for a batch. A subclassed model
+    shows no outputs without being run.
 
     >>> inputs = keras.Input((4,))
     >>> model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dense(3)(inputs)))

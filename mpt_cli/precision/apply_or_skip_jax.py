@@ -51,14 +51,14 @@ class StepGradients(NamedTuple):
 
 
 def cond(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """`jax.lax.cond` where `flag` is traced, a plain condition where it is a value, which cond would compile anew."""
+    """Call `jax.lax.cond` where `flag` is traced, and branch in Python where it is a value: cond would compile anew."""
     if isinstance(flag, jax.core.Tracer):
         return jax.lax.cond(flag, then, otherwise)
     return then() if flag else otherwise()
 
 
 def cond_or_select(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """As `cond`, for the update of large arrays: both are computed where that costs less.
+    """Choose as `cond` does, for the update of large arrays: compute both where that costs less.
 
     On a CPU it costs more: a weight would need its moments before and after the update at once, which takes copies of
     them (50,000 x 64 embedding in float16: 25 instead of 15 ms a step). On a GPU the choice is part of the kernel that
@@ -155,7 +155,7 @@ def stateless_apply(
 
 
 def _after_description(inner_values: list[Tensor], defects: GradientDefects) -> list[Tensor]:
-    """The same, of which learning rate and count of steps are known only once the gradients were described.
+    """Return the same values, with learning rate and step count known only once the gradients were described.
 
     So XLA sees that nothing reads a weight or a gradient after its update, and updates in place. A loop on a CPU would
     else copy them in each step, which made it slower than Keras's `fit` (50,000 x 64 embedding: 14.4 instead of 10.6
@@ -179,7 +179,7 @@ def _inner_stateless_apply(
     variables: list[Any],
     values: list[Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """`inner.stateless_apply` for some of its variables, in any order; `own` are its values and the tally of steps."""
+    """Call `inner.stateless_apply` for some variables, in any order; `own` are its values and the tally of steps."""
     inner, state = optimizer.inner_optimizer, optimizer.scale_state
     assert state is not None
     inner_values, tally = own
@@ -202,7 +202,7 @@ class TrainState(NamedTuple):
 
 
 def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tensor], TrainState, StepRow]:
-    """Metrics so far, new state and record of one batch.
+    """Train one batch; return the metrics so far, the new state and the record of the step.
 
     Where its examples are split over devices, XLA adds up their gradients in the dtype of each layer, so that a sum
     which is beyond float16 on one device is so on several. What follows sees the sum: one decision for all devices.

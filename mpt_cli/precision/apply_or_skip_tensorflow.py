@@ -102,7 +102,7 @@ def _is_inside(wanted: Any) -> bool:
 
 
 def _log_step(optimizer: "LossScaleOptimizer", start: StepStart, loss: Tensor | None, found: Sequence[Tensor]) -> None:
-    """On several replicas each notes what it saw in its own copy of the log; who reads it puts them together."""
+    """Note a step in the log. Each of several replicas writes its own copy; the reader puts them together."""
     log = optimizer.step_log
     assert log is not None
     if loss is not None:
@@ -115,7 +115,7 @@ def _log_step(optimizer: "LossScaleOptimizer", start: StepStart, loss: Tensor | 
 
 
 def all_replicas(flag: Tensor) -> Tensor:
-    """In replica context: whether the boolean scalar `flag` is true on every replica."""
+    """Return whether the boolean scalar `flag` is true on every replica; in replica context."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return flag
@@ -123,7 +123,7 @@ def all_replicas(flag: Tensor) -> Tensor:
 
 
 def _over_replicas(context: Any, measured: GradientMeasurement) -> GradientMeasurement:
-    """In replica context, of strategies that can reduce there."""
+    """Combine the measurements of all replicas; in replica context, of strategies that can reduce there."""
     largest = tf.reduce_max(context.all_gather(tf.reshape(measured.largest, [1]), axis=0))
     return GradientMeasurement(all_replicas(measured.finite), largest)
 
@@ -245,7 +245,7 @@ def _apply_on_replicas(
     measured: GradientMeasurement,
     unscaled: bool | Tensor,
 ) -> None:
-    """In cross-replica context: a step is applied on all replicas or on none.
+    """Apply a step on all replicas or on none; in cross-replica context.
 
     Gradients are not reduced yet, so each replica has its own; deciding by those of the first one, as Keras does, lets
     an overflow of the second replica into every copy of the weights. The condition stands out here because TensorFlow
@@ -261,7 +261,7 @@ def _apply_on_replicas(
 
 
 def _then_nothing(act: Callable[[], None]) -> Callable[[], Tensor]:
-    """`act` as a branch of `tf.cond`, which wants a tensor."""
+    """Return `act` as a branch of `tf.cond`, which wants a tensor."""
 
     def branch() -> Tensor:
         act()
@@ -343,7 +343,7 @@ def _build(model: Any, data: Any) -> None:
 def _update_or_put_back(
     is_applied: Tensor, update_metrics: Callable[[], None], kept: list[Any], before: list[Tensor]
 ) -> None:
-    """Metrics of an applied step, or state as it was; on several replicas nothing can be assigned in a condition."""
+    """Update the metrics of an applied step, or put the state back; replicas can assign nothing in a condition."""
     inside = replicas() == 1
 
     def put_back() -> None:
@@ -374,7 +374,7 @@ def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[dict
 
 
 def test_step(model: Any, data: Any) -> None:
-    """A test_step of the model, whose result is noted where the model reports its own."""
+    """Run the model's test_step, and note its result where the model reports its own."""
     custom = custom_steps(model)
     if custom is None or not custom.test_names:
         model.test_step(data)

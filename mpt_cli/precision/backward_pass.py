@@ -32,7 +32,7 @@ class BackwardPass:
     """Gradients of these variables, as often as they are taken, until an optimizer uses them."""
 
     def __init__(self, sources: Sequence[Any], scale: float | None) -> None:
-        """`scale` is that of the first gradients, None where none are scaled."""
+        """Begin a pass; `scale` is that of the first gradients, None where none are scaled."""
         self._sources, self.ids, self.scales = list(sources), ids_of(sources), scale is not None
         self._scale = outside(lambda: tf.Variable(scale or 1.0, trainable=False, dtype="float32", name="pass_scale"))
         self._state = outside(lambda: tf.Variable(USED, trainable=False, dtype="float32", name="pass_state"))
@@ -114,7 +114,7 @@ class BackwardPass:
         return len(self._optimizers)
 
     def follow(self) -> None:
-        """After a step with its gradients: the scale of the next ones."""
+        """Set the scale of the next gradients, after a step with these."""
         if replicas() == 1:
             self._state.assign(USED + self._state % USED)
         self._scale.assign(tf.reduce_min(tf.stack([each.loss_scale for each in self._optimizers if each.scales])))
@@ -142,7 +142,7 @@ class BackwardPasses:
         return known
 
     def apply(self, optimizer: LossScaleOptimizer, gradients: list[Tensor], variables: list[Any]) -> None:
-        """A step with true gradients, applied where all of its passes were finite."""
+        """Make a step with true gradients, applied where all of its passes were finite."""
         if not optimizer.built:
             inner = optimizer.inner_optimizer
             trained = direct_trainable_variables(inner) if inner.built else variables
@@ -207,7 +207,7 @@ def _put_back_unless(is_applied: Tensor, changed: list[tuple[Any, Tensor]]) -> N
 
 
 def _are_finite(gradients: list[Tensor]) -> Tensor:
-    """`finite.all_finite` with half as many operations, each of which takes microseconds where XLA compiles nothing."""
+    """Return whether all gradients are finite, in few operations: without XLA each takes microseconds."""
     present = [dense(g) for g in gradients if g is not None]
     return tf.reduce_all([True, *(tf.reduce_all(tf.math.is_finite(g)) for g in present)])
 

@@ -60,8 +60,9 @@ class ForwardOrder:
         return outputs_noted(self._layers, lambda index, _: self._called.setdefault(index, len(self._called)))
 
     def ranks(self, variables: Sequence[Any]) -> list[int]:
-        """For each variable the place of the innermost layer that holds it, by its first call: what comes back wrong
-        to any use of a shared layer spoils its gradient, and that of all layers before. -1 for those of no such layer.
+        """Return the place of the innermost layer that holds each variable, by its first call; -1 for none.
+
+        What comes back wrong to any use of a shared layer spoils its gradient, and that of all layers before.
         """
         found: dict[int, tuple[int, int]] = {}
         for index, place in self._called.items():
@@ -72,7 +73,7 @@ class ForwardOrder:
 
 
 def ids_of(variables: Iterable[Any]) -> set[int]:
-    """Of Keras's variables and of TensorFlow's inside them, which a program may take gradients of just as well."""
+    """Return the ids of Keras's variables and of TensorFlow's inside them: a program may take gradients of either."""
     return {
         id(each) for variable in variables for each in (variable, getattr(variable, "value", None)) if each is not None
     }
@@ -90,8 +91,7 @@ def packed(batch: Any) -> Any:
 
 
 def state_to_keep(model: Any) -> list[Any]:
-    """Non-trainable float variables that a skipped step must leave alone (BatchNormalization's statistics, the states
-    of a stateful RNN, …).
+    """Return the non-trainable float variables that a skipped step leaves alone, such as BatchNormalization's.
 
     Seed generators hold integers and move on: repeating a dropout mask helps nobody.
     """
@@ -166,8 +166,9 @@ def metrics_of(model: Any) -> dict[str, Tensor]:
 
 
 def logs_of(model: Any, loss: Tensor) -> dict[str, Tensor]:
-    """`metrics_of` after a step. Until a step of the epoch is applied, the loss is that of the step, as in Keras's fit:
-    a mean over nothing is 0."""
+    """Return `metrics_of` after a step.
+
+    Until a step of the epoch is applied, the loss is that of the step, as in Keras's fit: a mean over nothing is 0."""
     metrics = metrics_of(model)
     if "loss" in metrics:
         is_shown = ops.logical_and(ops.equal(loss_tracker(model).count, 0), ops.isfinite(loss))
@@ -296,7 +297,7 @@ def custom_steps(model: Any) -> CustomSteps | None:
 
 
 def set_custom_steps(model: Any, custom: CustomSteps) -> None:
-    """From now on the compiled loop runs the steps of `model` itself."""
+    """Have the compiled loop run the model's own steps from now on."""
     model._mpt_custom_steps = custom
 
 
@@ -323,7 +324,7 @@ def as_number(value: Tensor) -> Tensor:
 
 
 def flat_logs(logs: Any) -> dict[str, Tensor]:
-    """Logs with those of a metric that has several results among the others, as Keras's `fit` shows them.
+    """Return logs with the results of a metric that has several among the others, as Keras's `fit` shows them.
 
     Raises ValueError for logs that are no dict or empty.
 
@@ -361,7 +362,7 @@ def log_names(logs: dict[str, Any]) -> tuple[tuple[str, ...], str]:
 def build_custom_steps(
     optimizers: dict[str, LossScaleOptimizer], train_logs: Any, test_logs: Any, uses: dict[str, OptimizerUse]
 ) -> CustomSteps:
-    """`CustomSteps` with its variables, for what `trace_train_step` and `trace_test_step` gave (None: no such step).
+    """Return `CustomSteps` for what `trace_train_step` and `trace_test_step` returned (None: no such step).
 
     ValueError of `log_names`.
     """

@@ -117,8 +117,9 @@ def rounding_options(few: bool) -> dict[str, Any]:
 
 
 def call_sampled(model: Any, function: Callable[[Any], Any], x: Any) -> Any:
-    """`function(x)`, which calls `model`, with nothing in the model changed. On JAX as one program that rounds as a
-    sample does: each operation by itself would be compiled, too."""
+    """Call `function(x)`, which calls `model`, with nothing in the model changed.
+
+    On JAX it is one program that rounds as a sample does: each operation by itself would be compiled, too."""
 
     def call(values: list[Tensor], x: Any) -> Any:
         with keras.StatelessScope(list(zip(model.variables, values, strict=True)), collect_losses=True):

@@ -102,7 +102,7 @@ class GradientSampler:
             self._ended_at = time.monotonic()
 
     def _sample(self, batch: Any, step: int, scale: float) -> SampleResult:
-        """Two passes of the batch, as the model trains and in float32.
+        """Measure two passes of the batch, as the model trains and in float32.
 
         Dropout draws anew for each dtype: shares are of two draws of it.
         """
@@ -170,8 +170,9 @@ class GradientSampler:
 
 
 def build_sampler(model: Any, every_steps: int | str, say: Callable[[str], None], **options: Any) -> GradientSampler:
-    """With an interval that adapts where `every_steps` is auto, exactly so many steps otherwise. `options` are further
-    ones of a `GradientSampler`."""
+    """Return a sampler whose interval adapts where `every_steps` is auto, and is exactly so many steps otherwise.
+
+    `options` are further ones of a `GradientSampler`."""
     if isinstance(every_steps, int):
         return GradientSampler(model, every_steps, say, **options)
     compiles = is_compiled_once(model)
@@ -180,7 +181,7 @@ def build_sampler(model: Any, every_steps: int | str, say: Callable[[str], None]
 
 
 def _lost_updates(rows: list[LayerSample]) -> float | None:
-    """Of all weights in half precision together; None where nothing would move any."""
+    """Return the share of lost updates of all weights in half precision; None where nothing would move any."""
     sizes = {row.variable: (row.values, row.flushed) for row in rows if row.kind == UPDATES}
     moved = sum(values for values, _ in sizes.values())
     return sum(values * flushed for values, flushed in sizes.values()) / moved if moved else None

@@ -151,7 +151,7 @@ class TapedCalls:
         self._eager_steps = 0
 
     def open(self, tape: Any) -> None:
-        """From here on note calls."""
+        """Note calls from here on."""
         if not self._tapes:
             self._calls = []
         self._tapes.add(id(tape))
@@ -186,7 +186,7 @@ class TapedCalls:
         return [call for call in own if all(map(is_readable, call.outputs))]
 
     def keep(self, calls: Sequence[TapedCall], gradients: Sequence[Any], scale: Tensor) -> None:
-        """`gradients` of the scaled loss by all outputs of these calls."""
+        """Keep the `gradients` of the scaled loss by all outputs of these calls."""
         given, found = iter(gradients), dict[int, tuple[Any, list[Any]]]()
         for call in calls:
             taken = [next(given) for _ in call.outputs]

@@ -62,8 +62,9 @@ class LostDigits(NamedTuple):
 
 
 def measure_digits(model: Any, batch: Any, has_loss: bool = True) -> LostDigits | None:
-    """Of `(x, y, sample_weight)`, at most `MOST_EXAMPLES` of it, in inference; nothing in the model changes. Without
-    `has_loss` the model's compiled loss is not that of the batch.
+    """Measure the digits that the model loses of `(x, y, sample_weight)`, in inference; nothing in the model changes.
+
+    At most `MOST_EXAMPLES` are used. Without `has_loss` the model's compiled loss is not that of the batch.
 
     None where the outputs are the same for all examples, where there is only one, and where the model draws random
     numbers in inference or can't be called there.
@@ -191,13 +192,14 @@ def _distinct(values: NDArray[Any], dtype: str) -> int:
 
 
 def _first_examples(arrays: Any) -> Any:
-    """At most `MOST_EXAMPLES` of each array; None stays."""
+    """Return at most `MOST_EXAMPLES` of each array; None stays."""
     return keras.tree.map_structure(lambda array: None if array is None else array[:MOST_EXAMPLES], arrays)
 
 
 def _outputs_in_training(model: Any, x: Any) -> tuple[Outputs, Outputs]:
-    """As the model is and in float32. In inference moving statistics that are still far off push values up, which costs
-    digits that training has."""
+    """Return the outputs in training, as the model is and in float32.
+
+    In inference moving statistics that are still far off push values up, which costs digits that training has."""
     rounded = _outputs(model, x, training=True)
     with computing_in_float32(model):
         return rounded, _outputs(model, x, training=True)
@@ -277,7 +279,7 @@ def _suspects(
 
 
 def _noise_of_targets(model: Any, x: Any, y: Any) -> float | None:
-    """Of targets that are cast to the half precision of the outputs before the loss compares them."""
+    """Return the noise of targets that are cast to the outputs' half precision before the loss compares them."""
     dtypes = {keras.backend.standardize_dtype(out.dtype) for out in keras.tree.flatten(model.outputs or [])}
     narrow = dtypes & set(NARROW)
     floats = list(filter(is_float_tensor, keras.tree.flatten(y)))

@@ -50,7 +50,7 @@ class Probes:
 
     @contextmanager
     def installed(self, sinks: Sequence[Tensor]) -> Iterator[None]:
-        """The parts call through probes inside; afterwards each has the `call` it had."""
+        """Have the parts call through probes inside; afterwards each has the `call` it had."""
         self._traces = _TensorOrigins()
         with calls_through(self.parts, lambda index, call: self._probed(index, call, sinks)):
             yield
@@ -130,13 +130,13 @@ class _TensorOrigins:
 
 @custom_gradient
 def insert_probe(x: Tensor, sink: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """`x` unchanged; the gradient for `sink` counts the gradient of x and x itself."""
+    """Return `x` unchanged; the gradient for `sink` counts the gradient of x and x itself."""
     return x, lambda upstream: (upstream, statistics_of_each([upstream, x]))
 
 
 @custom_gradient
 def _keep_reachable(x: Tensor, before: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """`x` unchanged; the gradient for `before` is 0, so that the probes before it count."""
+    """Return `x` unchanged; the gradient for `before` is 0, so that the probes before it count."""
     return x, lambda upstream: (upstream, ops.zeros_like(before))
 
 
@@ -159,7 +159,7 @@ def count_weights(gradients: list[Tensor]) -> Tensor:
 
 
 def owners_of_weights(model: Any) -> list[int | None]:
-    """For each trainable weight the index of the innermost layer that has it; None for one of the model itself."""
+    """Return the index of the innermost layer that has each trainable weight; None for one of the model itself."""
     layers = layers_of(model)
     held = [({id(v) for v in layer.trainable_variables}, index) for index, layer in enumerate(layers)]
     owners: list[int | None] = []

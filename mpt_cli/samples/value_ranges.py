@@ -132,7 +132,7 @@ class RangeCounter:
         return [ops.cast(v, "float32") if _is_narrow(v) else v for v in values]
 
     def count(self, gradients: list[Tensor | None], sinks: list[Tensor | None], loss: Tensor) -> ValueRanges:
-        """On the device, from the gradients by all trainable variables and by the sinks; None is all 0."""
+        """Count on the device, from the gradients by all trainable variables and by the sinks; None is all 0."""
         variables = self.model.trainable_variables
         kept = [
             ops.zeros(v.shape, "float32") if g is None else dense(g)
@@ -178,9 +178,11 @@ class WeightUpdates(NamedTuple):
 
 
 def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> WeightUpdates | None:
-    """Of a step with these gradients of the scaled loss by the weights; None where the optimizer has variables that
-    are not known, and where it rounds stochastically, which in the mean loses nothing. Nothing in the model or its
-    optimizer changes."""
+    """Count what a step with these gradients of the scaled loss would change in the weights.
+
+    None where the optimizer has variables that are not known, and where it rounds stochastically, which in the mean
+    loses nothing. Nothing in the model or its optimizer changes.
+    """
     if model.optimizer.rounding_seed is not None:
         return None
     weights, inner = weights_of(model), model.optimizer.inner_optimizer
@@ -239,7 +241,7 @@ class RangeMap:
 
     @classmethod
     def of(cls, model: Any, probes: Probes) -> "RangeMap":
-        """As the probes met them in the pass of the model as it is."""
+        """Return the places as the probes met them in the pass of the model as it is."""
         parts, owners = probes.parts, owners_of_weights(model)
         called = {id(parts[index]) for index in probes.order}
         order = [*probes.order, *(index for index in range(len(parts)) if index not in probes.order)]
@@ -254,7 +256,7 @@ class RangeMap:
     def layer_samples(
         self, base: ValueRanges, shadow: ValueRanges, updates: WeightUpdates | None = None
     ) -> list[LayerSample]:
-        """`base` held against `shadow`, the same in float32: what there is of each place."""
+        """Compare `base` with `shadow`, the same in float32, at each place."""
         rows = []
         for place in self.places:
             if place.part is not None:

@@ -201,8 +201,9 @@ def _parts(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
 
 
 def _place(source: str | Path, lines: list[str], start: Any, end: Any) -> SourcePlace:
-    """From `start` to `end`, or to the end of the first line; without its text, which is printed, where that may hold a
-    secret.
+    """Return the place from `start` to `end`, or to the end of the first line.
+
+    Its text is left out, as it is printed, where it may hold a secret.
     """
     line = min(start.line, len(lines) - 1)
     text, first = lines[line], start.column if line == start.line else len(lines[line])

@@ -109,12 +109,12 @@ class Assembly:
 
     @property
     def total_steps(self) -> int | None:
-        """Steps of the whole run, skipped ones included; None where a stream's length is unknown."""
+        """Return the steps of the whole run, skipped ones included; None where a stream's length is unknown."""
         return count_steps(self.settings, self.train_feed.steps)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Names of the metrics that the run reports beside the loss, `val_*` last."""
+        """Return the names of the metrics that the run reports beside the loss, `val_*` last."""
         custom, reported = custom_steps(self.model), read_metrics(metrics_of(self.model))
         names = [name for name in reported if name != "loss"]
         tested = ["loss", *names]
@@ -191,7 +191,7 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
 
 
 def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
-    """`data`, with targets as they came where `model` comes compiled: its own loss knows what they mean.
+    """Return `data`, with targets as they came where `model` comes compiled: its own loss knows what they mean.
 
     DataError where they were refused and it does not.
     """
@@ -204,7 +204,7 @@ def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
 
 
 def put_to_training(settings: Settings, model: Any, data: DataSet, phases: Phases) -> None:
-    """Loss, metrics and optimizers into the model, of the settings or as its author compiled it."""
+    """Put loss, metrics and optimizers into the model, from the settings or as its author compiled it."""
     if is_compiled(model):
         optimizers = replace_optimizers(model, phases.wrap)
     else:
@@ -292,7 +292,7 @@ def uncompiled_inputs(settings: Settings, data: DataSet) -> str:
 
 
 def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
-    """Warnings about known-bad combinations; ConfigError with all of those that can't work."""
+    """Return warnings about known-bad combinations; ConfigError with all of those that can't work."""
     own = [type(optimizer).__name__.lower() for _, optimizer, _ in optimizers_in(model)] if is_compiled(model) else []
     rounds = settings.policy.stochastic_rounding
     findings = find_bad_combinations(model, next(iter(own), settings.optimizer.name), data.max_abs_input, rounds)
@@ -311,7 +311,7 @@ def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
 
 
 def count_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:
-    """Steps of a run; None where neither the data nor `max_steps` tells."""
+    """Return the number of steps of a run; None where neither the data nor `max_steps` tells."""
     planned = None if steps_per_epoch is None else settings.epochs * steps_per_epoch
     return min((steps for steps in (planned, settings.trainer.max_steps) if steps is not None), default=None)
 
@@ -352,7 +352,7 @@ def _stays_on_device(trainer: TrainerSettings, data: DataSet) -> bool:
 
 
 def count_parameters(model: Any) -> int:
-    """Elements of all weights; Keras counts none of a model that has no `call`."""
+    """Return the number of elements of all weights; Keras counts none of a model that has no `call`."""
     return sum(math.prod(weight.shape) for weight in model.weights)
 
 

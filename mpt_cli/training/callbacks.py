@@ -56,7 +56,7 @@ class NotPlain(Exception):
 
 
 def encode(value: Any, arrays: Arrays, path: str) -> Any:
-    """`value` as JSON; the arrays in it go into `arrays` under their `path`. NotPlain for anything else.
+    """Return `value` as JSON; the arrays in it go into `arrays` under their `path`. NotPlain for anything else.
 
     >>> arrays = {}
     >>> decode(encode({"best": (0.5, np.zeros(2))}, arrays, "state"), arrays)
@@ -103,7 +103,7 @@ class CallbackState:
     """
 
     def __init__(self, callback: Any, root: str = "") -> None:
-        """`root` is what the paths of its arrays begin with."""
+        """Watch a callback; `root` is what the paths of its arrays begin with."""
         self.callback, self._root = callback, root
         self._has_methods = all(callable(getattr(callback, name, None)) for name in ("get_state", "set_state"))
         of_keras = any(kind.__module__.startswith("keras.src.callbacks") for kind in type(callback).__mro__[:-2])
@@ -117,7 +117,7 @@ class CallbackState:
             self.callback.append = True
 
     def begin(self) -> list[str]:
-        """After `on_train_begin`: remember what was there; returns a sentence for what can't be stored."""
+        """Remember the state after `on_train_begin`; return a sentence for what can't be stored."""
         if self._has_methods:
             return []
         plain, others = self._attributes()
@@ -182,7 +182,7 @@ class CallbackState:
 
 
 def _cut_off(logger: Any, size: int) -> None:
-    """A CSVLogger goes on in its file, without the rows of epochs that run again."""
+    """Cut a CSVLogger's file off at `size`, so that it goes on without the rows of epochs that run again."""
     logger.csv_file.seek(min(size, logger.csv_file.seek(0, os.SEEK_END)))
     logger.csv_file.truncate()
     logger.writer, logger.append_header = None, size == 0
@@ -266,7 +266,7 @@ def batch_callbacks(callbacks: Iterable[Any]) -> list[str]:
 
 
 def with_short_calls(settings: Settings, callbacks: Sequence[Any]) -> Settings:
-    """`settings` with calls of one step where a callback has hooks of batches and nobody chose another number."""
+    """Return `settings` with one step a call where a callback has batch hooks and nobody chose another number."""
     if settings.trainer.steps_per_execution != "auto" or not batch_callbacks(callbacks):
         return settings
     return replace(settings, trainer=replace(settings.trainer, steps_per_execution=1))
@@ -349,7 +349,7 @@ class Callbacks:
             self._take_up(*self._waiting)
 
     def begin_again(self) -> None:
-        """`on_train_begin` of a later phase; what callbacks hold beyond it, such as a log that is open, they keep."""
+        """Call `on_train_begin` for a later phase; callbacks keep what they hold beyond it, such as an open log."""
         if not self.members:
             return
         self.ended, self.model.stop_training = "", False
@@ -374,7 +374,7 @@ class Callbacks:
         return given
 
     def epoch_end(self, epoch: int, metrics: Logs) -> Logs:
-        """`on_epoch_end`; returns `metrics` and the numbers that callbacks have added to the logs."""
+        """Call `on_epoch_end`; return `metrics` and the numbers that callbacks added to the logs."""
         if not self.wants("on_epoch_end"):
             return metrics
         logs = self.call("on_epoch_end", epoch, logs=metrics)
@@ -408,7 +408,7 @@ class Callbacks:
                 state.decode(position["states"][name], arrays)
 
     def _names(self) -> list[str]:
-        """Class and number within the class, as `EarlyStopping/0`: others may come and go between two attempts."""
+        """Name each by class and number within it, as `EarlyStopping/0`: others may come and go between attempts."""
         classes = [type(each).__name__ for each in self.members]
         return [f"{name}/{classes[:index].count(name)}" for index, name in enumerate(classes)]
 

@@ -75,7 +75,7 @@ def _fill(file: BinaryIO, checkpoint: Checkpoint) -> None:
 
 
 def _digest(file: BinaryIO) -> bytes:
-    """SHA-256 of all but the room for it at the end."""
+    """Return the SHA-256 of all but the room for it at the end."""
     left, digest = file.seek(0, os.SEEK_END) - DIGEST_BYTES, hashlib.sha256()
     file.seek(0)
     while left > 0:
@@ -194,22 +194,22 @@ CALLBACK_PREFIX = "callback/"  # of what is no variable
 
 
 def collect_state(model: Any) -> Arrays:
-    """Copies of every variable a step reads: weights, statistics, seed generators, optimizer, scale, metrics."""
+    """Copy every variable that a step reads: weights, statistics, seed generators, optimizer, scale, metrics."""
     return {name: np.asarray(variable.numpy()) for name, variable in _variables(model).items()}
 
 
 def collect_weights(model: Any) -> Arrays:
-    """Copies of what a model computes with: weights, statistics, seed generators."""
+    """Copy what a model computes with: weights, statistics, seed generators."""
     return {name: np.asarray(variable.numpy()) for name, variable in _model_variables(model).items()}
 
 
 def fingerprint_weights(model: Any) -> str:
-    """16 letters that are others where a bit of what `collect_weights` gives is another."""
+    """Return 16 letters of a digest of what `collect_weights` returns: one bit more or less changes them."""
     return digest_of(collect_weights(model))[:16]
 
 
 def digest_of(arrays: Arrays, text: str = "") -> str:
-    """SHA-256, which is another where `text`, or a name, dtype, shape or bit of `arrays` is."""
+    """Return the SHA-256 of `text` and of the names, dtypes, shapes and bits of `arrays`."""
     digest = hashlib.sha256(text.encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
@@ -270,8 +270,11 @@ def _variables(model: Any) -> dict[str, Any]:
 
 
 def _model_variables(model: Any) -> dict[str, Any]:
-    """Weights are those that were made to be trained: which layers are frozen, in this phase of a run or in the file of
-    a model, does not change their names."""
+    """Return the model's variables by name.
+
+    Weights are those that were made to be trained: which layers are frozen, in this phase of a run or in a model's
+    file, does not change their names.
+    """
     from mpt_cli.precision.keras_internals import made_to_be_trained, untracked_variables  # imports Keras
 
     weights = made_to_be_trained(model)
@@ -281,7 +284,7 @@ def _model_variables(model: Any) -> dict[str, Any]:
 
 
 def _numbered(kind: str, variables: Any) -> dict[str, Any]:
-    """By number within their kind: names and paths of Keras variables are not unique and change between processes."""
+    """Name them by number within their kind: paths of Keras variables are not unique and change between processes."""
     return {f"{kind}/{i}": variable for i, variable in enumerate(variables)}
 
 
@@ -328,7 +331,7 @@ class Checkpointer:
         self._saved_position = checkpoint.step, checkpoint.position["progress"]["step_in_epoch"]
 
     def steps_until_due(self, seen: int) -> int | None:
-        """Steps to the next checkpoint by steps, so that a call into the compiled loop ends there."""
+        """Return the steps to the next checkpoint by steps, so that a call into the compiled loop ends there."""
         every = self.settings.checkpoint_every_steps
         return None if every is None else every - seen % every
 

@@ -152,10 +152,10 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         raise LeaveFit
 
     def validate(self, callbacks: Callbacks = NO_CALLBACKS) -> dict[str, float] | None:
-        """Metrics over the validation data with `val_` before their names; empty without such data, and None where a
-        signal came first: then all is as before.
+        """Return the metrics over the validation data, with `val_` before their names.
 
-        `callbacks` have their hooks called as in Keras's `evaluate`.
+        Empty without such data. None where a signal came first: then all is as before. `callbacks` have their hooks
+        called as in Keras's `evaluate`.
         """
         if (feed := self.parts.validation_feed) is None:
             return {}
@@ -253,7 +253,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return None if self._must_stop() else self.train_feed.take(count, self._must_stop)
 
     def _next_count(self) -> int:
-        """Steps of the next call: up to the next line of the log or checkpoint, and to the end of the run."""
+        """Return the steps of the next call: to the next line of the log, checkpoint, or the end of the run."""
         seen, every = self.counters.seen, self.settings.log_every_steps
         ends = self.checkpointer.steps_until_due(seen), self._steps_left()
         known = [steps for steps in ends if steps is not None]
@@ -364,7 +364,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         )
 
     def _of_applied(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Metrics of the epoch so far; nothing where no step was applied, which Keras gives as 0."""
+        """Return the metrics of the epoch so far; none where no step was applied, for which Keras gives 0."""
         return metrics if self.counters.applied_in_epoch else {}
 
     @property

@@ -81,14 +81,15 @@ class Phases:
 
     @property
     def schedule_steps(self) -> int | None:
-        """Over which the schedule of the phase runs. `max_steps` cuts a run short, it does not squeeze its schedule."""
+        """Return the steps of the phase's schedule. `max_steps` cuts a run short and does not squeeze its schedule."""
         if self._steps_per_epoch is not None:
             return self.all[self.index].epochs * self._steps_per_epoch
         return self.settings.trainer.max_steps if len(self.all) == 1 else None
 
     def wrap(self, inner: Any, name: str) -> LossScaleOptimizer:
-        """`inner` in the loss scaling of the run, at the learning rate that the phase has for it; `name` is that of the
-        attribute of the model that holds it."""
+        """Return `inner` in the loss scaling of the run, at the learning rate of the phase.
+
+        `name` is that of the model's attribute that holds it."""
         if (rate := self.all[self.index].learning_rate) is not None:
             put_rate(inner, float(rate))
         return self._wrapped(inner, name)

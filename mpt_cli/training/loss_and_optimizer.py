@@ -135,7 +135,7 @@ def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: s
         return _LossContext(key, task, count, logits, Policy(policy_name).loss_dtype)
 
     def by_output(key: str, value: Any, build: Callable[[Any, _LossContext, Any], Any]) -> Any:
-        """`build` of each object in the structure of `value`, for the output it stands at."""
+        """Call `build` for each object in the structure of `value`, with the output it stands at."""
         if is_object(value):
             return None if value is None else build(value, context_of(key), None)
         built = {
@@ -277,7 +277,7 @@ def _build_metric(value: Any, loss: Any, context: _LossContext) -> keras.metrics
 
 
 def _check_probabilities(kind: Any, context: _LossContext) -> None:
-    """Keras would take logits for probabilities and say nothing."""
+    """Refuse a loss of probabilities for a model that returns logits, which Keras would take without a word."""
     if kind.__name__ in NEED_PROBABILITIES and context.task != "regression" and context.from_logits:
         raise ConfigError(
             Problem(
@@ -468,7 +468,7 @@ def scaling_for(settings: LossScaleSettings, needed: bool) -> Scaling:
 def wrap_optimizer(
     inner: Any, settings: LossScaleSettings, scaling: Scaling, rounding_seed: int | None = None
 ) -> LossScaleOptimizer:
-    """`inner` in loss scaling. No scaling is a rule that applies everything: one path for all modes."""
+    """Return `inner` in loss scaling. No scaling is a rule that applies everything: one path for all modes."""
     return LossScaleOptimizer(
         inner,
         rule=scaling.rule,

@@ -81,8 +81,10 @@ def put_under_policy(settings: Settings, model: Any, data: DataSet, everywhere: 
 
 
 def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> None:
-    """Policies for the layers of a `model` in mixed_float16 by what they do and by the digits that they lose of the
-    first batch; ConfigError where that can't be seen."""
+    """Choose policies for the layers of a `model` in mixed_float16.
+
+    They follow from what each layer does and from the digits that it loses of the first batch; ConfigError where that
+    can't be seen."""
     batch = first_batch(data.train, batch_size)
     try:
         chosen = choose_policies(model, policy, batch.x)
@@ -195,7 +197,7 @@ def prepare_custom_steps(
 
 
 def prepare_custom_test(model: Any, batch: Any) -> None:
-    """`prepare_custom_steps` for a model that is only evaluated."""
+    """Prepare the custom steps of a model that is only evaluated."""
     if not has_custom_train_step(model) and not has_custom_test_step(model):
         return
     logs = _trace_testing(model, batch, "model", "Give it a test_step.")

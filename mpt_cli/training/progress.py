@@ -64,7 +64,7 @@ class Progress:
         return cls(**{**known, **numbers})
 
     def begin_phase(self) -> None:
-        """The next phase begins, with a new epoch; one that a callback has ended in its middle counts as completed."""
+        """Begin the next phase with a new epoch; one that a callback ended in its middle counts as completed."""
         self.phase += 1
         self.epochs_completed, self.step_in_epoch = self.epoch, 0
         self.epochs_before_phase = self.epoch
@@ -128,7 +128,7 @@ class Stopwatch:
         return self.earlier_seconds + (0.0 if self._began is None else time.perf_counter() - self._began)
 
     def expected_run_seconds(self, steps_to_come: int) -> float:
-        """`run_seconds` once so many steps more are done; as they are where nobody knows yet how long one takes."""
+        """Return `run_seconds` once so many steps more are done; as they are where no step was timed yet."""
         return self.run_seconds + steps_to_come * (self._step_seconds or 0.0)
 
     def position(self) -> dict[str, float]:
@@ -149,7 +149,7 @@ class Stopwatch:
         self._started = time.perf_counter()
 
     def stop(self, steps: int, batch_size: int) -> None:
-        """`steps` of `batch_size` examples were done since `start`."""
+        """Count `steps` of `batch_size` examples, done since `start`."""
         seconds = time.perf_counter() - self._started
         if batch_size not in self._seen:
             self._seen.add(batch_size)
@@ -172,12 +172,13 @@ class Stopwatch:
 
     @property
     def examples_per_second(self) -> float | None:
-        """Over the whole run; None before a call was timed."""
+        """Return the rate over the whole run; None before a call was timed."""
         return self.examples / self.seconds if self.seconds else None
 
     def window_rate(self) -> float | None:
-        """Examples per second since the last question; the answer to that where nothing was timed since, as at the end
-        of an epoch. None before a call was timed."""
+        """Return the examples per second since this was called last.
+
+        Where nothing was timed since, as at the end of an epoch, the last rate; None before a call was timed."""
         examples, seconds = self.examples - self._window[0], self.seconds - self._window[1]
         self._window = (self.examples, self.seconds)
         if seconds:

@@ -217,8 +217,7 @@ def described_policy(model: Any, policy: str | None) -> PolicySettings:
 
 
 def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool) -> Any:
-    """`put_under_policy` of the model itself; ConfigError where that would change the dtype of variables, which exist
-    already."""
+    """Put the model itself under the policy; ConfigError where that would change the dtype of existing variables."""
     policy = policy_of(settings)
     wanted, before = policy.variable_dtype, {v.dtype for v in model.trainable_weights}
     if everywhere and before - {wanted}:
@@ -338,7 +337,7 @@ def _examples(parts: tuple[Any, ...], where: str) -> Examples:
 
 
 def _as_keras(examples: Examples) -> Examples:
-    """Floats in Keras's floatx, as its `fit` has them; all else as it is."""
+    """Return floats in Keras's floatx, as its `fit` has them, and all else as it is."""
 
     def cast(array: Any) -> Any:
         return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array

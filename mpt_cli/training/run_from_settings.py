@@ -37,7 +37,7 @@ class Program:
 
     @property
     def callbacks(self) -> Sequence[Any]:
-        """Keras callbacks beside those of the settings."""
+        """Return Keras callbacks beside those of the settings."""
         return ()
 
     @property
@@ -60,7 +60,7 @@ class Program:
         return prepare_backend(self.settings)
 
     def load_data(self) -> "DataSet":
-        """Training and validation data, the same each time."""
+        """Load training and validation data, the same each time."""
         from mpt_cli.data.sources import load_data_for_builder, load_data_of_run
 
         load = load_data_for_builder if self.settings.model.name == "builder" else load_data_of_run

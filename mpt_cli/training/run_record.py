@@ -42,7 +42,7 @@ class Record:
         )
 
     def record_steps(self, records: StepRecords) -> None:
-        """The next steps, the last of which is `step_in_epoch` of `progress`."""
+        """Record the next steps, the last of which is `step_in_epoch` of `progress`."""
         self.telemetry.events(self.explained(self.counters.absorb(records, self.progress.epoch)))
 
     def explained(self, events: list[Event]) -> list[Event]:
@@ -74,7 +74,7 @@ class Record:
             self.telemetry.message(f"step {counters.seen}: {describe_unmoved(found, is_checked)}")
 
     def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
-        """A line of the log; `others` are further fields of a `Snapshot`."""
+        """Write a line of the log; `others` are further fields of a `Snapshot`."""
         self.logged_step = self.counters.seen
         self.telemetry.snapshot(
             self.counters.snapshot(

@@ -126,12 +126,11 @@ class Session(Trainer):
             return super().fit()
 
     def finish(self, outcome: Outcome, model_path: Path | None) -> Outcome:
-        """After the last step: averaged weights into the model, also where `fit` was left before its end, and the model
-        into its file (None: nowhere).
+        """Put averaged weights into the model after the last step, and the model into its file (None: nowhere).
 
         The metrics of a run with `use_ema` are those of the averaged weights, which are what is saved; where a callback
         restores others at the end, they are of those. A signal while they are computed is part of the outcome returned:
-        that is done when the run goes on.
+        they are computed when the run goes on.
         """
         model, optimizer = self.parts.model, self.parts.optimizer
         if not outcome.finished:  # else `fit` has done it
@@ -184,8 +183,10 @@ class Session(Trainer):
         return position, arrays
 
     def begin_next_phase(self) -> None:
-        """The checkpoint before it is of the phase that ended: a run that is killed at the border makes the change when
-        it goes on."""
+        """Begin the next phase.
+
+        The checkpoint before it is of the phase that ended: a run that is killed in between makes the change when it
+        goes on."""
         parts, ended, say = self.parts, self.callbacks.ended, self.telemetry.message
         self.progress.begin_phase()
         self._enter_phase(self.progress.phase)
@@ -236,7 +237,7 @@ class Session(Trainer):
 
 
 def trained_paths(model: Any) -> dict[str, tuple[str, ...]]:
-    """By the name of each optimizer the variables that it trains, in the order of their gradients."""
+    """Return the variables that each optimizer trains, by its name, in the order of their gradients."""
     return {
         name: tuple(v.path for v in optimizer.trained_variables) for name, optimizer in optimizers_of(model).items()
     }

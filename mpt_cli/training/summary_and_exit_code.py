@@ -80,7 +80,7 @@ def unwritten(summary: Summary, error: DataError) -> Summary:
 
 
 def status_of(outcome: Outcome, verdict: str) -> tuple[str, int]:
-    """Status and exit code: a run that never trained or collapsed is never a success."""
+    """Return status and exit code: a run that never trained or collapsed is never a success."""
     if outcome.stop is not None:
         return "stopped", NUMERICAL
     if outcome.signal is not None:
@@ -89,7 +89,7 @@ def status_of(outcome: Outcome, verdict: str) -> tuple[str, int]:
 
 
 def status_of_error(error: BaseException | None) -> tuple[str, int]:
-    """Status and exit code of a run that an exception ended."""
+    """Return status and exit code of a run that an exception ended."""
     if error is not None and (number := signal_of(error)) is not None:
         return _STATUSES[number], SIGNAL_EXIT_CODES[number]
     return "failed", error.exit_code if isinstance(error, MptError) else BUG

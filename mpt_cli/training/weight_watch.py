@@ -44,7 +44,7 @@ class WeightWatch:
         return None if was_known else self.found
 
     def _applied(self) -> float:
-        """Updates so far, of the optimizer that has the most."""
+        """Return the number of updates so far, of the optimizer that has the most."""
         return max(
             (
                 int(each.applied_steps) / (each.inner_optimizer.gradient_accumulation_steps or 1)

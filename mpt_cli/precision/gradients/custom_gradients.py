@@ -102,7 +102,9 @@ def _is_tensor(leaf: Any) -> bool:
 
 
 def _call_on_jax(function: Callable[..., Any], x: list[Tensor]) -> Any:
-    """`jax.custom_gradient` alone would differentiate the operations of `function`, and not the gradient given for it,
+    """Call `function` with its gradient on JAX.
+
+    `jax.custom_gradient` alone would differentiate the operations of `function`, and not the gradient given for it,
     wherever its value is used in a second-order gradient (a straight-through rounding would get one of 0)."""
     import jax
 
