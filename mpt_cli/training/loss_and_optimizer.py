@@ -68,6 +68,7 @@ class _LossContext:
     outputs: int
     from_logits: bool
     dtype: str
+    names: Sequence[str] = ()  # of all outputs
 
 
 def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: LossScaleOptimizer | None) -> None:
@@ -132,7 +133,7 @@ def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: s
         if call is not None:
             part, count = call[0], _width(outputs[output])
         logits = gives_logits(part) if trainer.from_logits == "auto" else bool(trainer.from_logits)
-        return _LossContext(key, task, count, logits, Policy(policy_name).loss_dtype)
+        return _LossContext(key, task, count, logits, Policy(policy_name).loss_dtype, names)
 
     def by_output(key: str, value: Any, build: Callable[[Any, _LossContext, Any], Any]) -> Any:
         """Call `build` for each object in the structure of `value`, with the output it stands at."""
@@ -232,14 +233,13 @@ def _auto_loss(context: _LossContext) -> Any:
     if context.task == "classification":
         single = context.outputs == 1
         return keras.losses.BinaryCrossentropy if single else keras.losses.SparseCategoricalCrossentropy
+    remedy = "For example trainer.loss=categorical_crossentropy for one-hot targets, or null where "
+    remedy += "the model brings its own (add_loss, compute_loss)."
+    if len(context.names) > 1:
+        listed = ", ".join(f"{name}: mse" for name in context.names)
+        remedy = f"Name one for each output, as in trainer.loss={{{listed}}}."
     raise ConfigError(
-        Problem(
-            "trainer.loss",
-            "must be named for data that is neither labels nor numbers.",
-            "auto",
-            "For example trainer.loss=categorical_crossentropy for one-hot targets, or null where "
-            "the model brings its own (add_loss, compute_loss).",
-        )
+        Problem("trainer.loss", "must be named where targets are neither plain labels nor numbers.", "auto", remedy)
     )
 
 

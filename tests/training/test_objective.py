@@ -49,7 +49,9 @@ def test_the_loss_and_metrics_of_each_task():
 
 
 def test_other_data_must_name_its_loss():
-    with pytest.raises(ConfigError, match=r"trainer.loss: must be named for data that is neither labels nor numbers"):
+    with pytest.raises(
+        ConfigError, match=r"trainer.loss: must be named where targets are neither plain labels nor numbers"
+    ):
         objective(task="other")
     assert of_kind(objective(task="other", loss="categorical_crossentropy")) == [("CategoricalAccuracy", "accuracy")]
 
