@@ -30,8 +30,8 @@ class Cause:
         overflowing = (
             "a layer that overflows in float32 (mpt diagnose names it, in a script mpt.diagnose(model, x, y))"
             if layer is None
-            else f"{layer} in float32 (policy.overrides={{{layer}: float32}}, "
-            'in a script dtype="float32" where it is made)'
+            else f"{layer} in float32 (policy.overrides={{{layer}: float32}}, in a script "
+            'dtype="float32" where it is made; this was not tried)'
         )
         fixed = format_scale(run_state.scaling.initial_scale)
         return self.advice.format(fixed=fixed, or_slower=or_slower, overflowing=overflowing)
@@ -56,7 +56,12 @@ VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
     "dead gradients",
     "zero for an unknown reason",
 )
-SPOILED_LOSS, SPOILED_WEIGHTS, ZERO_LOSS = "spoiled loss", "spoiled weights", "zero loss"
+SPOILED_LOSS, SPOILED_WEIGHTS, ZERO_LOSS, APPLIED_NAN = "spoiled loss", "spoiled weights", "zero loss", "applied nan"
+
+A_BUG = (
+    "a bug of the model or data, not of the scale. Look at the layer that events.jsonl names for a square root, norm "
+    "or division whose gradient is not defined at 0, or a masked logarithm."
+)
 
 CAUSES = {
     FORWARD: Cause(
@@ -66,9 +71,11 @@ CAUSES = {
     ),
     NAN: Cause(
         lambda run_state, skips: run_state.is_nan(skips),
-        "the loss was finite, but its gradients held nan and no inf: a bug of the model or data, not of "
-        "the scale. Look at the layer that events.jsonl names for a square root, norm or division whose gradient is "
-        "not defined at 0, or a masked logarithm.",
+        f"the loss was finite, but its gradients held nan and no inf: {A_BUG}",
+    ),
+    APPLIED_NAN: Cause(
+        lambda run_state, _: run_state.began_as_nan and not run_state.scaling.is_needed,
+        f"it began with gradients of nan, without inf, of a finite loss: {A_BUG}",
     ),
     FIXED: Cause(
         lambda run_state, _: not run_state.scaling.moves,

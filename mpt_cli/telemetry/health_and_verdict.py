@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.causes import (
+    APPLIED_NAN,
     BEYOND,
     CAUSES,
     DEAD_GRADIENTS,
@@ -103,7 +104,7 @@ def _ends_untrained(run_state: RunState) -> str | None:
 def _ends_without_loss(run_state: RunState) -> str | None:
     if run_state.loss is None or math.isfinite(run_state.loss):
         return None
-    return f"The loss ended as {run_state.loss}: {CAUSES[FORWARD].advise(run_state)}"
+    return f"The loss ended as {run_state.loss}: {advise(run_state, 0, (APPLIED_NAN, FORWARD))}"
 
 
 def _ends_in_skips(run_state: RunState) -> str | None:
@@ -478,14 +479,14 @@ RULES = (
         evidence=lambda run_state: (
             f"the loss was not finite in {run_state.peaks.non_finite_losses} applied steps in a row"
         ),
-        causes=(SPOILED_LOSS,),
+        causes=(APPLIED_NAN, SPOILED_LOSS),
     ),
     HealthRule(
         key="trainer.stop_on_nonfinite_weights",
         value=lambda run_state: not run_state.weights_are_finite,
         at_epoch_end=True,
         evidence=lambda run_state: "the weights hold inf or nan",
-        causes=(SPOILED_WEIGHTS,),
+        causes=(APPLIED_NAN, SPOILED_WEIGHTS),
     ),
     HealthRule(
         key="loss_scale.on_overflow=abort",

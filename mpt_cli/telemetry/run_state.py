@@ -132,6 +132,7 @@ class RunState:
     persistent_nan_steps: Sequence[int] = ()  # of the latter that the scale does not explain
     first_growth_step: int | None = None
     bad_steps: int = 0  # steps with non-finite gradients that were applied all the same
+    began_as_nan: bool = False  # the first of these had a finite loss, and gradients with nan and no inf
     scale: float | None = None  # None before the first step
     loss: float | None = None  # mean over the last applied steps; None when there were none
     first_loss: float | None = None  # of the first applied step
@@ -289,6 +290,7 @@ def build_run_state(
         **of_sample,
         first_growth_step=tally.first_growth_step,
         bad_steps=len(tally.skip_steps) if applies else 0,
+        began_as_nan=applies and [] != tally.skip_steps[:1] == tally.nan_steps[:1],
         scale=counters.scale if counters.seen else None,
         loss=metrics["loss"] if "loss" in spoiled else counters.last_mean_loss,
         first_loss=counters.first_loss,

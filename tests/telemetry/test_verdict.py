@@ -71,6 +71,7 @@ CASES = {
     "bad losses now and then": skipping([100, 400, 700], forward_steps=[100, 400, 700]),
     "nan in every step": skipping(range(1, 9), replace(CLEAN, steps_seen=8), nan_steps=range(1, 9)),
     "loss nan": replace(CLEAN, loss=math.nan),
+    "loss nan, after gradients of nan without scaling": replace(NO_SCALING, loss=math.nan, began_as_nan=True),
     "near the floor": at_floor(v.FLOOR_STREAK - 1),
     "at the floor": at_floor(v.FLOOR_STREAK),
     "at the floor, logmax": at_floor(v.FLOOR_STREAK, scaling=LOGMAX),
@@ -138,6 +139,9 @@ def test_overflows_that_were_applied_are_steps_like_others(scaling) -> None:
         StepCounters(CounterOptions(), seen=10, applied=10, scale=4.0, last_mean_loss=0.5), tally, scaling, {}
     )
     assert (run_state.steps_seen, run_state.skipped_steps, run_state.bad_steps) == (10, 0, 1)
+    assert not run_state.began_as_nan
+    nan = tallied(DYNAMIC, overflow(1, 4.0, inf=0, nan=3), overflow(2, 4.0))
+    assert build_run_state(StepCounters(CounterOptions(), seen=10, applied=10), nan, scaling, {}).began_as_nan
     assert judge(run_state)[1].startswith("All 10 steps were applied, 1 of them with gradients that were not finite")
 
 
