@@ -301,9 +301,14 @@ class RangeMap:
         return any(HALF in (place.dtype, place.output_dtype) for place in self.places)
 
     def doublings_to_overflow(self, shadow: ValueRanges) -> int | None:
-        """Return how often the scale could double before a float16 gradient passes 2^16, by their size in float32."""
-        bound = [shadow.parts[p.part, GRADIENT] for p in self.places if p.part is not None and p.output_dtype == HALF]
-        bound += [shadow.weights[w] for p in self.places if p.dtype == HALF for w in p.weights]
+        """Return how often the scale could double before a float16 gradient passes 2^16, by their size in float32.
+
+        Training computes no gradients of what stands before the first weights.
+        """
+        first = next((number for number, place in enumerate(self.places) if place.weights), 0)
+        places = self.places[first:]
+        bound = [shadow.parts[p.part, GRADIENT] for p in places if p.part is not None and p.output_dtype == HALF]
+        bound += [shadow.weights[w] for p in places if p.dtype == HALF for w in p.weights]
         tops = [top for counts in bound if (top := largest_exponent(counts)) is not None]
         return 15 - max(tops) if tops else None
 

@@ -57,6 +57,17 @@ def test_what_float16_does_to_gradients():
     assert lifted.headroom_doublings == pytest.approx(math.log2(65504) - 1)
 
 
+def test_the_room_above_the_scale_is_of_gradients_that_training_computes():
+    """The weight's gradient is 2^-10; that of the layer before it, which has none, would be 2^10 times as large."""
+    data = Examples(np.ones((1, 1), np.float32), np.full((1, 1), 2.0**-10, np.float32), None)
+    large = keras.initializers.Constant(2.0**10)
+    dense = layers.Dense(1, use_bias=False, kernel_initializer=large, dtype="mixed_float16")
+    model = keras.Sequential([keras.Input((1,)), layers.Activation("linear", dtype="mixed_float16"), dense])
+    engine = tiny_run(data, model=model, loss=product, batch=1).engine
+    sample = look_at(engine, engine.to_device(data.as_batch()), 1, 1.0).sample
+    assert sample.headroom_doublings == pytest.approx(math.log2(65504) + 10)
+
+
 def test_all_flushed_and_all_zero_are_two_things():
     engine, source = linear_engine([1.0, 0.5], 2.0**-26)
     sample = look_at(engine, source, 1, 1.0).sample
