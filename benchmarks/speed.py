@@ -132,6 +132,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--memory", action="store_true")
     words = parser.parse_args()
+    if unknown := {*words.models.split(";")} - {*MODELS}:
+        parser.error(f"there is no model {', '.join(sorted(unknown))}, but {', '.join(MODELS)}")
     if words.memory:
         measure_memory_again(words.models.split(";"))
         return
