@@ -86,15 +86,21 @@ def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
         return LostDigits(of_targets, (TARGETS,))
     if noise is None:
         return None
-    harms = LOST >= noise > LOST_WITH_HARM and (_loses_a_layer(model, x) or (has_loss and _raises_loss(model, batch)))
+    if noise <= LOST_WITH_HARM:
+        return LostDigits(noise)
+    rounded_layers = _outputs_of_layers(model, x)[1]
+    with computing_in_float32(model):
+        again, exact_layers = _outputs_of_layers(model, x)
+    pairs = zip(rounded_layers, exact_layers, strict=False)
+    of_layers = [(index, _noise(one, other) or 0.0) for (index, one), (_, other) in pairs]
+    loses_a_layer = any(found > LOST_IN_LAYER for _, found in of_layers)
+    harms = noise <= LOST and (loses_a_layer or (has_loss and _raises_loss(model, batch)))
     least = LOST_WITH_HARM if harms else LOST
     if noise <= least or (_noise(*_outputs_in_training(model, x)) or 0.0) <= least:
         return LostDigits(noise)
-    with computing_in_float32(model):
-        again, exact_layers = _outputs_of_layers(model, x)
     if (_noise(again, exact) or 0.0) > CURED * noise:
         return None
-    for suspects in _suspects(model, _outputs_of_layers(model, x)[1], exact_layers, least):
+    for suspects in _suspects(model, of_layers, least):
         with ExitStack() as stack:
             for layer in suspects:
                 stack.enter_context(computing_in_float32(layer))
@@ -133,15 +139,6 @@ def _stale_layers(model: Any, batch: Any) -> tuple[str, ...]:
         name for (name, _), (stays, moved) in zip(named, moves, strict=True) if 2 * (stays & moved).sum() > moved.sum()
     ]
     return tuple(dict.fromkeys(stale))
-
-
-def _loses_a_layer(model: Any, x: Any) -> bool:
-    """Return whether the outputs of any layer say little of their example."""
-    rounded = _outputs_of_layers(model, x)[1]
-    with computing_in_float32(model):
-        exact = _outputs_of_layers(model, x)[1]
-    pairs = zip(rounded, exact, strict=False)
-    return any((_noise(one, other) or 0.0) > LOST_IN_LAYER for (_, one), (_, other) in pairs)
 
 
 def _raises_loss(model: Any, batch: Any) -> bool:
@@ -257,19 +254,15 @@ def _noise_of(rounded: NDArray[np.float64], exact: NDArray[np.float64]) -> float
     return float(np.square(rounded - exact).sum()) / spread
 
 
-def _suspects(
-    model: Any,
-    rounded: Sequence[tuple[int, Outputs]],
-    exact: Sequence[tuple[int, Outputs]],
-    least: float,
-) -> list[list[Any]]:
+def _suspects(model: Any, of_layers: Sequence[tuple[int, float]], least: float) -> list[list[Any]]:
     """Return the layers in half precision to be tried in float32: the first whose outputs have lost digits, up to three
-    before it, each of which may have cast what it reads, and the one after it; the fewest first."""
+    before it, each of which may have cast what it reads, and the one after it; the fewest first.
+
+    `of_layers` are the layers by their index, in the order of their calls, with the noise of their outputs.
+    """
     layers = layers_of(model)
-    pairs = zip(rounded, exact, strict=False)
-    noisy = (place for place, ((_, one), (_, other)) in enumerate(pairs) if (_noise(one, other) or 0.0) > least)
-    first = next(noisy, 0)
-    called = [layers[index] for index, _ in rounded]
+    first = next((place for place, (_, noise) in enumerate(of_layers) if noise > least), 0)
+    called = [layers[index] for index, _ in of_layers]
     runs = [
         called[max(0, first + start) : first + end]
         for start, end in ((0, 1), (-1, 0), (1, 2), (-1, 1), (0, 2), (-2, 1), (-3, 1))

@@ -25,7 +25,7 @@ from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
 from mpt_cli.settings.model_data_optimizer_keys import PROGRAM_VARIANTS, PYTHON, mode_settings
 from mpt_cli.settings.relative_references import file_beside, locate_functions
-from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, find_key, no_such_key, sections, variant_class
+from mpt_cli.settings.schema import VARIANTS, choosing_key, find_key, no_such_key, sections, variant_class
 from mpt_cli.settings.search_path import (
     find_folder,
     find_recipe,
@@ -339,14 +339,14 @@ class _Files(ConfigRepository):
 
     def _layer(self, name: str, package: str) -> Layer:
         path, content = self.contents[name]
-        first, group = package.partition(".")[0], name.rpartition("/")[0]
-        if group and first and first not in {each.name for each in fields(Settings)}:
+        group, parts = name.rpartition("/")[0], [part for part in package.split(".") if part]
+        if group and parts and parts[0] not in sections() and find_key(parts[0]) is None:
             remedy = "Write `# @package _global_` in its first line for keys as they stand in a recipe."
             rule = f"its keys come below {package}, which is no section."
             self.recipe.problems.append(Problem(name, rule, None, remedy, SourcePlace(str(path), 1, 1, "", 1)))
-            content = {}
-        for part in reversed([part for part in package.split(".") if part]):
-            content = {part: content} if content else {}
+            content, parts = {}, []
+        for part in reversed(parts):
+            content = {part: content}
         body = _valid_sections(content, self.recipe.problems)
         entries = self.entries.get(name, {}).values()
         chooses = {_group_key(entry): _choices(entry)[-1] for entry in entries if _choices(entry)}
