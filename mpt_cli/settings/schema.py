@@ -455,11 +455,17 @@ def key_versions(with_plugins: bool = True) -> tuple[Key, ...]:
     """Return every key once for each meaning, default and range it has; `variants` are those that share it."""
     found = {each.path: {"": each} for each in class_keys(Settings) if each.path.partition(".")[0] not in VARIANTS}
     for section, ours in VARIANTS.items():
-        for variant, cls in (variants_of(section) if with_plugins else ours).items():
+        variants = variants_of(section) if with_plugins else ours
+        for each in class_keys(sections()[section], section):  # the key that chooses a variant is one for all
+            if CHOOSING_KEYS.get(each.path) == section:
+                default = getattr(getattr(Settings(), section), choosing_key(section))
+                found[each.path] = {"": replace(each, default=default, choices=(*variants,), variants=(*variants,))}
+        for variant, cls in variants.items():
             for each in class_keys(cls, section):
                 versions = found.setdefault(each.path, {})
-                known = versions.get(repr(each), each)
-                versions[repr(each)] = replace(known, variants=(*known.variants, variant))
+                if "" not in versions:
+                    known = versions.get(repr(each), each)
+                    versions[repr(each)] = replace(known, variants=(*known.variants, variant))
     return tuple(version for versions in found.values() for version in versions.values())
 
 

@@ -140,3 +140,8 @@ def test_illegal_values_of_all_keys_are_one_problem_each_that_names_key_and_rang
     broken = {".".join(map(str, error.absolute_path)) for error in VALIDATOR.iter_errors(yaml.safe_load(text))}
     kept = {key for key, _ in found if not any(place.startswith(key) for place in broken)}
     assert kept <= {"policy.overrides"}  # whose values the JSON Schema does not list
+
+
+def test_the_key_that_chooses_a_variant_is_listed_once_with_all_that_it_takes():
+    (name,) = [key for key in key_versions() if key.path == "optimizer.name"]
+    assert (name.default, name.choices) == ("adam", tuple(VARIANTS["optimizer"])) and "which optimizer" in name.meaning
