@@ -5,11 +5,10 @@ optimizer and loss-scale mode has. What keys mean together is `settings.checks`'
 """
 
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from mpt_cli.settings.checks import EXPECTED_PARTS, TOLERANCES
-from mpt_cli.settings.key_type import LARGEST_COUNT, REQUIRED, Key, read_key, section_of_list
+from mpt_cli.settings.key_type import LARGEST_COUNT, REQUIRED, Key, section_content
 from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, variants_of
 from mpt_cli.settings.search_path import group_choices, group_names
 
@@ -55,14 +54,10 @@ def _section(cls: type, path: str) -> Schema:
 
 
 def _properties(cls: type, path: str) -> Schema:
-    hints = get_type_hints(cls)
-    found: Schema = {}
-    for declared in fields(cls):
-        name, hint = declared.name, hints[declared.name]
-        inner = f"{path}.{name}".lstrip(".")
-        is_section = isinstance(hint, type) and is_dataclass(hint)
-        found[name] = _section(hint, inner) if is_section else _key_schema(read_key(declared, hint, inner))
-    return found
+    return {
+        name: _key_schema(held) if isinstance(held, Key) else _section(held, f"{path}.{name}".lstrip("."))
+        for name, held in section_content(cls, path).items()
+    }
 
 
 def _section_with_variants(section: str) -> Schema:
@@ -145,8 +140,8 @@ def _value(key: Key) -> Schema:
         kind = get_args(key.options[0])[1]
         numbers = {"additionalProperties": _any_of(_scalar(key, kind))} if kind in (int, float) else {}
         return {"type": ["object", "null"] if key.is_optional else "object", **numbers}
-    if (section := section_of_list(key.type)) is not None:
-        return {"type": "array", "items": _section(section, key.path)}
+    if key.section is not None:
+        return {"type": "array", "items": _section(key.section, key.path)}
     if key.is_list:
         (element,) = get_args(key.options[0])
         part = _any_of(_scalar(key, element))

@@ -9,11 +9,12 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from copy import copy
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.resolvers.oc import env as environment_resolver
@@ -21,7 +22,16 @@ from omegaconf.resolvers.oc import env as environment_resolver
 from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, Problem, SourcePlace, missing_extra
 from mpt_cli.settings.checks import check_combinations, read_expect
-from mpt_cli.settings.key_type import BadValue, Key, default_of, evaluate, format_type, overlap, read_key, read_value
+from mpt_cli.settings.key_type import (
+    REQUIRED,
+    BadValue,
+    Key,
+    evaluate,
+    format_type,
+    overlap,
+    read_value,
+    section_content,
+)
 from mpt_cli.settings.limits import places_of
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.overrides import (
@@ -143,22 +153,13 @@ def above_defaults(tree: DictConfig, unsure: Collection[str] = ()) -> DictConfig
         for name, cls in sections().items()
         if name not in unsure
     }
-    below = {**_defaults(Settings), **{name: _defaults(cls) for name, cls in classes.items()}}
+    below = {**asdict(Settings()), **{name: asdict(cls()) for name, cls in classes.items()}}
     return OmegaConf.create(merge_keys(below, OmegaConf.to_container(tree)))
 
 
 def resolve_tree(whole: DictConfig, problems: list[Problem]) -> dict[str, Any]:
     """Return the plain tree with interpolations resolved."""
     return {name: resolve(whole, name, name, problems) for name in map(str, whole)}
-
-
-def _defaults(cls: type) -> dict[str, Any]:
-    given = {declared.name: default_of(declared) for declared in fields(cls)}
-    return {
-        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-        for name, value in given.items()
-        if value is not MISSING
-    }
 
 
 def resolve(node: DictConfig | ListConfig, name: Any, path: str, problems: list[Problem]) -> Any:
@@ -183,63 +184,46 @@ def build_settings(tree: dict[str, Any], unsure: set[str], problems: list[Proble
     Sections in `unsure` are left alone: their own choice failed already, so that their keys mean nothing.
     """
     known = {problem.key for problem in problems}
-    hints = get_type_hints(Settings)
     sure = {name: value for name, value in tree.items() if name not in unsure}
-    for section in VARIANTS:
-        given = sure.get(section, getattr(Settings(), section))
-        hints[section] = variant_class(section, chosen_variant(section, given))
-    settings: Settings = _build_section(Settings, hints, "", sure, problems, known)
+    chosen = {
+        section: variant_class(section, chosen_variant(section, sure.get(section, getattr(Settings(), section))))
+        for section in VARIANTS
+    }
+
+    def build(cls: type, path: str, given: Any) -> Any:
+        if not isinstance(given, dict):
+            problem = unknown_key_problem(path, given)
+            problems.extend([problem] if problem and path not in known else [])
+            given = {}
+        values: dict[str, Any] = {}
+        for name, held in section_content(cls, path).items():
+            if isinstance(held, Key):
+                values[name] = read(held, given.get(name, copy(held.default)))
+            else:
+                section = chosen.get(name, held) if cls is Settings else held
+                values[name] = build(section, f"{path}.{name}".lstrip("."), given.get(name, {}))
+        for name in [name for name in given if name not in values]:
+            inner = f"{path}.{name}".lstrip(".")
+            problem = None if inner in known else _unknown_problem(cls, inner, given, given[name], problems)
+            problems.extend([problem] if problem else [])
+        return cls(**values)
+
+    def read(key: Key, value: Any) -> Any:
+        """Return the value in the type of its key, and the default where it is wrong."""
+        if key.path in known:
+            return copy(key.default)
+        try:
+            if key.section is None:
+                return read_value(key, value)
+            if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
+                raise BadValue(f"must be {format_type(key)}.")
+        except BadValue as bad:
+            problems.append(Problem(key.path, bad.rule, None if value == REQUIRED else value, bad.remedy))
+            return copy(key.default)
+        return [build(key.section, f"{key.path}.{index}", part) for index, part in enumerate(value)]
+
+    settings: Settings = build(Settings, "", sure)
     return settings
-
-
-def _build_section(
-    cls: type, hints: dict[str, Any], prefix: str, given: Any, problems: list[Problem], known: set[str]
-) -> Any:
-    if not isinstance(given, dict):
-        problem = unknown_key_problem(prefix.rstrip("."), given)
-        problems.extend([problem] if problem and problem.key not in known else [])
-        given = {}
-    values: dict[str, Any] = {}
-    for declared in fields(cls):
-        path, hint = prefix + declared.name, hints[declared.name]
-        if isinstance(hint, type) and is_dataclass(hint):
-            inner = given.get(declared.name, {})
-            values[declared.name] = _build_section(hint, get_type_hints(hint), f"{path}.", inner, problems, known)
-            continue
-        key = read_key(declared, hint, path)
-        values[declared.name] = checked_value(key, given.get(declared.name, key.default), problems, known)
-    unknown = [name for name in given if name not in values and f"{prefix}{name}" not in known]
-    for name in unknown:
-        problem = _unknown_problem(cls, f"{prefix}{name}", given, given[name], problems)
-        problems.extend([problem] if problem is not None else [])
-    return cls(**values)
-
-
-def checked_value(key: Key, value: Any, problems: list[Problem], known: set[str]) -> Any:
-    """Return the value in the type of its key, and the default where it is wrong, which `known` problems say or new."""
-    if key.section is not None:
-        return _read_sections(key, value, problems, known)
-    if key.path in known:
-        return key.default
-    try:
-        return read_value(key, value)
-    except BadValue as bad:
-        received = None if value == "???" else value
-        problems.append(Problem(key.path, bad.rule, received, bad.remedy))
-        return key.default
-
-
-def _read_sections(key: Key, value: Any, problems: list[Problem], known: set[str]) -> list[Any]:
-    """Return a list of sections; what is no list, or has an entry that is no mapping, is one problem."""
-    assert key.section is not None
-    if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-        problems.extend([Problem(key.path, f"must be {format_type(key)}.", value)] if key.path not in known else [])
-        return []
-    hints = get_type_hints(key.section)
-    return [
-        _build_section(key.section, hints, f"{key.path}.{index}.", part, problems, known)
-        for index, part in enumerate(value)
-    ]
 
 
 def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any, earlier: list[Problem]) -> Problem | None:
@@ -277,14 +261,15 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
 
 @dataclass
 class Composition:
-    """A command line, composed. `tree` has all keys, with interpolations; `settings` are read from it, each key by
-    itself. The first `unread` of the problems were found before.
+    """A command line, composed. `tree` has all keys, with interpolations, `plain` what these come to; `settings` are
+    read from that, each key by itself. The first `unread` of the problems were found before.
     """
 
     recipe: Recipe
     given: ParsedOverrides
     layers: Sequence[Layer]
     tree: DictConfig
+    plain: dict[str, Any]
     settings: Settings
     problems: list[Problem]
     unread: int
@@ -355,14 +340,15 @@ def _compose(recipe: Recipe, below: Recipe, given: ParsedOverrides, unsure: set[
     tree, layers = compose_tree([*below.layers, *recipe.layers], given, problems, unsure)
     recipe.notes += _notes(tree, below, layers[len(below.layers) :], given)
     _choose_backend(tree, recipe, given, problems)
-    unread, whole = len(problems), above_defaults(tree, unsure)
+    whole = above_defaults(tree, unsure)
     plain = resolve_tree(whole, problems)
     if "recipe" not in tree:
         plain["recipe"] = recipe.path.stem
     note_secrets(plain, "", problems)
+    unread = len(problems)
     settings = build_settings(plain, unsure, problems)
     places = cache(places_of)  # each file once, however many problems
-    return Composition(recipe, given, layers, whole, settings, problems, unread, unsure, places)
+    return Composition(recipe, given, layers, whole, plain, settings, problems, unread, unsure, places)
 
 
 def note_secrets(value: Any, path: str, problems: list[Problem]) -> None:
