@@ -3,10 +3,12 @@
 import dataclasses
 import secrets
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mpt_cli.engine import backend
@@ -236,12 +238,19 @@ def _release(settings: Settings) -> None:
 
 
 def check_build(settings: Settings) -> "BuildCheck":
-    """Build the model under its policy without training; raises what `train` would raise before its first step."""
-    settings = with_drawn_seed(settings)
-    platform = backend.prepare_backend(settings)
-    from mpt_cli.training.build_run_parts import try_build
+    """Prepare a run as `train` does, and take no step; raises what `train` would raise before its first step, but for
+    what its run directory holds already.
+    """
+    program = Program(with_drawn_seed(settings))
+    chosen_trackers(settings.logger)
+    program.check_present()
+    platform = program.prepare_backend()
+    from mpt_cli.training.build_run_parts import describe_build
+    from mpt_cli.training.session import prepare
 
-    return try_build(Program(settings), platform)
+    with tempfile.TemporaryDirectory(prefix="mpt-check-") as folder:  # the {run_dir} of callbacks
+        store = CheckpointStore(Path(folder) / "checkpoints")
+        return describe_build(prepare(program, platform, Telemetry([]), store).parts)
 
 
 def _environment(start: Start, session: "Session", command_line: Sequence[str]) -> dict[str, Any]:

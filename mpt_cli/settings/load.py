@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -275,14 +275,37 @@ class Composition:
     unread: int
     unsure: set[str]
     places: Callable[[Path], Mapping[tuple[str, ...], SourcePlace]]
+    rules_alone: Callable[[], Collection[tuple[str, str]]]  # that the recipe breaks without any word
 
     def checked(self) -> Settings:
-        """Return the settings, whose keys fit each other; ConfigError with every problem."""
-        known = {problem.key for problem in self.problems}
-        problems = [*self.problems, *check_combinations(self.settings, known | self.unsure)]
-        if problems:
-            raise ConfigError(_with_places(problems, self))
+        """Return the settings, whose keys fit each other; ConfigError with every problem.
+
+        One that only a word of the command line makes is shown at no line: the line is right by itself.
+        """
+        if problems := self.all_problems():
+            alone = self.rules_alone()
+            raise ConfigError([self.with_place(each) if (each.key, each.rule) in alone else each for each in problems])
         return replace(self.settings, expect=read_expect(self.settings.expect))
+
+    def all_problems(self) -> list[Problem]:
+        known = {problem.key for problem in self.problems}
+        return [*self.problems, *check_combinations(self.settings, known | self.unsure)]
+
+    def with_place(self, problem: Problem) -> Problem:
+        """Add where it stands in a file, unless a word of the command line says it."""
+        path = re.sub(r"\[(\d+)\]", r".\1", problem.key)
+        is_chosen = problem.key in {choice.written for choice in self.given.choices.values()}
+        is_given = any(overlap(path, override.key_or_group) for override in self.given.overrides)
+        if problem.place or is_chosen or is_given:
+            return problem
+        found = (self._place_in(layer, path) for layer in reversed(self.layers) if layer.path.is_file())
+        return replace(problem, place=next(filter(None, found), None))
+
+    def _place_in(self, layer: Layer, path: str) -> SourcePlace | None:
+        package = f"{layer.package}." if layer.package else ""
+        if not path.startswith(package) or (layer.group and is_shipped(layer.path)):
+            return None
+        return self.places(layer.path).get(tuple(path.removeprefix(package).split(".")))
 
 
 @contextmanager
@@ -347,8 +370,13 @@ def _compose(recipe: Recipe, below: Recipe, given: ParsedOverrides, unsure: set[
     note_secrets(plain, "", problems)
     unread = len(problems)
     settings = build_settings(plain, unsure, problems)
-    places = cache(places_of)  # each file once, however many problems
-    return Composition(recipe, given, layers, whole, plain, settings, problems, unread, unsure, places)
+    places, alone = cache(places_of), cache(partial(_rules_alone, given.conf))  # once, however many problems
+    return Composition(recipe, given, layers, whole, plain, settings, problems, unread, unsure, places, alone)
+
+
+def _rules_alone(conf: str | None) -> set[tuple[str, str]]:
+    with composed([] if conf is None else [f"conf={conf}"]) as composition:
+        return {(problem.key, problem.rule) for problem in composition.all_problems()}
 
 
 def note_secrets(value: Any, path: str, problems: list[Problem]) -> None:
@@ -391,33 +419,14 @@ def missing_backend(settings: Settings) -> str:
     return missing_extra(settings.backend.name, settings.backend.name, "It can't run here")
 
 
-def with_places(words: list[str], problems: list[Problem]) -> list[Problem]:
-    """Add to problems of checked settings where in a file they stand."""
-    with composed(words) as composition:
-        return _with_places(problems, composition)
-
-
-def _with_places(problems: list[Problem], composition: Composition) -> list[Problem]:
-    """Add the place of what is wrong, where it stands in a file and no word of the command line says it."""
-    given, layers = composition.given, composition.layers
-    given_keys = [override.key_or_group for override in given.overrides]
-    chosen = {choice.written for choice in given.choices.values()}
-
-    def with_place(problem: Problem) -> Problem:
-        path = re.sub(r"\[(\d+)\]", r".\1", problem.key)
-        is_given = problem.key in chosen or any(overlap(path, key) for key in given_keys)
-        if problem.place or is_given:
-            return problem
-        found = (_place_in(layer, path) for layer in reversed(layers) if layer.path.is_file())
-        return replace(problem, place=next(filter(None, found), None))
-
-    def _place_in(layer: Layer, path: str) -> SourcePlace | None:
-        package = f"{layer.package}." if layer.package else ""
-        if not path.startswith(package) or (layer.group and is_shipped(layer.path)):
-            return None
-        return composition.places(layer.path).get(tuple(path.removeprefix(package).split(".")))
-
-    return [with_place(problem) for problem in problems]
+@contextmanager
+def placed(words: list[str]) -> Iterator[None]:
+    """Add to the problems that are raised inside, of settings loaded from these words, where in a file they stand."""
+    try:
+        yield
+    except ConfigError as error:
+        with composed(words) as composition:
+            raise ConfigError([*map(composition.with_place, error.problems)]) from error.__cause__
 
 
 def _no_recipe() -> Problem:

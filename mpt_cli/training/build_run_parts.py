@@ -1,6 +1,6 @@
 """From settings to a trainer that is ready to run: data, model under its policy, optimizer, feeds, engine.
 
-`try_build` goes as far and trains nothing, for `mpt check --build`.
+`describe_build` is of what `mpt check --build` shows of one.
 """
 
 import math
@@ -413,9 +413,8 @@ class BuildCheck:
     inputs: tuple[str, ...] = ()  # what their cast to half precision leaves of them
 
 
-def try_build(program: Program, platform: Platform) -> BuildCheck:
-    """Assemble the run; raises what would keep it from starting."""
-    parts = assemble(program, platform, program.load_data())
+def describe_build(parts: Assembly) -> BuildCheck:
+    """Return the audit of what was assembled."""
     chosen = chosen_policies(parts.model)
     reasons, overrides = ({}, {}) if chosen is None else (chosen.reasons, chosen.overrides)
     layers = [replace(row, reason=reasons.get(row.path, "")) for row in audit_layers(parts.model)]

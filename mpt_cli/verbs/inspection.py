@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli import plugins
-from mpt_cli.errors import OK, ConfigError, DataError, Problem, did_you_mean
+from mpt_cli.errors import OK, ConfigError, DataError, Problem, did_you_mean, raise_problems
 from mpt_cli.files import strict_json, write_atomic
 from mpt_cli.redaction import watched_environment
 from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
@@ -18,6 +18,7 @@ from mpt_cli.settings.checks import imported_objects
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key_fields
 from mpt_cli.settings.key_type import REQUIRED, Key, format_range
 from mpt_cli.settings.limits import MOST_BYTES, load_mapping, open_file, read_file
+from mpt_cli.settings.overrides import keys_given
 from mpt_cli.settings.schema import (
     VARIANTS,
     Settings,
@@ -219,7 +220,6 @@ def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str], li
 def _show(arguments: argparse.Namespace) -> int:
     from mpt_cli.runs.expectations import applicable_expectations
     from mpt_cli.settings.load import resolved_yaml
-    from mpt_cli.settings.overrides import keys_given
 
     settings, variables, notes = _settings_of(arguments)
     settings = replace(settings, expect=applicable_expectations(settings.expect, keys_given(arguments.overrides)))
@@ -245,25 +245,26 @@ def imported_functions(settings: Settings) -> dict[str, str]:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    from mpt_cli.runs.expectations import check_names
+    from mpt_cli.runs.expectations import applicable_expectations, check_names
     from mpt_cli.training.run_from_settings import check_repeatable
 
     if arguments.show:
         return _show(arguments)
     if arguments.untrusted and arguments.build:
         raise ConfigError(Problem("--build", "imports and runs what the recipe names: it can't be --untrusted."))
-    from mpt_cli.settings.load import missing_backend, with_places
+    from mpt_cli.settings.load import missing_backend, placed
 
     settings, variables, told = _settings_of(arguments)
+    settings = replace(settings, expect=applicable_expectations(settings.expect, keys_given(arguments.overrides)))
     check_repeatable(settings)
-    problems, built = check_names(settings), None
-    if arguments.build and not problems:
-        from mpt_cli import training_run
+    built = None
+    with placed(arguments.overrides):
+        raise_problems(check_names(settings))
+        if arguments.build:
+            from mpt_cli import training_run
 
-        built = training_run.check_build(settings)
-        problems = check_names(settings, built.metrics)
-    if problems:
-        raise ConfigError(with_places(arguments.overrides, problems))
+            built = training_run.check_build(settings)
+            raise_problems(check_names(settings, built.metrics))
     missing = missing_backend(settings)
     if arguments.json:
         print_json(
