@@ -178,17 +178,17 @@ def resolve(node: DictConfig | ListConfig, name: Any, path: str, problems: list[
     return value
 
 
-def build_settings(tree: dict[str, Any], unsure: set[str], problems: list[Problem]) -> Settings:
-    """Build settings from `tree`. With problems the result has defaults in their place and only serves further checks.
+def build_settings(
+    tree: dict[str, Any], unsure: set[str], problems: list[Problem], base: Settings | None = None
+) -> Settings:
+    """Build settings from `tree`; what it lacks is as in `base`, by default the schema's. With problems the result has
+    defaults in their place and only serves further checks.
 
     Sections in `unsure` are left alone: their own choice failed already, so that their keys mean nothing.
     """
-    known = {problem.key for problem in problems}
+    base, known = base or Settings(), {problem.key for problem in problems}
     sure = {name: value for name, value in tree.items() if name not in unsure}
-    chosen = {
-        section: variant_class(section, chosen_variant(section, sure.get(section, getattr(Settings(), section))))
-        for section in VARIANTS
-    }
+    chosen = {name: variant_class(name, chosen_variant(name, sure[name])) for name in VARIANTS if name in sure}
 
     def build(cls: type, path: str, given: Any) -> Any:
         if not isinstance(given, dict):
@@ -197,7 +197,9 @@ def build_settings(tree: dict[str, Any], unsure: set[str], problems: list[Proble
             given = {}
         values: dict[str, Any] = {}
         for name, held in section_content(cls, path).items():
-            if isinstance(held, Key):
+            if cls is Settings and name not in given:
+                values[name] = getattr(base, name)
+            elif isinstance(held, Key):
                 values[name] = read(held, given.get(name, copy(held.default)))
             else:
                 section = chosen.get(name, held) if cls is Settings else held
