@@ -182,7 +182,7 @@ def _message(verb: str, error: MptError) -> str:
         return "\n".join(listed).replace("\n", "\n  ")
     text = f"mpt {verb}: {error}"
     if isinstance(error, UserCodeError) and error.__cause__ is not None:
-        from mpt_cli.settings.python_references import user_traceback
+        from mpt_cli.user_code import user_traceback
 
         text += "\n\n" + user_traceback(error.__cause__)
     return text

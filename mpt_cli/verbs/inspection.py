@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem, did_you_mean, raise_problems
-from mpt_cli.files import strict_json, write_atomic
+from mpt_cli.files import open_file, read_file, strict_json, write_atomic
 from mpt_cli.redaction import watched_environment
 from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
 from mpt_cli.settings.checks import imported_objects
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key_fields
 from mpt_cli.settings.key_type import REQUIRED, Key, format_range
-from mpt_cli.settings.limits import MOST_BYTES, load_mapping, open_file, read_file
+from mpt_cli.settings.limits import MOST_BYTES, load_mapping
 from mpt_cli.settings.overrides import keys_given
 from mpt_cli.settings.schema import (
     VARIANTS,

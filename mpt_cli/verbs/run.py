@@ -16,9 +16,9 @@ import mpt_cli
 from mpt_cli.errors import NUMERICAL, OK, ConfigError, DataError, MptError, Problem
 from mpt_cli.jobs.local_processes import spawn_main, spawning_by
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings.python_references import describe_layer, failed_layer, user_frames
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
 from mpt_cli.signals import heard_by_script
+from mpt_cli.user_code import describe_layer, failed_layer, user_frames
 from mpt_cli.verbs import say
 
 if TYPE_CHECKING:
