@@ -134,9 +134,15 @@ def missing_problem(reference: str, key: str) -> Problem | None:
         return problem
     place = reference.rpartition(":")[0]
     package = place.partition(".")[0]
-    if place.endswith(".py"):
-        return None if _path_of(place).is_file() else _no_file(place, reference, key)
-    return None if _is_importable(package) else _no_module(package, reference, key)
+    if not place.endswith(".py"):
+        importlib.invalidate_caches()
+        found = package in sys.modules or importlib.util.find_spec(package) is not None
+        is_there = found or PathFinder.find_spec(package, [str(Path.cwd())]) is not None
+        return None if is_there else _no_module(package, reference, key)
+    if (path := _path_of(place)).is_file():
+        return None
+    near = [other.name for other in path.parent.glob("*.py")]
+    return Problem(key, f"there is no file {place}.", reference, did_you_mean(path.name, near))
 
 
 def call_user(
@@ -295,19 +301,6 @@ def _is_ours(frame: TracebackType) -> bool:
 
 def _path_of(place: str) -> Path:
     return Path(os.path.realpath(expanded(place)))  # pathlib raises for a link to itself
-
-
-def _is_importable(package: str) -> bool:
-    """Return whether something of that name would be found, in the working directory too; nothing is imported."""
-    importlib.invalidate_caches()
-    known = package in sys.modules or importlib.util.find_spec(package) is not None
-    return known or PathFinder.find_spec(package, [str(Path.cwd())]) is not None
-
-
-def _no_file(place: str, reference: str, key: str) -> Problem:
-    path = _path_of(place)
-    near = [other.name for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    return Problem(key, f"there is no file {place}.", reference, did_you_mean(path.name, near))
 
 
 def _no_module(name: str, reference: str, key: str) -> Problem:

@@ -70,14 +70,10 @@ def _section_with_variants(section: str) -> Schema:
         for each, schema in own.items():
             every.setdefault(each, []).append(schema)
         chosen = {"properties": {key: {"const": name}}, "required": [key]}
-        cases.append({"if": chosen, "then": _of_variant(own)})
+        cases.append({"if": chosen, "then": {"properties": own, "propertyNames": {"enum": [*own]}}})
     merged = {name: _any_of(schemas) for name, schemas in every.items()}
     merged[key] = {"description": merged[key].get("description", ""), "type": "string"}
     return {"type": ["object", "null"], "properties": merged, "additionalProperties": False, "allOf": cases}
-
-
-def _of_variant(own: Schema) -> Schema:
-    return {"properties": own, "propertyNames": {"enum": list(own)}}
 
 
 def _any_of(schemas: Iterable[Schema]) -> Schema:
@@ -86,13 +82,9 @@ def _any_of(schemas: Iterable[Schema]) -> Schema:
     return distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
 
 
-def _entry_pattern(group: str) -> str:
-    return rf"^((optional|override)\s+)*/?{group}$"
-
-
 def _defaults() -> Schema:
     """Return a list of choices, recipes and _self_."""
-    groups = {_entry_pattern(group): _choice(group) for group in group_names()}
+    groups = {rf"^((optional|override)\s+)*/?{group}$": _choice(group) for group in group_names()}
     entry = {"type": "object", "patternProperties": groups, "minProperties": 1, "maxProperties": 1}
     recipe = {"type": "string", "description": "a recipe to start from: its name, ./FILE.yaml, or _self_"}
     listed = {"type": "array", "items": {"anyOf": [recipe, entry]}}
@@ -110,10 +102,6 @@ def _sweep() -> Schema:
     }
 
 
-def _closed(properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
 def _choice(group: str) -> Schema:
     names = {"enum": group_choices(group)}
     return {"anyOf": [names, {"type": "array", "items": names}, _INTERPOLATION]}
@@ -122,7 +110,8 @@ def _choice(group: str) -> Schema:
 def _expectation() -> Schema:
     number, positive = {"anyOf": _numbers(float, {})}, {"anyOf": _numbers(float, {"at_least": 0})}
     parts: Schema = {name: positive if name in TOLERANCES else number for name in EXPECTED_PARTS}
-    return {"anyOf": [number, {**_closed(parts), "minProperties": 1}]}
+    whole = {"type": "object", "properties": parts, "additionalProperties": False, "minProperties": 1}
+    return {"anyOf": [number, whole]}
 
 
 def _key_schema(key: Key) -> Schema:
@@ -144,14 +133,10 @@ def _value(key: Key) -> Schema:
         return {"type": "array", "items": _section(key.section, key.path)}
     if key.is_list:
         (element,) = get_args(key.options[0])
-        part = _any_of(_scalar(key, element))
-        return {"anyOf": [{"type": "array", "items": part}, _INTERPOLATION, *_null(key)]}
-    kinds = [schema for option in key.options for schema in _scalar(key, option)]
-    return {"anyOf": [*kinds, _INTERPOLATION, *_null(key)]}
-
-
-def _null(key: Key) -> list[Schema]:
-    return [{"type": "null"}] if key.is_optional else []
+        kinds: list[Schema] = [{"type": "array", "items": _any_of(_scalar(key, element))}]
+    else:
+        kinds = [schema for option in key.options for schema in _scalar(key, option)]
+    return {"anyOf": [*kinds, _INTERPOLATION, *([{"type": "null"}] if key.is_optional else [])]}
 
 
 def _scalar(key: Key, kind: Any) -> list[Schema]:

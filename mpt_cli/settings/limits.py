@@ -1,5 +1,5 @@
-"""The one reader of YAML, with the place of each key, and its bounds on size, depth and aliases: a slip or a file that is
-no recipe gets a sentence at once.
+"""The one reader of YAML, with the place of each key, and its bounds on size, depth and aliases: a slip or a file that
+is no recipe gets a sentence at once.
 """
 
 import re

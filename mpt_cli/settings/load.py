@@ -317,7 +317,9 @@ def composed(overrides: list[str]) -> Iterator[Composition]:
     given, unsure = parse_overrides(overrides), set[str]()
     try:
         if given.conf is None:
-            raise ConfigError(_no_recipe())
+            names = ", ".join(recipe_paths()) or "none is installed"
+            rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
+            raise ConfigError(Problem("conf", rule, None, f"Recipes: {names}."))
         recipe = read_recipe(find_recipe(given.conf), given.project_groups)
         below = _defaults_of_user(recipe)
     except ConfigError as error:
@@ -429,12 +431,6 @@ def placed(words: list[str]) -> Iterator[None]:
     except ConfigError as error:
         with composed(words) as composition:
             raise ConfigError([*map(composition.with_place, error.problems)]) from error.__cause__
-
-
-def _no_recipe() -> Problem:
-    names = ", ".join(recipe_paths()) or "none is installed"
-    rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
-    return Problem("conf", rule, None, f"Recipes: {names}.")
 
 
 def _variable(name: str, *default: Any) -> Any:

@@ -138,9 +138,10 @@ def read_recipe(path: Path, project_groups: dict[str, str] | None = None) -> Rec
                 files.compose(name)
             recipe.layers = files.layers(*files.below_root(name, project_groups or {}))
     except FAULTS as error:
-        raise ConfigError(files.problem_of(error, name)) from error
-    for layer in recipe.layers:
-        layer.body.pop("recipe", None) if layer.path != path else None  # a base gives everything but its name
+        place = places_of(path).get(("defaults",))
+        raise ConfigError(Problem("defaults", f"cannot be composed: {reason_of(error)}.", place=place)) from error
+    for base in [layer for layer in recipe.layers if layer.path != path]:
+        base.body.pop("recipe", None)  # it gives everything but its name
     return recipe
 
 
@@ -223,11 +224,6 @@ class _Files(ConfigRepository):
         front = [GroupDefault(group=group) for group in group_names() if group not in named]
         self._add(_ROOT, None, [*front, ConfigDefault(path=recipe)])
         return _ROOT, words
-
-    def problem_of(self, error: BaseException, recipe: str) -> Problem:
-        """Return why Hydra can't compose a recipe."""
-        place = places_of(self.recipes[recipe]).get(("defaults",))
-        return Problem("defaults", f"cannot be composed: {reason_of(error)}.", place=place)
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path not in self.results:
@@ -319,11 +315,10 @@ class _Files(ConfigRepository):
         return next(filter(None, (self._problem_of_choice((group, choice)) for choice in _choices(entry))), None)
 
     def _problem_of_choice(self, chosen: tuple[str, str]) -> Problem | None:
-        (group, choice), valid = chosen, group_choices(chosen[0])
-        if choice in valid or _is_from_python(group, choice) or "${" in choice:
-            return None
-        self.recipe.unsure.add(group)
-        return Problem(f"defaults.{group}", f"must be one of {', '.join(valid)}.", choice, did_you_mean(choice, valid))
+        group, choice = chosen
+        problem = None if "${" in choice else GroupChoice(group, choice, f"defaults.{group}").problem()
+        self.recipe.unsure |= {group} if problem else set()
+        return problem
 
     def _find_base(self, written: str, recipe: Path, index: int) -> Path | None:
         """Return the recipe that a list names: a file beside it, or any; None where it is optional and not there."""

@@ -23,7 +23,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 def verb_parser(verb: str) -> arguments.Parser:
     """Return the parser of one verb, without importing the verb itself."""
-    configure = getattr(arguments, f"configure_{_function_name(verb)}")
+    configure = getattr(arguments, f"configure_{verb.strip('_')}")
     parser = arguments.Parser(prog=f"mpt {verb}", description=inspect.getdoc(configure))
     configure(parser)
     arguments.set_short_usage(parser)
@@ -33,12 +33,8 @@ def verb_parser(verb: str) -> arguments.Parser:
 def load_verb(verb: str) -> Callable[[argparse.Namespace], int]:
     """Import the module of a verb and return the function that runs it."""
     module = importlib.import_module(f"mpt_cli.verbs.{arguments.VERBS[verb].module}")
-    run: Callable[[argparse.Namespace], int] = getattr(module, f"run_{_function_name(verb)}")
+    run: Callable[[argparse.Namespace], int] = getattr(module, f"run_{verb.strip('_')}")
     return run
-
-
-def _function_name(verb: str) -> str:
-    return verb.strip("_").replace("-", "_")
 
 
 _HYDRA_OPTIONS = {  # what Hydra's users type, and the word that does it here
