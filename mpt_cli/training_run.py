@@ -17,7 +17,7 @@ from mpt_cli.errors import DataError
 from mpt_cli.files import write_atomic, write_json
 from mpt_cli.runs.directory import RunDirectory, summary_dict, write_summary
 from mpt_cli.runs.expectations import applicable_expectations, expectation_lines
-from mpt_cli.runs.provenance import collect_environment
+from mpt_cli.runs.provenance import code_differences, collect_environment, known_environment
 from mpt_cli.runs.resume import (
     check_checkpoints,
     check_resumable,
@@ -154,6 +154,8 @@ def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters)
         session = _prepare(start, telemetry)
         with telemetry.busy("noting what it runs on"):  # asks git and the driver
             environment = _environment(start, session, command_line)
+        for line in code_differences(known_environment(start.run), environment):
+            telemetry.message(f"changed since: {line}")
         # from here on a signal leaves a run with a summary
         with session.interruption, at_forced_end(partial(_cut_short, session, start.run, telemetry)):
             _write_record(start, session, environment)
