@@ -184,7 +184,6 @@ class _Files(ConfigRepository):
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.sources = recipe, []
         self.recipes: dict[str, Path] = {}
-        self.entries: dict[str, dict[int, GroupDefault]] = {}  # of each file by its index in the list
         self.contents: dict[str, tuple[Path, dict[str, Any]]] = {}
         self.results: dict[str, ConfigResult | None] = {}
 
@@ -213,8 +212,7 @@ class _Files(ConfigRepository):
         """Return what starts from a recipe that was read, and the words for it. All groups of ours are there to be
         overridden, whether or not a list names them.
         """
-        entries = [entry for listed in self.entries.values() for entry in listed.values()]
-        named = {_group_key(entry) for entry in entries if not entry.override}
+        named = {_group_key(entry) for name in self.results for entry in self._groups_in(name) if not entry.override}
         self.recipe.problems += filter(None, map(self._problem_of_choice, project_groups.items()))
         words = [
             f"{'' if group in named else '+'}{group}={name}"
@@ -257,10 +255,14 @@ class _Files(ConfigRepository):
             self._take_sweep_and_search_path(content, path)
             listed = self._read_list(name, path, defaults)
         else:
-            listed = dict(enumerate(self._create_defaults_list(name, ListConfig(defaults or []))))
-        self.entries[name] = {index: entry for index, entry in listed.items() if isinstance(entry, GroupDefault)}
+            listed = self._create_defaults_list(name, ListConfig(defaults or []))
         self.contents[name] = path, content
-        return self._add(name, path, [*listed.values()])
+        return self._add(name, path, listed)
+
+    def _groups_in(self, name: str) -> list[GroupDefault]:
+        """Return the entries of the defaults list of a file that choose files of groups."""
+        listed = found.defaults_list if (found := self.results.get(name)) and found.defaults_list else []
+        return [entry for entry in listed if isinstance(entry, GroupDefault)]
 
     def _add(self, name: str, path: Path | None, defaults: list[InputDefault]) -> ConfigResult:
         text = "" if path is None or is_shipped(path) else read_yaml_text(path)
@@ -278,15 +280,15 @@ class _Files(ConfigRepository):
         search_in(folders)
         recipe.searchpath += folders
 
-    def _read_list(self, name: str, path: Path, defaults: Any) -> dict[int, InputDefault]:
-        """Return the entries of a recipe's defaults list, as Hydra has them, by their index; recipes by the names they
-        have here. An entry that can't be is a problem, and left out.
+    def _read_list(self, name: str, path: Path, defaults: Any) -> list[InputDefault]:
+        """Return the entries of a recipe's defaults list, as Hydra has them, recipes by the names they have here. An
+        entry that can't be is a problem, and left out.
         """
         if not isinstance(defaults, list | None):
             remedy = "Write each entry as `- group: choice`."
             self.recipe.problems.append(Problem("defaults", "must be a list.", defaults, remedy))
-            return {}
-        found: dict[int, InputDefault] = {}
+            return []
+        found: list[InputDefault] = []
         for index, written in enumerate(defaults or ()):
             try:
                 [entry] = self._create_defaults_list(name, ListConfig([written]))
@@ -297,11 +299,11 @@ class _Files(ConfigRepository):
             wrong = self._problem_of_entry(entry) if isinstance(entry, GroupDefault) else None
             if isinstance(written, str) and written != "_self_":
                 base = self._find_base(written, path, index)
-                found |= {} if base is None else {index: ConfigDefault(path=self.name_of(base))}
+                found += [] if base is None else [ConfigDefault(path=self.name_of(base))]
             elif wrong is not None:
                 self.recipe.problems.append(_at_entry(wrong, path, index))
             else:
-                found[index] = entry
+                found.append(entry)
         return found
 
     def _problem_of_entry(self, entry: GroupDefault) -> Problem | None:
@@ -343,8 +345,7 @@ class _Files(ConfigRepository):
         for part in reversed(parts):
             content = {part: content}
         body = _valid_sections(content, self.recipe.problems)
-        entries = self.entries.get(name, {}).values()
-        chooses = {_group_key(entry): _choices(entry)[-1] for entry in entries if _choices(entry)}
+        chooses = {_group_key(entry): _choices(entry)[-1] for entry in self._groups_in(name) if _choices(entry)}
         return Layer(path, package, body if is_shipped(path) else locate_functions(body, path), group, chooses)
 
 
