@@ -18,7 +18,6 @@ from mpt_cli.settings.checks import imported_objects
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key_fields
 from mpt_cli.settings.key_type import REQUIRED, Key, format_range
 from mpt_cli.settings.limits import MOST_BYTES, load_mapping
-from mpt_cli.settings.overrides import keys_given
 from mpt_cli.settings.schema import (
     VARIANTS,
     Settings,
@@ -220,6 +219,7 @@ def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str], li
 def _show(arguments: argparse.Namespace) -> int:
     from mpt_cli.runs.expectations import applicable_expectations
     from mpt_cli.settings.load import resolved_yaml
+    from mpt_cli.settings.overrides import keys_given
 
     settings, variables, notes = _settings_of(arguments)
     settings = replace(settings, expect=applicable_expectations(settings.expect, keys_given(arguments.overrides)))
@@ -253,6 +253,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     if arguments.untrusted and arguments.build:
         raise ConfigError(Problem("--build", "imports and runs what the recipe names: it can't be --untrusted."))
     from mpt_cli.settings.load import missing_backend, placed
+    from mpt_cli.settings.overrides import keys_given
 
     settings, variables, told = _settings_of(arguments)
     settings = replace(settings, expect=applicable_expectations(settings.expect, keys_given(arguments.overrides)))
