@@ -94,7 +94,8 @@ def explain(error: Exception, arguments: list[str]) -> int:
 
 def _fault_of_system(error: Exception) -> str:
     """Return what the system lacks or refuses, in a sentence; empty for any other error."""
-    if _is_short_of_processes(error):
+    is_of_fork = isinstance(error, BlockingIOError) and not error.filename
+    if is_of_fork or (isinstance(error, RuntimeError) and "can't start new thread" in str(error)):
         return f"the system starts no more threads or processes: {error}. `ulimit -u` shows the limit."
     if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of a file, or of what standard output leads to
         _silence_stdout()
@@ -106,11 +107,6 @@ def _fault_of_system(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{str(error.filename)[:200]}: {error.strerror}."
     return ""
-
-
-def _is_short_of_processes(error: Exception) -> bool:
-    is_of_fork = isinstance(error, BlockingIOError) and not error.filename
-    return is_of_fork or (isinstance(error, RuntimeError) and "can't start new thread" in str(error))
 
 
 def _say(text: str) -> None:
@@ -140,7 +136,8 @@ def _run(arguments: list[str]) -> int:
     if verb.startswith("-"):
         _top_parser().parse_args([verb])  # --help ends here
     if verb not in VERBS:
-        _top_parser().error(_unknown_verb(verb))
+        remedy = did_you_mean(verb, LISTED_VERBS) or f"Verbs: {', '.join(LISTED_VERBS)}."
+        _top_parser().error(f"there is no verb {verb!r}. {remedy}")
     folders, parser = list[str](), verb_parser(verb)
     end = rest.index("--") if verb == "compare" and "--" in rest else len(rest)
     rest, script = rest[:end], rest[end + 1 :]  # argparse takes options behind -- for its own
@@ -168,10 +165,6 @@ def _top_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _unknown_verb(verb: str) -> str:
-    return f"there is no verb {verb!r}. {did_you_mean(verb, LISTED_VERBS) or 'Verbs: ' + ', '.join(LISTED_VERBS) + '.'}"
-
-
 def _message(verb: str, error: MptError) -> str:
     """Return the error's sentences; several problems one to a line, and the user's own exception with its traceback."""
     if isinstance(error, ConfigError):
@@ -182,7 +175,7 @@ def _message(verb: str, error: MptError) -> str:
         return "\n".join(listed).replace("\n", "\n  ")
     text = f"mpt {verb}: {error}"
     if isinstance(error, UserCodeError) and error.__cause__ is not None:
-        from mpt_cli.settings.python_references import user_traceback
+        from mpt_cli.user_code import user_traceback
 
         text += "\n\n" + user_traceback(error.__cause__)
     return text

@@ -211,6 +211,12 @@ class ConfigError(MptError):
             self.add_note(str(place))  # which Python shows below the message
 
 
+def raise_problems(problems: Iterable[Problem]) -> None:
+    """Raise ConfigError where there are problems."""
+    if found := [*problems]:
+        raise ConfigError(found)
+
+
 class DataError(MptError):
     """Data or files that are missing, unreadable or unfit, and places that cannot be written."""
 

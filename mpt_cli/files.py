@@ -1,18 +1,66 @@
-"""How files are written, whole or not at all, and JSON as strict parsers read it. Light: what runs in a cluster's job
-imports it in a thousand processes.
+"""How files are opened where something else may have their name, and written, whole or not at all; and JSON as strict
+parsers read it. Light: what runs in a cluster's job imports it in a thousand processes.
 """
 
+import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Callable
+from io import BufferedReader
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
-from mpt_cli.errors import CHECK_DISK, TURNING, naming
+from mpt_cli.errors import CHECK_DISK, TURNING, DataError, naming
 from mpt_cli.redaction import without_secrets
 from mpt_cli.version import SCHEMA_VERSION
+
+MOST_FILE_BYTES = 2**26  # of a file of a run that is read as a whole (JSON, logs)
+LONGEST_LINE = 2**24  # bytes of a line of a run's JSON lines
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Open a file to be read. OSError where something else has its name: a pipe or a device may never answer."""
+    return os.fdopen(open_regular(path, os.O_RDONLY | os.O_CLOEXEC), "rb")
+
+
+def open_to_append(path: Path) -> TextIO:
+    """Open a file, made where there is none. OSError as `open_file`: a pipe would wait until somebody reads it."""
+    return open(path, "a", encoding="utf-8", opener=open_regular)
+
+
+def open_regular(path: str | Path, flags: int) -> int:
+    """Return a descriptor, as the `opener` of `open`. OSError for what is no regular file and, where it is written
+    into, for a link: what it leads to may not be meant.
+    """
+    is_read = flags & os.O_ACCMODE == os.O_RDONLY
+    descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW), 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def read_file(path: Path, most_bytes: int | None = MOST_FILE_BYTES, errors: str = "strict") -> str:
+    """Return the text of a file. OSError as `open_file`, and where it is larger; UnicodeDecodeError, a ValueError."""
+    with open_file(path) as file:
+        content = file.read(-1 if most_bytes is None else most_bytes + 1)
+    if most_bytes is not None and len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it must be at most {most_bytes:,} bytes", str(path))
+    return content.decode("utf-8", errors).replace("\r\n", "\n")
+
+
+def remove_file(path: Path) -> None:
+    """Take a file away that may be gone already; DataError where something else has its name and is not empty, or where
+    it can't be taken away."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{path} can't be removed: {error.strerror}.") from error
 
 
 def write_durably(path: Path, write: Callable[[BinaryIO], Any]) -> None:

@@ -34,13 +34,15 @@ _NO_SECRET = (
 )
 _SECRET_KEY = re.compile(rf"(?!({_NO_SECRET})$)({_NAMED}|token|\w+_token|(auth|access|api)_?tokens)", re.IGNORECASE)
 _SIGNATURES = ("sig", "signature", "key", "code", "x-amz-signature", "x-amz-credential", "x-amz-security-token")
-_ACCESS = re.compile(r"\w://([^/\s:@]*):([^/\s@]+)@")  # name and password in an address
-_TOKEN_OF_ADDRESS = re.compile(r"https?://([^/\s:@]+)@")
-_PARAMETER = re.compile(r"[?&;#]([\w.-]+)=([^&;#\s'\"]+)")
 _ISSUED = re.compile(
     r"gh[pousr]_\w{36,}|github_pat_\w{22,}|glpat-[\w-]{20,}|hf_[A-Za-z]{30,}|(AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{35}"
     r"|xox[abeprs]-[\w-]{10,}|sk-[\w-]{20,}|[rs]k_live_\w{16,}|pypi-[\w-]{16,}|npm_\w{36}"
     r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+"
+)
+# in an address: the password behind a name, a token alone, parameters; but no variable of the environment
+_IN_ADDRESS = re.compile(
+    r"(?P<before>\w://[^/\s:@]*:|https?://(?=[^/\s:@]+@)|[?&;#](?P<name>[\w.-]+)=)(?!\$\{oc\.env:)"
+    r"(?(name)[^&;#\s'\"]+|[^/\s@]+(?=@))"
 )
 LEAST_LENGTH = 4  # a shorter text stands in too many others
 LEAST_KEY_LENGTH = 12
@@ -83,11 +85,10 @@ def note_word(word: str) -> None:
 
 
 def note_text(name: Any, text: str) -> None:
-    """Note a text of the settings: all of it where `name` is that of a secret, and the secrets in it."""
+    """Note a text of the settings where `name` is that of a secret."""
     is_text = len(text) >= LEAST_LENGTH and text.lower() not in _NO_TEXTS and not text.startswith("${")
     if isinstance(name, str) and is_text and is_secret_name(name):
         known.replacements.setdefault(text, REDACTED)
-    note_passwords(text)
 
 
 def is_secret_name(name: str) -> bool:
@@ -99,19 +100,15 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_KEY.fullmatch(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)) is not None
 
 
-def note_passwords(text: str) -> None:
-    """Note passwords of addresses in the text, and what looks like a token, but for those of the environment."""
-    found = {f"{name}:{password}@": f"{name}:{REDACTED}@" for name, password in _ACCESS.findall(text)}
-    found |= {f"://{token}@": f"://{REDACTED}@" for token in _TOKEN_OF_ADDRESS.findall(text)}
-    found |= {
-        f"{name}={value}": f"{name}={REDACTED}"
-        for name, value in _PARAMETER.findall(text)
-        if name.lower() in _SIGNATURES or is_secret_name(name)
-    }
-    found |= {match[0]: REDACTED for match in _ISSUED.finditer(text)}
-    for secret, replacement in found.items():
-        if REDACTED not in secret and not any(noted in secret for noted in known.replacements):
-            known.replacements[secret] = replacement
+def _without_tokens(text: str) -> str:
+    """Return the text without what its form gives away: tokens, and what lets somebody in by an address."""
+
+    def masked(found: "re.Match[str]") -> str:
+        name = found["name"]
+        is_secret = name is None or name.lower() in _SIGNATURES or is_secret_name(name)
+        return found["before"] + REDACTED if is_secret else found[0]
+
+    return _IN_ADDRESS.sub(masked, _ISSUED.sub(REDACTED, text))
 
 
 @contextmanager
@@ -135,15 +132,14 @@ def stand_in(name: str) -> str | None:
 
 
 def split(text: str) -> list[tuple[str, bool]]:
-    """Return the text in pieces, each with whether it replaces a secret."""
-    if not any(secret in text for secret in known.replacements):
-        return [(text, False)]
-    found = re.compile("|".join(re.escape(secret) for secret in sorted(known.replacements, key=len, reverse=True)))
-    pieces, end = [], 0
+    """Return the text without secrets in pieces, each with whether it replaces what was read."""
+    secrets = sorted(known.replacements, key=len, reverse=True)
+    found = re.compile("|".join(map(re.escape, secrets)) or "(?!)")
+    pieces, end = list[tuple[str, bool]](), 0
     for match in found.finditer(text):
-        pieces += [(text[end : match.start()], False), (known.replacements[match[0]], True)]
+        pieces += [(_without_tokens(text[end : match.start()]), False), (known.replacements[match[0]], True)]
         end = match.end()
-    return [piece for piece in [*pieces, (text[end:], False)] if piece[0]]
+    return [*pieces, (_without_tokens(text[end:]), False)]
 
 
 def without_secrets(text: str) -> str:
@@ -152,9 +148,6 @@ def without_secrets(text: str) -> str:
     It may hold what no configuration read: an error of the user's code quotes what it likes.
     """
     _note_environment()
-    note_passwords(text)
-    if not known.replacements:
-        return text
     for secret, replacement in known.replacements.items():
         text = text.replace(json.dumps(secret, ensure_ascii=False)[1:-1], replacement)
     return "".join(piece for piece, _ in split(text))

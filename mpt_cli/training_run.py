@@ -3,10 +3,12 @@
 import dataclasses
 import secrets
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mpt_cli.engine import backend
@@ -15,7 +17,7 @@ from mpt_cli.errors import DataError
 from mpt_cli.files import write_atomic, write_json
 from mpt_cli.runs.directory import RunDirectory, summary_dict, write_summary
 from mpt_cli.runs.expectations import applicable_expectations, expectation_lines
-from mpt_cli.runs.provenance import collect_environment
+from mpt_cli.runs.provenance import code_differences, collect_environment, known_environment
 from mpt_cli.runs.resume import (
     check_checkpoints,
     check_resumable,
@@ -152,6 +154,8 @@ def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters)
         session = _prepare(start, telemetry)
         with telemetry.busy("noting what it runs on"):  # asks git and the driver
             environment = _environment(start, session, command_line)
+        for line in code_differences(known_environment(start.run), environment):
+            telemetry.message(f"changed since: {line}")
         # from here on a signal leaves a run with a summary
         with session.interruption, at_forced_end(partial(_cut_short, session, start.run, telemetry)):
             _write_record(start, session, environment)
@@ -236,12 +240,19 @@ def _release(settings: Settings) -> None:
 
 
 def check_build(settings: Settings) -> "BuildCheck":
-    """Build the model under its policy without training; raises what `train` would raise before its first step."""
-    settings = with_drawn_seed(settings)
-    platform = backend.prepare_backend(settings)
-    from mpt_cli.training.build_run_parts import try_build
+    """Prepare a run as `train` does, and take no step; raises what `train` would raise before its first step, but for
+    what its run directory holds already.
+    """
+    program = Program(with_drawn_seed(settings))
+    chosen_trackers(settings.logger)
+    program.check_present()
+    platform = program.prepare_backend()
+    from mpt_cli.training.build_run_parts import describe_build
+    from mpt_cli.training.session import prepare
 
-    return try_build(Program(settings), platform)
+    with tempfile.TemporaryDirectory(prefix="mpt-check-") as folder:  # the {run_dir} of callbacks
+        store = CheckpointStore(Path(folder) / "checkpoints")
+        return describe_build(prepare(program, platform, Telemetry([]), store).parts)
 
 
 def _environment(start: Start, session: "Session", command_line: Sequence[str]) -> dict[str, Any]:

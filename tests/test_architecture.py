@@ -17,6 +17,7 @@ ROOMS = (
     "machine",
     "precision",
     "settings",
+    "user_code",
     "data",
     "models",
     "telemetry",

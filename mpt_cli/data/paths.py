@@ -10,9 +10,9 @@ from pathlib import Path
 from mpt_cli.errors import ConfigError, DataError, did_you_mean
 from mpt_cli.settings.checks import imported_objects
 from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Loader, Saved, Text
-from mpt_cli.settings.python_references import missing_problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
+from mpt_cli.user_code import missing_problem
 
 
 def readable_file(path: str, key: str = "data.path") -> Path:

@@ -32,8 +32,9 @@ from mpt_cli.data.prepare_data_set import (
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.settings.key_type import default_of
 from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Digits, Loader, Synthetic, Tabular
-from mpt_cli.settings.python_references import call_user, imported_names, load_function, parameters_of
+from mpt_cli.settings.python_references import imported_names
 from mpt_cli.settings.schema import Settings, TrainerSettings
+from mpt_cli.user_code import call_user, load_function, parameters_of
 
 _REGRESSION = ("diabetes", "linnerud")
 

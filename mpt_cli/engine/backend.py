@@ -30,9 +30,9 @@ from mpt_cli.errors import (
     summarise_error,
 )
 from mpt_cli.machine import cores_of_process, cpu_description, cpu_features, keep_freed_memory, visible_gpus
-from mpt_cli.settings.python_references import model_problem, place_in_user_code
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import leave_at_once, unheard
+from mpt_cli.user_code import model_problem, place_in_user_code
 
 
 @dataclass(frozen=True)

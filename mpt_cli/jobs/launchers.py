@@ -19,7 +19,7 @@ from mpt_cli.jobs.capacity import (
     thread_environment,
 )
 from mpt_cli.jobs.local_processes import Executor, LocalExecutor
-from mpt_cli.redaction import REDACTED, note_passwords
+from mpt_cli.redaction import REDACTED
 from mpt_cli.settings.key_type import read_number
 
 if TYPE_CHECKING:
@@ -152,9 +152,6 @@ class RayLauncher(Launcher):
         "num_gpus": "entrypoint_num_gpus",
         "memory_gb": "entrypoint_memory",  # in bytes
     }
-
-    def __post_init__(self) -> None:
-        note_passwords(self.address)  # before it is written or said
 
     def check(self) -> None:
         super().check()

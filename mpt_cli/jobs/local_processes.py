@@ -17,8 +17,8 @@ from multiprocessing.spawn import spawn_main as spawn_main
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from mpt_cli.files import open_regular
 from mpt_cli.jobs.job_process import signal_group, start_process
-from mpt_cli.settings.limits import open_regular
 
 Subject = TypeVar("Subject")
 

@@ -23,8 +23,8 @@ from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_y
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.precision.train_step import can_be_called, has_custom_train_step
 from mpt_cli.settings.model_data_optimizer_keys import CNN, MLP, Builder, ModelSettings, ResNet, Saved, Transformer
-from mpt_cli.settings.python_references import call_user, load_function, model_problem, parameters_of
 from mpt_cli.settings.schema import PhaseSettings, Settings
+from mpt_cli.user_code import call_user, load_function, model_problem, parameters_of
 
 
 def float_input(shapes: Shapes) -> tuple[keras.KerasTensor, keras.KerasTensor]:

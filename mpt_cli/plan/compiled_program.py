@@ -14,9 +14,9 @@ from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.engine.distribution import Distribution, undistributed
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
 from mpt_cli.plan.device import Device, check_compiler
-from mpt_cli.settings.python_references import model_problem
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
 from mpt_cli.training.run_from_settings import Program
+from mpt_cli.user_code import model_problem
 
 if TYPE_CHECKING:
     from mpt_cli.training.build_run_parts import Assembly

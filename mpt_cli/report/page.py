@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from mpt_cli.errors import DataError, naming, without_control
-from mpt_cli.files import write_atomic
+from mpt_cli.files import open_file, write_atomic
 from mpt_cli.report.picture import Picture, chart_data
-from mpt_cli.settings.limits import open_file
 from mpt_cli.telemetry.colors import DARK_PAGE, LIGHT_PAGE
 from mpt_cli.version import __version__
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.paths import check_run_present
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem, raise_problems
 from mpt_cli.machine import nvidia_gpus
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.expectations import check_names
 from mpt_cli.runs.provenance import ENVIRONMENT
-from mpt_cli.settings.load import load_settings, missing_backend, with_places
+from mpt_cli.settings.load import load_settings, missing_backend, placed
 from mpt_cli.settings.search_path import (
     SUFFIXES,
     expanded,
@@ -185,9 +185,9 @@ def _read(requested: _Requested, request: Selection) -> tuple[ReproduceTarget, s
         return _run_target(RunDirectory.open(name), list(request.changes), request.rtol), ""
     words = [f"conf={name}", *request.changes]
     settings = load_settings(words)
-    if problems := check_names(settings):
-        raise ConfigError(with_places(words, problems))
-    check_run_present(settings)
+    with placed(words):
+        raise_problems(check_names(settings))
+        check_run_present(settings)
     target = ReproduceTarget(
         name,
         words,

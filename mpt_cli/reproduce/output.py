@@ -6,13 +6,12 @@ from typing import TextIO
 from xml.etree import ElementTree
 
 from mpt_cli.errors import naming
-from mpt_cli.files import write_atomic
+from mpt_cli.files import read_file, write_atomic
 from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import print_table, text_columns
 from mpt_cli.reproduce.collection import Collection
 from mpt_cli.reproduce.reproduction import Reproduction
 from mpt_cli.runs.provenance import format_environment
-from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED

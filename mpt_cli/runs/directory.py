@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from mpt_cli.errors import EXIT_CODES, DataError, naming
-from mpt_cli.files import write_json
-from mpt_cli.settings.limits import LONGEST_LINE, open_file, open_to_append, read_file, remove_file
+from mpt_cli.files import LONGEST_LINE, open_file, open_to_append, read_file, remove_file, write_json
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.record_types import Summary, field_problem, line_problem

@@ -148,6 +148,16 @@ def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -
     return [f"{name}: {_format_fact(old.get(name))} -> {_format_fact(new.get(name))}" for name in names]
 
 
+def code_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return those of the `environment_differences` that are of code, of which git knows tracked files; none at first.
+
+    >>> code_differences({"mpt": "0.1", "seed": 1}, {"mpt": "0.2", "seed": 2})
+    ['mpt: 0.1 -> 0.2']
+    """
+    of_code = ("mpt", "python", "versions", "packages", "git")
+    return [line for line in environment_differences(before, now) if before and line.startswith(of_code)]
+
+
 def thread_variables(environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that set how many threads a run had: sums depend on it.
 

@@ -1,15 +1,16 @@
 """Combinations of keys that cannot work, or in which a key would be accepted and ignored. All are collected."""
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from mpt_cli.errors import Problem, did_you_mean
-from mpt_cli.settings.key_type import default_of, overlap, read_number
+from mpt_cli.settings.key_type import overlap, read_number
 from mpt_cli.settings.model_data_optimizer_keys import (
     PYTHON,
     CustomOptimizer,
@@ -28,7 +29,7 @@ from mpt_cli.settings.python_references import (
     object_problem,
     optimizer_arguments,
 )
-from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
+from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings, TrainerSettings
 
 
 def check_synthetic(settings: Settings) -> Iterator[Problem]:
@@ -43,7 +44,7 @@ def check_synthetic(settings: Settings) -> Iterator[Problem]:
 def _check_unused(path: str, section: Any, names: Iterable[str], where: str, remedy: str = "") -> Iterator[Problem]:
     """Yield those of the keys `names` that are not as by default, although nothing uses them `where`."""
     for name in names:
-        if (value := getattr(section, name)) != _default(section, name):
+        if (value := getattr(section, name)) != getattr(type(section)(), name):
             yield Problem(f"{path}.{name}", f"must be left out {where}.", value, remedy)
 
 
@@ -51,41 +52,39 @@ TOLERANCES = ("rtol", "atol")
 EXPECTED_PARTS = ("min", "max", "value", *TOLERANCES)
 
 
+def read_expect(value: Any) -> Any:
+    """Return `expect:` with its numbers read: 2**15 as text becomes 32768; what is none stays."""
+    if isinstance(value, dict):
+        return {name: read_expect(part) for name, part in value.items()}
+    number = read_number(value) if isinstance(value, str) else None
+    return value if number is None else number
+
+
 def check_expect(settings: Settings) -> Iterator[Problem]:
-    for metric, entry in settings.expect.items():
-        yield from _read_entry(f"expect.{metric}", entry)[1]
+    for metric, entry in read_expect(settings.expect).items():
+        yield from _check_entry(f"expect.{metric}", entry)
 
 
-def read_expect(expect: dict[str, Any]) -> dict[str, Any]:
-    """Return the block with its numbers read: 2**15 as text becomes 32768. Only for a block without problems."""
-    read = {metric: _read_entry(metric, entry)[0] for metric, entry in expect.items()}
-    return {
-        metric: read[metric] if isinstance(entry, dict) else read[metric]["value"] for metric, entry in expect.items()
-    }
-
-
-def _read_entry(path: str, entry: Any) -> tuple[dict[str, float], list[Problem]]:
-    """Return the numbers of an entry of `expect:`, of one that is a number its `value`, and what is wrong with them."""
-    numbers, problems, known = dict[str, float](), list[Problem](), ", ".join(EXPECTED_PARTS)
-    if entry == {}:
-        problems.append(Problem(path, f"must have at least one of {known}.", entry))
-    for name, given in entry.items() if isinstance(entry, dict) else [("value", entry)]:
-        place = f"{path}.{name}" if isinstance(entry, dict) else path
-        number: Any = read_number(given) if isinstance(given, str) else given
-        if name not in EXPECTED_PARTS:
-            problems.append(Problem(place, f"must be one of {known}.", name, did_you_mean(name, EXPECTED_PARTS)))
-        elif not is_finite_number(number):
-            problems.append(Problem(place, "must be a finite number.", "null" if given is None else given))
+def _check_entry(path: str, entry: Any) -> Iterator[Problem]:
+    """Yield what is wrong with an entry of `expect:`, which is a number or has some."""
+    known, is_mapping = ", ".join(EXPECTED_PARTS), isinstance(entry, dict)
+    parts = entry if is_mapping else {"value": entry}
+    numbers = {name: part for name, part in parts.items() if name in EXPECTED_PARTS and is_finite_number(part)}
+    if not parts:
+        yield Problem(path, f"must have at least one of {known}.", entry)
+    for name in [name for name in parts if name not in numbers]:
+        place, part = f"{path}.{name}" if is_mapping else path, parts[name]
+        if name in EXPECTED_PARTS:
+            yield Problem(place, "must be a finite number.", "null" if part is None else part)
         else:
-            numbers[name] = number
+            yield Problem(place, f"must be one of {known}.", name, did_you_mean(name, EXPECTED_PARTS))
     for name in filter(numbers.__contains__, TOLERANCES):
         if not numbers[name] >= 0:
-            problems.append(Problem(f"{path}.{name}", "must be >= 0.", numbers[name]))
-        if "value" not in entry:
-            problems.append(Problem(f"{path}.{name}", f"must stand beside {path}.value.", numbers[name]))
-    if "min" in numbers and "max" in numbers and not numbers["min"] <= numbers["max"]:
-        problems.append(Problem(f"{path}.min", f"must be <= {path}.max={numbers['max']:g}.", numbers["min"]))
-    return numbers, problems
+            yield Problem(f"{path}.{name}", "must be >= 0.", numbers[name])
+        if "value" not in parts:
+            yield Problem(f"{path}.{name}", f"must stand beside {path}.value.", numbers[name])
+    if not numbers.get("min", -math.inf) <= numbers.get("max", math.inf):
+        yield Problem(f"{path}.min", f"must be <= {path}.max={numbers['max']:g}.", numbers["min"])
 
 
 def is_finite_number(value: Any) -> bool:
@@ -335,16 +334,10 @@ def _check_layout(chosen: DistributeSettings) -> Iterator[Problem]:
                 yield Problem(key, rule, axis, did_you_mean(axis, chosen.mesh))
         if len(named := [str(axis) for axis in axes if axis is not None]) > len({*named}):
             yield Problem(key, "must name an axis of distribute.mesh once.", axes)
-        if (why := _pattern_fault(pattern)) is not None:
-            yield Problem("distribute.layout", f"its patterns must be regular expressions: {why}.", pattern)
-
-
-def _pattern_fault(pattern: str) -> str | None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        return str(error)
-    return None
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield Problem("distribute.layout", f"its patterns must be regular expressions: {error}.", pattern)
 
 
 def check_several_processes(settings: Settings) -> Iterator[Problem]:
@@ -370,15 +363,6 @@ def check_recipe_name(settings: Settings) -> Iterator[Problem]:
     name = settings.recipe
     if not name.strip() or name in (".", "..") or set(name) & set('/\\:*?"<>|\0\n'):
         yield Problem("recipe", "must be fit for a folder name: it names the folder under runs/.", name)
-
-
-def _default(section: Any, name: str) -> Any:
-    return _defaults(section.__class__)[name]
-
-
-@cache
-def _defaults(section: type) -> dict[str, Any]:
-    return {declared.name: default_of(declared) for declared in fields(section)}
 
 
 def check_fault(settings: "Settings") -> Iterator[Problem]:
@@ -470,8 +454,8 @@ def check_phases(settings: Settings) -> Iterator[Problem]:
     """Check for keys that phases leave no room for, and phases that say two things at once."""
     if not settings.phases:
         return
-    epochs, trainer = settings.trainer.epochs, settings.trainer
-    if epochs != _default(trainer, "epochs"):
+    epochs = settings.trainer.epochs
+    if epochs != TrainerSettings().epochs:
         yield Problem(
             "trainer.epochs",
             f"must be left out with phases, whose epochs are {settings.epochs} in all.",
@@ -486,7 +470,7 @@ def check_phases(settings: Settings) -> Iterator[Problem]:
 
 def _check_rates_of_phases(settings: Settings) -> Iterator[Problem]:
     optimizer, rates = settings.optimizer, [phase.learning_rate for phase in settings.phases]
-    own = None not in rates and optimizer.learning_rate != _default(optimizer, "learning_rate")
+    own = None not in rates and optimizer.learning_rate != type(optimizer)().learning_rate
     if own and optimizer.name != PYTHON:
         yield Problem(
             "optimizer.learning_rate",

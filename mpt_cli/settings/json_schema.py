@@ -5,11 +5,10 @@ optimizer and loss-scale mode has. What keys mean together is `settings.checks`'
 """
 
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from mpt_cli.settings.checks import EXPECTED_PARTS, TOLERANCES
-from mpt_cli.settings.key_type import LARGEST_COUNT, REQUIRED, Key, read_key, section_of_list
+from mpt_cli.settings.key_type import LARGEST_COUNT, REQUIRED, Key, section_content
 from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, variants_of
 from mpt_cli.settings.search_path import group_choices, group_names
 
@@ -55,14 +54,10 @@ def _section(cls: type, path: str) -> Schema:
 
 
 def _properties(cls: type, path: str) -> Schema:
-    hints = get_type_hints(cls)
-    found: Schema = {}
-    for declared in fields(cls):
-        name, hint = declared.name, hints[declared.name]
-        inner = f"{path}.{name}".lstrip(".")
-        is_section = isinstance(hint, type) and is_dataclass(hint)
-        found[name] = _section(hint, inner) if is_section else _key_schema(read_key(declared, hint, inner))
-    return found
+    return {
+        name: _key_schema(held) if isinstance(held, Key) else _section(held, f"{path}.{name}".lstrip("."))
+        for name, held in section_content(cls, path).items()
+    }
 
 
 def _section_with_variants(section: str) -> Schema:
@@ -75,14 +70,10 @@ def _section_with_variants(section: str) -> Schema:
         for each, schema in own.items():
             every.setdefault(each, []).append(schema)
         chosen = {"properties": {key: {"const": name}}, "required": [key]}
-        cases.append({"if": chosen, "then": _of_variant(own)})
+        cases.append({"if": chosen, "then": {"properties": own, "propertyNames": {"enum": [*own]}}})
     merged = {name: _any_of(schemas) for name, schemas in every.items()}
     merged[key] = {"description": merged[key].get("description", ""), "type": "string"}
     return {"type": ["object", "null"], "properties": merged, "additionalProperties": False, "allOf": cases}
-
-
-def _of_variant(own: Schema) -> Schema:
-    return {"properties": own, "propertyNames": {"enum": list(own)}}
 
 
 def _any_of(schemas: Iterable[Schema]) -> Schema:
@@ -91,13 +82,9 @@ def _any_of(schemas: Iterable[Schema]) -> Schema:
     return distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
 
 
-def _entry_pattern(group: str) -> str:
-    return rf"^((optional|override)\s+)*/?{group}$"
-
-
 def _defaults() -> Schema:
     """Return a list of choices, recipes and _self_."""
-    groups = {_entry_pattern(group): _choice(group) for group in group_names()}
+    groups = {rf"^((optional|override)\s+)*/?{group}$": _choice(group) for group in group_names()}
     entry = {"type": "object", "patternProperties": groups, "minProperties": 1, "maxProperties": 1}
     recipe = {"type": "string", "description": "a recipe to start from: its name, ./FILE.yaml, or _self_"}
     listed = {"type": "array", "items": {"anyOf": [recipe, entry]}}
@@ -115,10 +102,6 @@ def _sweep() -> Schema:
     }
 
 
-def _closed(properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
 def _choice(group: str) -> Schema:
     names = {"enum": group_choices(group)}
     return {"anyOf": [names, {"type": "array", "items": names}, _INTERPOLATION]}
@@ -127,7 +110,8 @@ def _choice(group: str) -> Schema:
 def _expectation() -> Schema:
     number, positive = {"anyOf": _numbers(float, {})}, {"anyOf": _numbers(float, {"at_least": 0})}
     parts: Schema = {name: positive if name in TOLERANCES else number for name in EXPECTED_PARTS}
-    return {"anyOf": [number, {**_closed(parts), "minProperties": 1}]}
+    whole = {"type": "object", "properties": parts, "additionalProperties": False, "minProperties": 1}
+    return {"anyOf": [number, whole]}
 
 
 def _key_schema(key: Key) -> Schema:
@@ -145,18 +129,14 @@ def _value(key: Key) -> Schema:
         kind = get_args(key.options[0])[1]
         numbers = {"additionalProperties": _any_of(_scalar(key, kind))} if kind in (int, float) else {}
         return {"type": ["object", "null"] if key.is_optional else "object", **numbers}
-    if (section := section_of_list(key.type)) is not None:
-        return {"type": "array", "items": _section(section, key.path)}
+    if key.section is not None:
+        return {"type": "array", "items": _section(key.section, key.path)}
     if key.is_list:
         (element,) = get_args(key.options[0])
-        part = _any_of(_scalar(key, element))
-        return {"anyOf": [{"type": "array", "items": part}, _INTERPOLATION, *_null(key)]}
-    kinds = [schema for option in key.options for schema in _scalar(key, option)]
-    return {"anyOf": [*kinds, _INTERPOLATION, *_null(key)]}
-
-
-def _null(key: Key) -> list[Schema]:
-    return [{"type": "null"}] if key.is_optional else []
+        kinds: list[Schema] = [{"type": "array", "items": _any_of(_scalar(key, element))}]
+    else:
+        kinds = [schema for option in key.options for schema in _scalar(key, option)]
+    return {"anyOf": [*kinds, _INTERPOLATION, *([{"type": "null"}] if key.is_optional else [])]}
 
 
 def _scalar(key: Key, kind: Any) -> list[Schema]:

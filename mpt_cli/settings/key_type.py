@@ -7,9 +7,10 @@ import ast
 import copy
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cache, cached_property
 from typing import Any, get_args, get_origin, get_type_hints
 
 from mpt_cli.errors import did_you_mean
@@ -121,7 +122,7 @@ class Key:
     variants: tuple[str, ...] = ()
     advanced: bool = False
 
-    @property
+    @cached_property
     def options(self) -> tuple[Any, ...]:
         """Return the types it may have, without None: (int,) for Optional[int]."""
         inner = get_args(self.type) if get_origin(self.type) not in (list, dict) else ()
@@ -131,7 +132,7 @@ class Key:
     def is_optional(self) -> bool:
         return type(None) in get_args(self.type)
 
-    @property
+    @cached_property
     def is_mapping(self) -> bool:
         return self.takes_objects or get_origin(self.options[0]) is dict
 
@@ -140,11 +141,11 @@ class Key:
         """Return whether it names Python objects (`references`), in lists and mappings too: typed Any in the schema."""
         return self.type is Any
 
-    @property
+    @cached_property
     def is_list(self) -> bool:
         return get_origin(self.options[0]) is list
 
-    @property
+    @cached_property
     def section(self) -> type | None:
         """Return the dataclass of each entry, where it is a list of sections."""
         return section_of_list(self.type)
@@ -173,28 +174,31 @@ def section_of_list(hint: Any) -> type | None:
     return next((part for part in inner if isinstance(part, type) and is_dataclass(part)), None)
 
 
-def default_of(declared: "Field[Any]") -> Any:
-    if declared.default_factory is not MISSING:
-        return declared.default_factory()
-    return declared.default
-
-
-def read_key(declared: "Field[Any]", hint: Any, path: str) -> Key:
-    """Return the key that a field of a section declares."""
-    return Key(path, hint, default_of(declared), **declared.metadata)
-
-
-def class_keys(cls: type, prefix: str = "") -> Iterator[Key]:
-    """Yield the keys of one dataclass, those of nested sections after their own prefix, of lists of sections too."""
+@cache
+def section_content(cls: type, path: str = "") -> Mapping[str, "Key | type"]:
+    """Return what a section at `path` holds, by name: keys, and the dataclasses of sections inside."""
     hints = get_type_hints(cls)
-    for declared in fields(cls):
-        path = f"{prefix}.{declared.name}" if prefix else declared.name
-        if is_dataclass(hints[declared.name]):
-            yield from class_keys(hints[declared.name], path)
+    return {
+        declared.name: hints[declared.name]
+        if is_dataclass(hints[declared.name])
+        else Key(f"{path}.{declared.name}".lstrip("."), hints[declared.name], default_of(declared), **declared.metadata)
+        for declared in fields(cls)
+    }
+
+
+def default_of(declared: "Field[Any]") -> Any:
+    return declared.default if declared.default_factory is MISSING else declared.default_factory()
+
+
+def class_keys(cls: type, path: str = "") -> Iterator[Key]:
+    """Yield the keys of one dataclass, those of nested sections after their own prefix, of lists of sections too."""
+    for name, held in section_content(cls, path).items():
+        if not isinstance(held, Key):
+            yield from class_keys(held, f"{path}.{name}".lstrip("."))
             continue
-        yield read_key(declared, hints[declared.name], path)
-        if (section := section_of_list(hints[declared.name])) is not None:
-            yield from class_keys(section, f"{path}.{INDEX}")
+        yield held
+        if held.section is not None:
+            yield from class_keys(held.section, f"{held.path}.{INDEX}")
 
 
 _NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

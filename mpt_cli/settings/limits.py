@@ -1,26 +1,21 @@
-"""Bounds on size, depth and aliases of what is read, so that a slip or a file that is no recipe gets a sentence at
-once, the one reader of YAML, and the opening of files that may be something else.
+"""The one reader of YAML, with the place of each key, and its bounds on size, depth and aliases: a slip or a file that
+is no recipe gets a sentence at once.
 """
 
-import errno
-import os
 import re
-import stat
 from collections.abc import Iterator
-from io import BufferedReader
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TextIO
+from typing import Any
 
 from mpt_cli import redaction
-from mpt_cli.errors import ConfigError, DataError, Problem, SourcePlace, first_line, summarise_error
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, first_line, summarise_error
+from mpt_cli.files import read_file
 
 MOST_BYTES = 2**20  # of a YAML file
 MOST_VALUES = 10_000  # of a YAML file, all that aliases stand for counted; the longest shipped recipe has 60
 DEEPEST = 50  # lists and mappings within each other
 LONGEST_NUMBER = 1000  # digits; Python writes none of more than 4300
-MOST_FILE_BYTES = 2**26  # of a file of a run that is read as a whole (JSON, logs)
-LONGEST_LINE = 2**24  # bytes of a line of a run's JSON lines
 MOST_JOBS = 10_000  # of a sweep
 MOST_PROBLEMS = 50  # in one message; `--json` lists all
 _TOO_DEEP = f"must not be nested deeper than {DEEPEST} lists and mappings."
@@ -34,49 +29,7 @@ def broken_text_rule(text: str) -> str | None:
     """
     if "\0" in text:
         return "must hold no NUL."
-    return "must be valid UTF-8." if any("\ud800" <= sign <= "\udfff" for sign in text) else None
-
-
-def open_file(path: Path) -> BufferedReader:
-    """Open a file to be read. OSError where something else has its name: a pipe or a device may never answer."""
-    return os.fdopen(open_regular(path, os.O_RDONLY | os.O_CLOEXEC), "rb")
-
-
-def open_to_append(path: Path) -> TextIO:
-    """Open a file, made where there is none. OSError as `open_file`: a pipe would wait until somebody reads it."""
-    return open(path, "a", encoding="utf-8", opener=open_regular)
-
-
-def open_regular(path: str | Path, flags: int) -> int:
-    """Return a descriptor, as the `opener` of `open`. OSError for what is no regular file and, where it is written
-    into, for a link: what it leads to may not be meant.
-    """
-    is_read = flags & os.O_ACCMODE == os.O_RDONLY
-    descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW), 0o666)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is no regular file", str(path))
-
-
-def read_file(path: Path, most_bytes: int | None = MOST_FILE_BYTES, errors: str = "strict") -> str:
-    """Return the text of a file. OSError as `open_file`, and where it is larger; UnicodeDecodeError, a ValueError."""
-    with open_file(path) as file:
-        content = file.read(-1 if most_bytes is None else most_bytes + 1)
-    if most_bytes is not None and len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"it must be at most {most_bytes:,} bytes", str(path))
-    return content.decode("utf-8", errors).replace("\r\n", "\n")
-
-
-def remove_file(path: Path) -> None:
-    """Take a file away that may be gone already; DataError where something else has its name and is not empty, or where
-    it can't be taken away."""
-    try:
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"{path} can't be removed: {error.strerror}.") from error
+    return "must be valid UTF-8." if re.search("[\ud800-\udfff]", text) else None
 
 
 def read_yaml_text(path: Path) -> str:

@@ -9,11 +9,12 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
-from functools import cache
+from copy import copy
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.resolvers.oc import env as environment_resolver
@@ -21,7 +22,16 @@ from omegaconf.resolvers.oc import env as environment_resolver
 from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, Problem, SourcePlace, missing_extra
 from mpt_cli.settings.checks import check_combinations, read_expect
-from mpt_cli.settings.key_type import BadValue, Key, default_of, evaluate, format_type, overlap, read_key, read_value
+from mpt_cli.settings.key_type import (
+    REQUIRED,
+    BadValue,
+    Key,
+    evaluate,
+    format_type,
+    overlap,
+    read_value,
+    section_content,
+)
 from mpt_cli.settings.limits import places_of
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.overrides import (
@@ -143,22 +153,13 @@ def above_defaults(tree: DictConfig, unsure: Collection[str] = ()) -> DictConfig
         for name, cls in sections().items()
         if name not in unsure
     }
-    below = {**_defaults(Settings), **{name: _defaults(cls) for name, cls in classes.items()}}
+    below = {**asdict(Settings()), **{name: asdict(cls()) for name, cls in classes.items()}}
     return OmegaConf.create(merge_keys(below, OmegaConf.to_container(tree)))
 
 
 def resolve_tree(whole: DictConfig, problems: list[Problem]) -> dict[str, Any]:
     """Return the plain tree with interpolations resolved."""
     return {name: resolve(whole, name, name, problems) for name in map(str, whole)}
-
-
-def _defaults(cls: type) -> dict[str, Any]:
-    given = {declared.name: default_of(declared) for declared in fields(cls)}
-    return {
-        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-        for name, value in given.items()
-        if value is not MISSING
-    }
 
 
 def resolve(node: DictConfig | ListConfig, name: Any, path: str, problems: list[Problem]) -> Any:
@@ -177,69 +178,54 @@ def resolve(node: DictConfig | ListConfig, name: Any, path: str, problems: list[
     return value
 
 
-def build_settings(tree: dict[str, Any], unsure: set[str], problems: list[Problem]) -> Settings:
-    """Build settings from `tree`. With problems the result has defaults in their place and only serves further checks.
+def build_settings(
+    tree: dict[str, Any], unsure: set[str], problems: list[Problem], base: Settings | None = None
+) -> Settings:
+    """Build settings from `tree`; what it lacks is as in `base`, by default the schema's. With problems the result has
+    defaults in their place and only serves further checks.
 
     Sections in `unsure` are left alone: their own choice failed already, so that their keys mean nothing.
     """
-    known = {problem.key for problem in problems}
-    hints = get_type_hints(Settings)
+    base, known = base or Settings(), {problem.key for problem in problems}
     sure = {name: value for name, value in tree.items() if name not in unsure}
-    for section in VARIANTS:
-        given = sure.get(section, getattr(Settings(), section))
-        hints[section] = variant_class(section, chosen_variant(section, given))
-    settings: Settings = _build_section(Settings, hints, "", sure, problems, known)
+    chosen = {name: variant_class(name, chosen_variant(name, sure[name])) for name in VARIANTS if name in sure}
+
+    def build(cls: type, path: str, given: Any) -> Any:
+        if not isinstance(given, dict):
+            problem = unknown_key_problem(path, given)
+            problems.extend([problem] if problem and path not in known else [])
+            given = {}
+        values: dict[str, Any] = {}
+        for name, held in section_content(cls, path).items():
+            if cls is Settings and name not in given:
+                values[name] = getattr(base, name)
+            elif isinstance(held, Key):
+                values[name] = read(held, given.get(name, copy(held.default)))
+            else:
+                section = chosen.get(name, held) if cls is Settings else held
+                values[name] = build(section, f"{path}.{name}".lstrip("."), given.get(name, {}))
+        for name in [name for name in given if name not in values]:
+            inner = f"{path}.{name}".lstrip(".")
+            problem = None if inner in known else _unknown_problem(cls, inner, given, given[name], problems)
+            problems.extend([problem] if problem else [])
+        return cls(**values)
+
+    def read(key: Key, value: Any) -> Any:
+        """Return the value in the type of its key, and the default where it is wrong."""
+        if key.path in known:
+            return copy(key.default)
+        try:
+            if key.section is None:
+                return read_value(key, value)
+            if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
+                raise BadValue(f"must be {format_type(key)}.")
+        except BadValue as bad:
+            problems.append(Problem(key.path, bad.rule, None if value == REQUIRED else value, bad.remedy))
+            return copy(key.default)
+        return [build(key.section, f"{key.path}.{index}", part) for index, part in enumerate(value)]
+
+    settings: Settings = build(Settings, "", sure)
     return settings
-
-
-def _build_section(
-    cls: type, hints: dict[str, Any], prefix: str, given: Any, problems: list[Problem], known: set[str]
-) -> Any:
-    if not isinstance(given, dict):
-        problem = unknown_key_problem(prefix.rstrip("."), given)
-        problems.extend([problem] if problem and problem.key not in known else [])
-        given = {}
-    values: dict[str, Any] = {}
-    for declared in fields(cls):
-        path, hint = prefix + declared.name, hints[declared.name]
-        if isinstance(hint, type) and is_dataclass(hint):
-            inner = given.get(declared.name, {})
-            values[declared.name] = _build_section(hint, get_type_hints(hint), f"{path}.", inner, problems, known)
-            continue
-        key = read_key(declared, hint, path)
-        values[declared.name] = checked_value(key, given.get(declared.name, key.default), problems, known)
-    unknown = [name for name in given if name not in values and f"{prefix}{name}" not in known]
-    for name in unknown:
-        problem = _unknown_problem(cls, f"{prefix}{name}", given, given[name], problems)
-        problems.extend([problem] if problem is not None else [])
-    return cls(**values)
-
-
-def checked_value(key: Key, value: Any, problems: list[Problem], known: set[str]) -> Any:
-    """Return the value in the type of its key, and the default where it is wrong, which `known` problems say or new."""
-    if key.section is not None:
-        return _read_sections(key, value, problems, known)
-    if key.path in known:
-        return key.default
-    try:
-        return read_value(key, value)
-    except BadValue as bad:
-        received = None if value == "???" else value
-        problems.append(Problem(key.path, bad.rule, received, bad.remedy))
-        return key.default
-
-
-def _read_sections(key: Key, value: Any, problems: list[Problem], known: set[str]) -> list[Any]:
-    """Return a list of sections; what is no list, or has an entry that is no mapping, is one problem."""
-    assert key.section is not None
-    if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-        problems.extend([Problem(key.path, f"must be {format_type(key)}.", value)] if key.path not in known else [])
-        return []
-    hints = get_type_hints(key.section)
-    return [
-        _build_section(key.section, hints, f"{key.path}.{index}.", part, problems, known)
-        for index, part in enumerate(value)
-    ]
 
 
 def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any, earlier: list[Problem]) -> Problem | None:
@@ -277,27 +263,51 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
 
 @dataclass
 class Composition:
-    """A command line, composed. `tree` has all keys, with interpolations; `settings` are read from it, each key by
-    itself. The first `unread` of the problems were found before.
+    """A command line, composed. `tree` has all keys, with interpolations, `plain` what these come to; `settings` are
+    read from that, each key by itself. The first `unread` of the problems were found before.
     """
 
     recipe: Recipe
     given: ParsedOverrides
     layers: Sequence[Layer]
     tree: DictConfig
+    plain: dict[str, Any]
     settings: Settings
     problems: list[Problem]
     unread: int
     unsure: set[str]
     places: Callable[[Path], Mapping[tuple[str, ...], SourcePlace]]
+    rules_alone: Callable[[], Collection[tuple[str, str]]]  # that the recipe breaks without any word
 
     def checked(self) -> Settings:
-        """Return the settings, whose keys fit each other; ConfigError with every problem."""
-        known = {problem.key for problem in self.problems}
-        problems = [*self.problems, *check_combinations(self.settings, known | self.unsure)]
-        if problems:
-            raise ConfigError(_with_places(problems, self))
+        """Return the settings, whose keys fit each other; ConfigError with every problem.
+
+        One that only a word of the command line makes is shown at no line: the line is right by itself.
+        """
+        if problems := self.all_problems():
+            alone = self.rules_alone()
+            raise ConfigError([self.with_place(each) if (each.key, each.rule) in alone else each for each in problems])
         return replace(self.settings, expect=read_expect(self.settings.expect))
+
+    def all_problems(self) -> list[Problem]:
+        known = {problem.key for problem in self.problems}
+        return [*self.problems, *check_combinations(self.settings, known | self.unsure)]
+
+    def with_place(self, problem: Problem) -> Problem:
+        """Add where it stands in a file, unless a word of the command line says it."""
+        path = re.sub(r"\[(\d+)\]", r".\1", problem.key)
+        is_chosen = problem.key in {choice.written for choice in self.given.choices.values()}
+        is_given = any(overlap(path, override.key_or_group) for override in self.given.overrides)
+        if problem.place or is_chosen or is_given:
+            return problem
+        found = (self._place_in(layer, path) for layer in reversed(self.layers) if layer.path.is_file())
+        return replace(problem, place=next(filter(None, found), None))
+
+    def _place_in(self, layer: Layer, path: str) -> SourcePlace | None:
+        package = f"{layer.package}." if layer.package else ""
+        if not path.startswith(package) or (layer.group and is_shipped(layer.path)):
+            return None
+        return self.places(layer.path).get(tuple(path.removeprefix(package).split(".")))
 
 
 @contextmanager
@@ -307,7 +317,9 @@ def composed(overrides: list[str]) -> Iterator[Composition]:
     given, unsure = parse_overrides(overrides), set[str]()
     try:
         if given.conf is None:
-            raise ConfigError(_no_recipe())
+            names = ", ".join(recipe_paths()) or "none is installed"
+            rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
+            raise ConfigError(Problem("conf", rule, None, f"Recipes: {names}."))
         recipe = read_recipe(find_recipe(given.conf), given.project_groups)
         below = _defaults_of_user(recipe)
     except ConfigError as error:
@@ -355,14 +367,20 @@ def _compose(recipe: Recipe, below: Recipe, given: ParsedOverrides, unsure: set[
     tree, layers = compose_tree([*below.layers, *recipe.layers], given, problems, unsure)
     recipe.notes += _notes(tree, below, layers[len(below.layers) :], given)
     _choose_backend(tree, recipe, given, problems)
-    unread, whole = len(problems), above_defaults(tree, unsure)
+    whole = above_defaults(tree, unsure)
     plain = resolve_tree(whole, problems)
     if "recipe" not in tree:
         plain["recipe"] = recipe.path.stem
     note_secrets(plain, "", problems)
+    unread = len(problems)
     settings = build_settings(plain, unsure, problems)
-    places = cache(places_of)  # each file once, however many problems
-    return Composition(recipe, given, layers, whole, settings, problems, unread, unsure, places)
+    places, alone = cache(places_of), cache(partial(_rules_alone, given.conf))  # once, however many problems
+    return Composition(recipe, given, layers, whole, plain, settings, problems, unread, unsure, places, alone)
+
+
+def _rules_alone(conf: str | None) -> set[tuple[str, str]]:
+    with composed([] if conf is None else [f"conf={conf}"]) as composition:
+        return {(problem.key, problem.rule) for problem in composition.all_problems()}
 
 
 def note_secrets(value: Any, path: str, problems: list[Problem]) -> None:
@@ -405,39 +423,14 @@ def missing_backend(settings: Settings) -> str:
     return missing_extra(settings.backend.name, settings.backend.name, "It can't run here")
 
 
-def with_places(words: list[str], problems: list[Problem]) -> list[Problem]:
-    """Add to problems of checked settings where in a file they stand."""
-    with composed(words) as composition:
-        return _with_places(problems, composition)
-
-
-def _with_places(problems: list[Problem], composition: Composition) -> list[Problem]:
-    """Add the place of what is wrong, where it stands in a file and no word of the command line says it."""
-    given, layers = composition.given, composition.layers
-    given_keys = [override.key_or_group for override in given.overrides]
-    chosen = {choice.written for choice in given.choices.values()}
-
-    def with_place(problem: Problem) -> Problem:
-        path = re.sub(r"\[(\d+)\]", r".\1", problem.key)
-        is_given = problem.key in chosen or any(overlap(path, key) for key in given_keys)
-        if problem.place or is_given:
-            return problem
-        found = (_place_in(layer, path) for layer in reversed(layers) if layer.path.is_file())
-        return replace(problem, place=next(filter(None, found), None))
-
-    def _place_in(layer: Layer, path: str) -> SourcePlace | None:
-        package = f"{layer.package}." if layer.package else ""
-        if not path.startswith(package) or (layer.group and is_shipped(layer.path)):
-            return None
-        return composition.places(layer.path).get(tuple(path.removeprefix(package).split(".")))
-
-    return [with_place(problem) for problem in problems]
-
-
-def _no_recipe() -> Problem:
-    names = ", ".join(recipe_paths()) or "none is installed"
-    rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
-    return Problem("conf", rule, None, f"Recipes: {names}.")
+@contextmanager
+def placed(words: list[str]) -> Iterator[None]:
+    """Add to the problems that are raised inside, of settings loaded from these words, where in a file they stand."""
+    try:
+        yield
+    except ConfigError as error:
+        with composed(words) as composition:
+            raise ConfigError([*map(composition.with_place, error.problems)]) from error.__cause__
 
 
 def _variable(name: str, *default: Any) -> Any:

@@ -1,19 +1,19 @@
 """The settings of many command lines. Those that differ in plain values alone are composed once: to compose takes
-hundredths of a second, to set a value and check all keys against each other some ten-thousandths.
+hundredths of a second, to set values and read their sections anew a ten-thousandth.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
-from operator import attrgetter
+from itertools import combinations
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.settings.key_type import Key, class_keys, is_in, overlap
-from mpt_cli.settings.load import Composition, checked_value, composed, leaves, load_settings, note_secrets
+from mpt_cli.errors import ConfigError
+from mpt_cli.settings.key_type import overlap
+from mpt_cli.settings.load import Composition, build_settings, composed, leaves, load_settings, note_secrets
 from mpt_cli.settings.overrides import parse_overrides
 from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key
 
@@ -28,16 +28,17 @@ def load_variations(configurations: Iterable[Sequence[str]]) -> list[Settings | 
     >>> [settings.seed for settings in found]
     [1, 2]
     """
-    read, bases = cache(_plain_value), dict[tuple[str, ...], _Base]()
+    read, bases = cache(_plain_value), dict[tuple[str, ...], Composition | None]()
     outcomes = list[Settings | ConfigError]()
     for words in configurations:
         values = [*map(read, words)]
         structure = tuple(word if value is None else value[0] for word, value in zip(words, values, strict=True))
-        if structure not in bases:
-            with composed([*words]) as composition:
-                bases[structure] = _Base(words, composition, _free_keys(composition, dict(filter(None, values))))
+        given = [value for value in values if value is not None]
         try:
-            outcomes.append(bases[structure].settings_of(words, values))
+            if structure not in bases:
+                bases[structure] = _compose(words, [path for path, _ in given])
+            base = bases[structure]
+            outcomes.append(load_settings([*words]) if base is None else _settings_with(base, given))
         except ConfigError as error:
             outcomes.append(error)
     return outcomes
@@ -57,70 +58,34 @@ def _plain_value(word: str) -> PlainValue | None:
     return None if path in CHOOSING_KEYS or isinstance(value, dict) else (path, value)
 
 
-@dataclass(frozen=True)
-class _Base:
-    """A command line, composed, and the keys by which others with the same paths are read; None where each of them must
-    be composed for itself.
+def _compose(words: Sequence[str], paths: Sequence[str]) -> Composition | None:
+    """Return a command line, composed, to be read with other values under these paths; None where another value may
+    change more than its key: references to it, two words for one key, what is wrong before keys are read.
     """
+    with composed([*words]) as found:
+        written = [override.key_or_group for override in found.given.overrides]
+        before = [problem.key for problem in found.problems[: found.unread]]
+        refers = any("${" in str(value) for _, value in leaves(OmegaConf.to_container(found.tree)))
+        is_twice = any(overlap(*pair) for pair in combinations(written, 2))
+        is_wrong = any(overlap(path, key) for path in paths for key in before)
+        return None if refers or is_twice or is_wrong else found
 
-    words: Sequence[str]
-    composition: Composition
-    keys: Mapping[str, Key] | None
 
-    def settings_of(self, words: Sequence[str], values: Sequence[PlainValue | None]) -> Settings:
-        """Return the settings of a command line that differs from this one in plain values."""
-        compared = zip(values, words, self.words, strict=True)
-        changed = [value for value, word, first in compared if value is not None and word != first]
-        if changed and self.keys is None:
-            return load_settings([*words])
-        settings, problems = self.composition.settings, self.composition.problems
-        for path, value in changed:
-            if self.keys is None or (key := self.keys.get(path)) is None:
-                continue  # of a section whose file is missing
-            found = list[Problem]()
-            note_secrets(value, path, found)
-            settings = _with_value(settings, path.split("."), value)
-            whole = attrgetter(key.path)(settings)
-            checked = checked_value(key, whole, found, {problem.key for problem in found})
-            settings = _with_value(settings, key.path.split("."), checked)
-            problems = [*(problem for problem in problems if not is_in(problem.key, key.path)), *found]
-        return replace(self.composition, settings=settings, problems=problems).checked()
+def _settings_with(base: Composition, values: Sequence[PlainValue]) -> Settings:
+    """Return the settings with these values; ConfigError with all problems."""
+    changed = {path.partition(".")[0]: base.plain[path.partition(".")[0]] for path, _ in values}
+    problems = [*base.problems[: base.unread]]
+    problems += [each for each in base.problems[base.unread :] if each.key.partition(".")[0] not in changed]
+    for path, value in values:
+        note_secrets(value, path, problems)
+        changed = _with_value(changed, path.split("."), value)
+    settings = build_settings(changed, base.unsure, problems, base.settings)
+    return replace(base, settings=settings, problems=problems).checked()
 
 
 def _with_value(tree: Any, names: Sequence[str], value: Any) -> Any:
-    """Return settings, a section of them or a mapping with this value under the names."""
+    """Return a tree of mappings and lists with this value in place of the one under the names."""
     name, *rest = names
-    if rest:
-        value = _with_value(tree[name] if isinstance(tree, dict) else getattr(tree, name), rest, value)
-    return {**tree, name: value} if isinstance(tree, dict) else replace(tree, **{name: value})
-
-
-def _free_keys(composition: Composition, paths: Iterable[str]) -> dict[str, Key] | None:
-    """Return the key of each path, of a mapping's entry that of the mapping; None where another value may change more
-    than its key: references to it, two words for one key, what is wrong before it is read.
-    """
-    content = OmegaConf.to_container(composition.tree)
-    if any(isinstance(value, str) and "${" in value for _, value in leaves(content)):
-        return None
-    given = [override.key_or_group for override in composition.given.overrides]
-    unread = [problem.key for problem in composition.problems[: composition.unread]]
-    keys = dict[str, Key]()
-    for path in paths:
-        if path.partition(".")[0] in composition.unsure:
-            continue
-        key = _declared_key(composition.settings, path)
-        if key is None or sum(overlap(path, word) for word in given) > 1 or any(overlap(path, word) for word in unread):
-            return None
-        if key.path != path and any(is_in(problem.key, key.path) for problem in composition.problems):
-            return None
-        keys[path] = key
-    return keys
-
-
-def _declared_key(settings: Settings, path: str) -> Key | None:
-    """Return the key as these settings have it that has the value at `path`; None where they have none."""
-    section, _, inner = path.partition(".")
-    cls, prefix = (type(getattr(settings, section)), section) if inner else (Settings, "")
-    keys = class_keys(cls, prefix) if is_dataclass(cls) else class_keys(Settings)
-    found = (key for key in keys if key.path == path or (key.is_mapping and is_in(path, key.path)))
-    return next(found, None)
+    if isinstance(tree, list):
+        return [_with_value(part, rest, value) if index == int(name) else part for index, part in enumerate(tree)]
+    return {**tree, name: _with_value(tree.get(name, {}), rest, value) if rest else value}

@@ -138,9 +138,10 @@ def read_recipe(path: Path, project_groups: dict[str, str] | None = None) -> Rec
                 files.compose(name)
             recipe.layers = files.layers(*files.below_root(name, project_groups or {}))
     except FAULTS as error:
-        raise ConfigError(files.problem_of(error, name)) from error
-    for layer in recipe.layers:
-        layer.body.pop("recipe", None) if layer.path != path else None  # a base gives everything but its name
+        place = places_of(path).get(("defaults",))
+        raise ConfigError(Problem("defaults", f"cannot be composed: {reason_of(error)}.", place=place)) from error
+    for base in [layer for layer in recipe.layers if layer.path != path]:
+        base.body.pop("recipe", None)  # it gives everything but its name
     return recipe
 
 
@@ -183,7 +184,6 @@ class _Files(ConfigRepository):
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.sources = recipe, []
         self.recipes: dict[str, Path] = {}
-        self.entries: dict[str, dict[int, GroupDefault]] = {}  # of each file by its index in the list
         self.contents: dict[str, tuple[Path, dict[str, Any]]] = {}
         self.results: dict[str, ConfigResult | None] = {}
 
@@ -212,8 +212,7 @@ class _Files(ConfigRepository):
         """Return what starts from a recipe that was read, and the words for it. All groups of ours are there to be
         overridden, whether or not a list names them.
         """
-        entries = [entry for listed in self.entries.values() for entry in listed.values()]
-        named = {_group_key(entry) for entry in entries if not entry.override}
+        named = {_group_key(entry) for name in self.results for entry in self._groups_in(name) if not entry.override}
         self.recipe.problems += filter(None, map(self._problem_of_choice, project_groups.items()))
         words = [
             f"{'' if group in named else '+'}{group}={name}"
@@ -223,11 +222,6 @@ class _Files(ConfigRepository):
         front = [GroupDefault(group=group) for group in group_names() if group not in named]
         self._add(_ROOT, None, [*front, ConfigDefault(path=recipe)])
         return _ROOT, words
-
-    def problem_of(self, error: BaseException, recipe: str) -> Problem:
-        """Return why Hydra can't compose a recipe."""
-        place = places_of(self.recipes[recipe]).get(("defaults",))
-        return Problem("defaults", f"cannot be composed: {reason_of(error)}.", place=place)
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path not in self.results:
@@ -261,10 +255,14 @@ class _Files(ConfigRepository):
             self._take_sweep_and_search_path(content, path)
             listed = self._read_list(name, path, defaults)
         else:
-            listed = dict(enumerate(self._create_defaults_list(name, ListConfig(defaults or []))))
-        self.entries[name] = {index: entry for index, entry in listed.items() if isinstance(entry, GroupDefault)}
+            listed = self._create_defaults_list(name, ListConfig(defaults or []))
         self.contents[name] = path, content
-        return self._add(name, path, [*listed.values()])
+        return self._add(name, path, listed)
+
+    def _groups_in(self, name: str) -> list[GroupDefault]:
+        """Return the entries of the defaults list of a file that choose files of groups."""
+        listed = found.defaults_list if (found := self.results.get(name)) and found.defaults_list else []
+        return [entry for entry in listed if isinstance(entry, GroupDefault)]
 
     def _add(self, name: str, path: Path | None, defaults: list[InputDefault]) -> ConfigResult:
         text = "" if path is None or is_shipped(path) else read_yaml_text(path)
@@ -282,15 +280,15 @@ class _Files(ConfigRepository):
         search_in(folders)
         recipe.searchpath += folders
 
-    def _read_list(self, name: str, path: Path, defaults: Any) -> dict[int, InputDefault]:
-        """Return the entries of a recipe's defaults list, as Hydra has them, by their index; recipes by the names they
-        have here. An entry that can't be is a problem, and left out.
+    def _read_list(self, name: str, path: Path, defaults: Any) -> list[InputDefault]:
+        """Return the entries of a recipe's defaults list, as Hydra has them, recipes by the names they have here. An
+        entry that can't be is a problem, and left out.
         """
         if not isinstance(defaults, list | None):
             remedy = "Write each entry as `- group: choice`."
             self.recipe.problems.append(Problem("defaults", "must be a list.", defaults, remedy))
-            return {}
-        found: dict[int, InputDefault] = {}
+            return []
+        found: list[InputDefault] = []
         for index, written in enumerate(defaults or ()):
             try:
                 [entry] = self._create_defaults_list(name, ListConfig([written]))
@@ -301,11 +299,11 @@ class _Files(ConfigRepository):
             wrong = self._problem_of_entry(entry) if isinstance(entry, GroupDefault) else None
             if isinstance(written, str) and written != "_self_":
                 base = self._find_base(written, path, index)
-                found |= {} if base is None else {index: ConfigDefault(path=self.name_of(base))}
+                found += [] if base is None else [ConfigDefault(path=self.name_of(base))]
             elif wrong is not None:
                 self.recipe.problems.append(_at_entry(wrong, path, index))
             else:
-                found[index] = entry
+                found.append(entry)
         return found
 
     def _problem_of_entry(self, entry: GroupDefault) -> Problem | None:
@@ -319,11 +317,10 @@ class _Files(ConfigRepository):
         return next(filter(None, (self._problem_of_choice((group, choice)) for choice in _choices(entry))), None)
 
     def _problem_of_choice(self, chosen: tuple[str, str]) -> Problem | None:
-        (group, choice), valid = chosen, group_choices(chosen[0])
-        if choice in valid or _is_from_python(group, choice) or "${" in choice:
-            return None
-        self.recipe.unsure.add(group)
-        return Problem(f"defaults.{group}", f"must be one of {', '.join(valid)}.", choice, did_you_mean(choice, valid))
+        group, choice = chosen
+        problem = None if "${" in choice else GroupChoice(group, choice, f"defaults.{group}").problem()
+        self.recipe.unsure |= {group} if problem else set()
+        return problem
 
     def _find_base(self, written: str, recipe: Path, index: int) -> Path | None:
         """Return the recipe that a list names: a file beside it, or any; None where it is optional and not there."""
@@ -348,8 +345,7 @@ class _Files(ConfigRepository):
         for part in reversed(parts):
             content = {part: content}
         body = _valid_sections(content, self.recipe.problems)
-        entries = self.entries.get(name, {}).values()
-        chooses = {_group_key(entry): _choices(entry)[-1] for entry in entries if _choices(entry)}
+        chooses = {_group_key(entry): _choices(entry)[-1] for entry in self._groups_in(name) if _choices(entry)}
         return Layer(path, package, body if is_shipped(path) else locate_functions(body, path), group, chooses)
 
 

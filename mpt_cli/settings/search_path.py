@@ -130,13 +130,9 @@ def _package_folder(text: str) -> Path:
     return Path(text)
 
 
-def _environment_folders() -> list[Path]:
-    given = re.split(r":(?!//)", os.environ.get(CONFIG_DIR, ""))
-    return [find_folder(text, CONFIG_DIR, Path.cwd()) for text in given if text]
-
-
 def _named_folders() -> list[Path]:
-    return [*_environment_folders(), *_SEARCHED.get()]
+    given = re.split(r":(?!//)", os.environ.get(CONFIG_DIR, ""))
+    return [*(find_folder(text, CONFIG_DIR, Path.cwd()) for text in given if text), *_SEARCHED.get()]
 
 
 def project_conf_directories() -> list[Path]:

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from mpt_cli.errors import BAD_DATA, OK, TERMINATED, DataError, gravest_code, naming
-from mpt_cli.files import write_json
+from mpt_cli.files import read_file, write_json
 from mpt_cli.jobs.local_processes import Ending
 from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, random_name, read_json
 from mpt_cli.runs.resume import past_attempts
-from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.search_path import expanded, shell_command
 from mpt_cli.signals import SIGNAL_EXIT_CODES, signal_name
 from mpt_cli.sweep.job_list import Job, Objective, Search, SweepPlan, choose_objective, plan_dict

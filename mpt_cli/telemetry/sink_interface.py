@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mpt_cli.errors import DataError
-from mpt_cli.settings.limits import open_regular
+from mpt_cli.files import open_regular
 from mpt_cli.signals import unheard
 from mpt_cli.telemetry.record_types import Event, LayerSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.run_state import EventTally

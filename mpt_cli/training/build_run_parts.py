@@ -1,6 +1,6 @@
 """From settings to a trainer that is ready to run: data, model under its policy, optimizer, feeds, engine.
 
-`try_build` goes as far and trains nothing, for `mpt check --build`.
+`describe_build` is of what `mpt check --build` shows of one.
 """
 
 import math
@@ -36,7 +36,6 @@ from mpt_cli.precision.operations import ChosenPolicies, chosen_policies
 from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import can_be_called, custom_steps, metrics_of, optimizers_in, optimizers_of
 from mpt_cli.samples.lost_digits import MOST_COUNTED, describe_inputs
-from mpt_cli.settings.python_references import describe_layer, failed_layer, model_problem
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.fine_tuning_phases import Phases
@@ -56,6 +55,7 @@ from mpt_cli.training.model import (
 )
 from mpt_cli.training.model_saving import load_initial_weights, warn_of_saving
 from mpt_cli.training.run_from_settings import Program
+from mpt_cli.user_code import describe_layer, failed_layer, model_problem
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
@@ -413,9 +413,8 @@ class BuildCheck:
     inputs: tuple[str, ...] = ()  # what their cast to half precision leaves of them
 
 
-def try_build(program: Program, platform: Platform) -> BuildCheck:
-    """Assemble the run; raises what would keep it from starting."""
-    parts = assemble(program, platform, program.load_data())
+def describe_build(parts: Assembly) -> BuildCheck:
+    """Return the audit of what was assembled."""
     chosen = chosen_policies(parts.model)
     reasons, overrides = ({}, {}) if chosen is None else (chosen.reasons, chosen.overrides)
     layers = [replace(row, reason=reasons.get(row.path, "")) for row in audit_layers(parts.model)]

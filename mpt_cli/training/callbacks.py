@@ -26,10 +26,10 @@ import numpy as np
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
 from mpt_cli.precision.keras_internals import idles_at_batches
 from mpt_cli.settings.checks import REFUSED_CALLBACKS
-from mpt_cli.settings.python_references import build_object
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.record_types import Snapshot
 from mpt_cli.training.checkpoint import CALLBACK_PREFIX, Arrays, digest_of
+from mpt_cli.user_code import build_object
 
 OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # what every callback has: its params and its model
 # what an attribute names, or is made anew with the callback and has no state

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.errors import DataError
-from mpt_cli.files import rename_durably, strict_json, write_durably
-from mpt_cli.settings.limits import open_file, remove_file
+from mpt_cli.files import open_file, remove_file, rename_durably, strict_json, write_durably
 from mpt_cli.settings.schema import TrainerSettings
 
 if TYPE_CHECKING:

@@ -21,19 +21,11 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, has_custom_train_step, head_layers
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
 from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer, LossScaleSettings, OptimizerSettings, Schedule
-from mpt_cli.settings.python_references import (
-    Reference,
-    build_kwargs,
-    build_object,
-    call_user,
-    find_keras_class,
-    is_object,
-    load_named,
-    read_object,
-)
+from mpt_cli.settings.python_references import Reference, is_object, read_object
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.record_types import Scaling
+from mpt_cli.user_code import build_kwargs, build_object, call_user, find_keras_class, load_named
 
 PROBABILITIES = ("softmax", "sigmoid")
 NEED_PROBABILITIES = (

@@ -32,9 +32,9 @@ from mpt_cli.precision.train_step import (
     unwrapped,
 )
 from mpt_cli.samples.lost_digits import measure_digits
-from mpt_cli.settings.python_references import model_problem
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings
 from mpt_cli.telemetry.record_types import Scaling
+from mpt_cli.user_code import model_problem
 
 
 def policy_of(settings: Settings) -> Policy:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from mpt_cli.errors import ConfigError, Problem, nearest, printable
+from mpt_cli.errors import ConfigError, Problem, nearest, printable, raise_problems
 from mpt_cli.files import strict_json
 from mpt_cli.verbs import arguments
 from mpt_cli.version import SCHEMA_VERSION
@@ -23,7 +23,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 def verb_parser(verb: str) -> arguments.Parser:
     """Return the parser of one verb, without importing the verb itself."""
-    configure = getattr(arguments, f"configure_{_function_name(verb)}")
+    configure = getattr(arguments, f"configure_{verb.strip('_')}")
     parser = arguments.Parser(prog=f"mpt {verb}", description=inspect.getdoc(configure))
     configure(parser)
     arguments.set_short_usage(parser)
@@ -33,12 +33,8 @@ def verb_parser(verb: str) -> arguments.Parser:
 def load_verb(verb: str) -> Callable[[argparse.Namespace], int]:
     """Import the module of a verb and return the function that runs it."""
     module = importlib.import_module(f"mpt_cli.verbs.{arguments.VERBS[verb].module}")
-    run: Callable[[argparse.Namespace], int] = getattr(module, f"run_{_function_name(verb)}")
+    run: Callable[[argparse.Namespace], int] = getattr(module, f"run_{verb.strip('_')}")
     return run
-
-
-def _function_name(verb: str) -> str:
-    return verb.strip("_").replace("-", "_")
 
 
 _HYDRA_OPTIONS = {  # what Hydra's users type, and the word that does it here
@@ -62,21 +58,21 @@ def check_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
     """
     answers = {option: answer for options, answer in _HYDRA_OPTIONS.items() for option in options.split()}
     given = [word.partition("=")[0] for word in words]
-    found = [word for word in given if word in answers and word not in parser._option_string_actions]
-    if found:
-        raise ConfigError([Problem(word, "is an option of Hydra's own.", None, f"{answers[word]}.") for word in found])
+    raise_problems(
+        Problem(word, "is an option of Hydra's own.", None, f"{answers[word]}.")
+        for word in given
+        if word in answers and word not in parser._option_string_actions
+    )
     unknown = [word for word in given if word[:2] == "--" and not nearest(word, parser._option_string_actions)]
     if unknown and any(action.dest == "overrides" for action in parser._actions):
         from mpt_cli.settings.schema import remedy_for
 
         remedies = {word: remedy_for(word[2:].replace("-", "_"), None) for word in unknown}
-        problems = [
+        raise_problems(
             Problem(word, "is no option; keys are set as KEY=VALUE.", None, remedy)
             for word, remedy in remedies.items()
             if remedy.startswith("Did you mean")
-        ]
-        if problems:
-            raise ConfigError(problems)
+        )
 
 
 CONFIG_DIR_OPTIONS = ("--config-dir", "-cd")

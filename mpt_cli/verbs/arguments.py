@@ -182,8 +182,13 @@ every verdict but healthy and warm-up skips only, and where nothing was recorded
     parser.parse_intermixed_args = parser.parse_args  # type: ignore[method-assign]
 
 
-def add_search_options(parser: Parser) -> None:
-    """Add the options of a search by Optuna."""
+def configure_sweep(parser: Parser) -> None:
+    """Train with every combination of the values given, and rank the results."""
+    from mpt_cli.jobs.launchers import LAUNCHERS  # they read keys, which other verbs' help does not
+
+    add_overrides(parser)
+    add_job_options(parser, "what fits; 16 on a cluster", "rank by this metric, NAME:min or NAME:max", "SWEEP_DIR")
+    parser.add_argument("--dry-run", action="store_true", help="check the configurations and list the jobs")
     parser.more.add_argument(
         "--trials",
         type=int,
@@ -202,16 +207,6 @@ def add_search_options(parser: Parser) -> None:
         help="of a search: end jobs whose objective is behind that of others at the end of the same epoch",
     )
     parser.more.add_argument("--sampler-seed", type=int, metavar="N", help="default 0; with -j 1 the same search again")
-
-
-def configure_sweep(parser: Parser) -> None:
-    """Train with every combination of the values given, and rank the results."""
-    from mpt_cli.jobs.launchers import LAUNCHERS  # they read keys, which other verbs' help does not
-
-    add_overrides(parser)
-    add_job_options(parser, "what fits; 16 on a cluster", "rank by this metric, NAME:min or NAME:max", "SWEEP_DIR")
-    parser.add_argument("--dry-run", action="store_true", help="check the configurations and list the jobs")
-    add_search_options(parser)
     parser.more.add_argument(
         "--launcher", choices=tuple(LAUNCHERS), help="where the jobs run; default: local, with --resume as before"
     )
@@ -355,8 +350,26 @@ A run that still trains, was killed or has damaged files gets a page that says
 what is missing."""
 
 
-def add_rerun_options(parser: Parser) -> None:
-    """Add the options that say how recipes are run again."""
+def configure_reproduce(parser: Parser) -> None:
+    """Run recipes or earlier runs again and check what they reach."""
+    parser.add_argument(
+        "given",
+        nargs="*",
+        metavar=TARGETS,
+        help="recipes, files, folders, patterns, run directories; then changes to all of them",
+    )
+    parser.add_argument("--all", action="store_true", help="every recipe that can run on this machine")
+    parser.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML, for CI")
+    parser.add_argument("--resume-check", action="store_true", help="train it whole, and killed and resumed: the same?")
+    parser.add_argument("--dry-run", action="store_true", help="read them all and list what would run")
+    add_json(parser)
+    parser.more.add_argument(
+        "-k",
+        dest="keywords",
+        default="",
+        metavar="EXPRESSION",
+        help="those whose name or `tags:` have these words, with and, or, not",
+    )
     parser.more.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="end a run after this long; it has failed then"
     )
@@ -378,29 +391,6 @@ def add_rerun_options(parser: Parser) -> None:
     parser.more.add_argument(
         "--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID, of --resume-check nowhere"
     )
-
-
-def configure_reproduce(parser: Parser) -> None:
-    """Run recipes or earlier runs again and check what they reach."""
-    parser.add_argument(
-        "given",
-        nargs="*",
-        metavar=TARGETS,
-        help="recipes, files, folders, patterns, run directories; then changes to all of them",
-    )
-    parser.add_argument("--all", action="store_true", help="every recipe that can run on this machine")
-    parser.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML, for CI")
-    parser.add_argument("--resume-check", action="store_true", help="train it whole, and killed and resumed: the same?")
-    parser.add_argument("--dry-run", action="store_true", help="read them all and list what would run")
-    add_json(parser)
-    parser.more.add_argument(
-        "-k",
-        dest="keywords",
-        default="",
-        metavar="EXPRESSION",
-        help="those whose name or `tags:` have these words, with and, or, not",
-    )
-    add_rerun_options(parser)
     parser.more.add_argument(
         "--at", type=int, metavar="STEP", help="of --resume-check: the step to kill it at; default: a random one"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpt_cli.diagnose.preparation import diagnosis_directory, find_overflow, on_one_device
 from mpt_cli.engine.backend import prepare_backend, set_import_variables
-from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem, printable_tree
+from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem, printable_tree, raise_problems
 from mpt_cli.files import write_json
 from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.runs.resume import stored_settings
@@ -96,8 +96,7 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
         problems.append(Problem("RUN_DIR", "must be given alone: a run has its own configuration.", " ".join(others)))
     problems += minimum_problems(1, batches=arguments.batches, step=arguments.step)
     problems += minimum_problems(0, trial_steps=arguments.trial_steps, after_steps=arguments.after_steps)
-    if problems:
-        raise ConfigError(problems)
+    raise_problems(problems)
 
 
 def _diagnose_command(run_dir: str) -> str:

@@ -10,14 +10,14 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli import plugins
-from mpt_cli.errors import OK, ConfigError, DataError, Problem, did_you_mean
-from mpt_cli.files import strict_json, write_atomic
+from mpt_cli.errors import OK, ConfigError, DataError, Problem, did_you_mean, raise_problems
+from mpt_cli.files import open_file, read_file, strict_json, write_atomic
 from mpt_cli.redaction import watched_environment
 from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
 from mpt_cli.settings.checks import imported_objects
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key_fields
 from mpt_cli.settings.key_type import REQUIRED, Key, format_range
-from mpt_cli.settings.limits import MOST_BYTES, load_mapping, open_file, read_file
+from mpt_cli.settings.limits import MOST_BYTES, load_mapping
 from mpt_cli.settings.schema import (
     VARIANTS,
     Settings,
@@ -245,25 +245,27 @@ def imported_functions(settings: Settings) -> dict[str, str]:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    from mpt_cli.runs.expectations import check_names
+    from mpt_cli.runs.expectations import applicable_expectations, check_names
     from mpt_cli.training.run_from_settings import check_repeatable
 
     if arguments.show:
         return _show(arguments)
     if arguments.untrusted and arguments.build:
         raise ConfigError(Problem("--build", "imports and runs what the recipe names: it can't be --untrusted."))
-    from mpt_cli.settings.load import missing_backend, with_places
+    from mpt_cli.settings.load import missing_backend, placed
+    from mpt_cli.settings.overrides import keys_given
 
     settings, variables, told = _settings_of(arguments)
+    settings = replace(settings, expect=applicable_expectations(settings.expect, keys_given(arguments.overrides)))
     check_repeatable(settings)
-    problems, built = check_names(settings), None
-    if arguments.build and not problems:
-        from mpt_cli import training_run
+    built = None
+    with placed(arguments.overrides):
+        raise_problems(check_names(settings))
+        if arguments.build:
+            from mpt_cli import training_run
 
-        built = training_run.check_build(settings)
-        problems = check_names(settings, built.metrics)
-    if problems:
-        raise ConfigError(with_places(arguments.overrides, problems))
+            built = training_run.check_build(settings)
+            raise_problems(check_names(settings, built.metrics))
     missing = missing_backend(settings)
     if arguments.json:
         print_json(

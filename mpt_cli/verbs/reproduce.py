@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem, gravest_code
+from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem, gravest_code, raise_problems
 from mpt_cli.reproduce.collection import Selection, collect
 from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_junit
 from mpt_cli.reproduce.reproduction import (
@@ -82,28 +82,20 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
 
 def _read_request(arguments: argparse.Namespace) -> Selection:
     names, changes = _names_and_changes(arguments)
-    problems = _problems(arguments, names)
-    if problems:
-        raise ConfigError(problems)
+    checks = [
+        (bool(names) or arguments.all, Problem("NAME", "give recipes, files or run directories, or --all.")),
+        (arguments.timeout is None or arguments.timeout > 0, Problem("--timeout", "must be > 0.", arguments.timeout)),
+        (arguments.at is None, Problem("--at", "is for --resume-check.", arguments.at)),
+    ]
+    problems = [problem for holds, problem in checks if not holds]
+    problems += minimum_problems(1, jobs=arguments.jobs)
+    raise_problems([*problems, *minimum_problems(0, rtol=arguments.rtol, retries=arguments.retries)])
     return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords)
 
 
 def _names_and_changes(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
     changes = [text for text in arguments.given if "=" in text and not Path(text).exists()]
     return [text for text in arguments.given if text not in changes], changes
-
-
-def _problems(arguments: argparse.Namespace, names: list[str]) -> list[Problem]:
-    checks = [
-        (bool(names) or arguments.all, Problem("NAME", "give recipes, files or run directories, or --all.")),
-        (arguments.timeout is None or arguments.timeout > 0, Problem("--timeout", "must be > 0.", arguments.timeout)),
-        (arguments.at is None, Problem("--at", "is for --resume-check.", arguments.at)),
-    ]
-    small = [
-        *minimum_problems(1, jobs=arguments.jobs),
-        *minimum_problems(0, rtol=arguments.rtol, retries=arguments.retries),
-    ]
-    return [*(problem for holds, problem in checks if not holds), *small]
 
 
 class KillAt(Sink):

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import mpt_cli
-from mpt_cli.errors import NUMERICAL, OK, ConfigError, DataError, MptError, Problem
+from mpt_cli.errors import NUMERICAL, OK, ConfigError, DataError, MptError, Problem, raise_problems
 from mpt_cli.jobs.local_processes import spawn_main, spawning_by
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings.python_references import describe_layer, failed_layer, user_frames
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
 from mpt_cli.signals import heard_by_script
+from mpt_cli.user_code import describe_layer, failed_layer, user_frames
 from mpt_cli.verbs import say
 
 if TYPE_CHECKING:
@@ -224,8 +224,7 @@ def script_settings(overrides: list[str]) -> Settings:
     problems += [p for word in overrides if (p := _script_key_problem(word)) is not None and p.key not in told]
     given.choices.setdefault("policy", GroupChoice("policy", "mixed_float16", "policy"))
     tree, _ = compose_tree([], given, problems, set())
-    if problems:
-        raise ConfigError(problems)
+    raise_problems(problems)
     settings = build_settings(resolve_tree(above_defaults(tree), problems), set(), problems)
     if settings.policy.is_auto:
         problems.append(
@@ -237,8 +236,7 @@ def script_settings(overrides: list[str]) -> Settings:
             )
         )
     problems += check_combinations(settings, {problem.key for problem in problems})
-    if problems:
-        raise ConfigError(problems)
+    raise_problems(problems)
     return settings
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpt_cli.errors import OK, ConfigError, Problem
+from mpt_cli.errors import OK, Problem, raise_problems
 from mpt_cli.jobs.launchers import (
     Launcher,
     LocalLauncher,
@@ -100,8 +100,7 @@ def _check_sweep(arguments: argparse.Namespace) -> Search | None:
     if not is_new_search:
         rule = "is for a new search: give --trials too, and no --resume."
         problems += [Problem(f"--{name.replace('_', '-')}", rule, value) for name, value in given.items()]
-    if problems:
-        raise ConfigError(problems)
+    raise_problems(problems)
     return Search(arguments.trials, **given) if is_new_search else None
 
 
@@ -146,5 +145,4 @@ def _check_compare(arguments: argparse.Namespace) -> None:
                 "The comparison's own stand in its compare.json.",
             )
         )
-    if problems:
-        raise ConfigError(problems)
+    raise_problems(problems)

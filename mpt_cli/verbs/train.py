@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from mpt_cli.errors import NUMERICAL, OK
-from mpt_cli.settings.load import load_with_recipe
+from mpt_cli.settings.load import load_with_recipe, placed
 from mpt_cli.settings.overrides import without_quotes
 from mpt_cli.settings.schema import Settings
 from mpt_cli.verbs import print_json, say
@@ -32,7 +32,8 @@ def run_train(arguments: argparse.Namespace) -> int:
         if is_swept:
             line = f"{settings.recipe}: this trains one run; `mpt sweep` runs what its sweep: block varies"
             say(line, stream)
-        summary = training_run.train(settings, command, training_run.Reporters(stream), recipe.notes)
+        with placed(overrides):
+            summary = training_run.train(settings, command, training_run.Reporters(stream), recipe.notes)
     if arguments.json:
         print_json(summary_dict(summary))
     if arguments.quiet and summary.exit_code != OK:

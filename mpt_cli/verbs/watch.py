@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mpt_cli.errors import INTERRUPTED, TERMINATED, DataError
+from mpt_cli.files import LONGEST_LINE, open_file
 from mpt_cli.runs.directory import RunDirectory, read_holder
-from mpt_cli.settings.limits import LONGEST_LINE, open_file
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, expanded, shell_command
 from mpt_cli.verbs import say

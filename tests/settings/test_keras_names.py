@@ -6,7 +6,8 @@ import operator
 import pytest
 
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.python_references import keras_classes, keras_names
+from mpt_cli.settings.python_references import keras_names
+from mpt_cli.user_code import keras_classes
 
 
 @pytest.mark.parametrize("listing", ["losses", "metrics", "callbacks", "optimizers/schedules"])

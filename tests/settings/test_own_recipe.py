@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from command import mpt
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.runs.resume import forbidden_changes
@@ -216,3 +217,29 @@ def test_words_are_checked_also_without_a_recipe(problems) -> None:
 def test_a_key_with_points_in_a_file_is_told_how_it_is_written_there(write_recipe, messages) -> None:
     (said,) = messages(write_recipe("trainer.epochs: 5\n"))
     assert said.startswith("trainer.epochs: must be nested in a YAML file. Received: 5. Write `trainer: {epochs: …}`; ")
+
+
+def test_a_line_that_is_wrong_only_with_the_words_is_not_pointed_at(write_recipe, problems) -> None:
+    own = write_recipe("vars: {n: 3}\ntrainer:\n  epochs: ${vars.n}\n  batch_size: 0\noptimizer: {clipnorm: 1.0}\n")
+    found = {problem.key: problem.place for problem in problems(own, "vars.n=0", "distribute=mirrored")}
+    assert found.keys() == {"trainer.epochs", "trainer.batch_size", "optimizer.clipnorm"}
+    assert found["trainer.epochs"] is found["optimizer.clipnorm"] is None
+    assert found["trainer.batch_size"] is not None and found["trainer.batch_size"].line == 4
+
+
+FOUND_BY_BUILD = {
+    "model: {activation: rely}": "model.activation: Keras has no activation of this name.",
+    "trainer: {early_stopping: {patience: 1, monitor: val_los}}": "trainer.early_stopping.monitor: must be a metric of",
+    "trainer: {callbacks: [{object: early_stopping, kwargs: {monitr: a}}]}": "trainer.callbacks[0]: EarlyStopping(",
+    "data: {name: npz, path: none.npz}": "data.path: there is no",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("keys", "rule"), FOUND_BY_BUILD.items())
+def test_what_training_would_refuse_is_found_by_a_build_with_its_line(keys, rule, write_recipe, tmp_path) -> None:
+    own = write_recipe(f"defaults: [{{model: mlp}}]\n{keys}\n")
+    for words in (["check", own, "--build"], ["train", own]):
+        done = mpt(*words, cwd=tmp_path)
+        assert done.returncode in (2, 3) and rule in done.stderr
+        assert done.returncode == 3 or "--> own.yaml:2:" in done.stderr

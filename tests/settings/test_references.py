@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
-from mpt_cli.settings.python_references import build_object, call_user, load_function, parameters_of, user_traceback
+from mpt_cli.user_code import build_object, call_user, load_function, parameters_of, user_traceback
 
 _MODULE = """\
 from helper_of_mine import WIDTH

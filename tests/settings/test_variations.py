@@ -1,5 +1,6 @@
 """Many command lines, composed once where they differ in plain values alone."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,13 @@ def test_each_has_the_settings_or_the_problems_that_it_has_alone(
     assert [*map(said, load_variations(points))] == [said(loaded(words)) for words in points]
 
 
-def test_those_that_differ_in_plain_values_are_composed_once() -> None:
-    words = ["conf=digits_mlp", "optimizer.learning_rate=0.5"]
-    first, second = load_variations([[*words, "seed=1"], [*words, "seed=2"]])
+def test_those_that_differ_in_plain_values_are_composed_once(write_recipe: Callable[..., str]) -> None:
+    def lines() -> Iterator[list[str]]:
+        own = write_recipe("trainer: {epochs: 3}\n")
+        yield [own, "seed=1"]
+        Path("own.yaml").unlink()  # so that it can't be read again
+        yield [own, "seed=2"]
+
+    first, second = load_variations(lines())
     assert isinstance(first, Settings) and isinstance(second, Settings)
-    assert (first.seed, second.seed) == (1, 2) and first.optimizer is second.optimizer
+    assert (first.seed, second.seed, second.trainer.epochs) == (1, 2, 3)
