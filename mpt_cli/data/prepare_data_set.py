@@ -17,7 +17,6 @@ from mpt_cli.data.examples import (
     Rows,
     Stream,
     all_arrays,
-    as_rows,
     draw_examples,
     fingerprint_arrays,
     leaves,
@@ -35,11 +34,11 @@ def to_numbers(examples: Examples, where: str) -> Examples:
     """Return inputs as float32 or int32, targets as float32 or int64, weights as float32.
 
     uint8 inputs are pixels, which stay as they are. Other integers are tokens. bool becomes 0 and 1. A float64 that
-    float32 can't hold becomes inf, which `check_examples` reports. Text among the inputs becomes UTF-8 bytes; ragged
-    inputs become Rows. DataError for other objects, complex numbers, and text and ragged tensors in targets.
+    float32 can't hold becomes inf, which `check_examples` reports. Text among the inputs becomes UTF-8 bytes. DataError
+    for other objects, complex numbers, and text and ragged tensors in targets.
     """
     return Examples(
-        _map_named(lambda a, name: on_values(_input_array, _as_input(a, name), name), examples.x, f"{where}: x"),
+        _map_named(lambda a, name: on_values(_input_array, a, name), examples.x, f"{where}: x"),
         _map_named(_target_array, examples.y, f"{where}: y"),
         _map_named(
             lambda a, name: _target_array(a, name).astype(np.float32), examples.sample_weight, f"{where}: sample_weight"
@@ -52,21 +51,9 @@ def _map_named(function: Any, arrays: Arrays, name: str) -> Arrays:
     return map_arrays(lambda a: function(a, next(names)), arrays)
 
 
-def _as_input(value: Any, name: str) -> Any:
-    return on_values(lambda each: _as_array(each, name, takes_text=True), as_rows(value, name))
-
-
-def _as_array(value: Any, name: str, takes_text: bool = False) -> Array:
-    if isinstance(value := as_rows(value, name), Rows):
-        raise DataError(f"{name} must be dense: only inputs may be ragged. Make it dense in the loader.")
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{name} is not an array of numbers: {error}") from error
+def _numeric(array: Array, name: str) -> Array:
     if array.dtype.name == "bfloat16" or array.dtype.name.startswith("float8"):
         return array.astype(np.float32)
-    if takes_text and (text := _as_text(array)) is not None:
-        return text
     if array.dtype.kind not in "fiub":
         raise DataError(f"{name} must hold numbers. Received: dtype {array.dtype}.")
     return array
@@ -84,7 +71,10 @@ def _as_text(array: Array) -> Array | None:
 
 
 def _input_array(array: Array, name: str) -> Array:
-    if array.dtype.kind == "S" or array.dtype == np.uint8:
+    if (text := _as_text(array)) is not None:
+        return text
+    array = _numeric(array, name)
+    if array.dtype == np.uint8:
         return array
     if array.dtype.kind in "fb":
         return _to_float32(array)
@@ -96,8 +86,10 @@ def _input_array(array: Array, name: str) -> Array:
     return array.astype(np.int32, copy=False)
 
 
-def _target_array(value: Any, name: str) -> Array:
-    array = _as_array(value, name)
+def _target_array(array: Any, name: str) -> Array:
+    if isinstance(array, Rows):
+        raise DataError(f"{name} must be dense: only inputs may be ragged. Make it dense in the loader.")
+    array = _numeric(array, name)
     return _to_float32(array) if array.dtype.kind == "f" else array.astype(np.int64)
 
 

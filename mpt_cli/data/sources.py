@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.data.batch_streams import (
-    as_arrays,
     call_seeded,
     is_batch_source,
     is_tf_dataset,
     open_batches,
     open_tf_batches,
+    read_arrays,
     seed_tensorflow,
     warn_of_workers,
 )
-from mpt_cli.data.examples import Array, DataSet, Examples, Stream, as_rows, in_epochs_of
+from mpt_cli.data.examples import Array, DataSet, Examples, Stream, in_epochs_of
 from mpt_cli.data.file_formats import load_csv, load_npz, load_text
 from mpt_cli.data.prepare_data_set import (
     RawArrays,
@@ -244,12 +244,11 @@ def _is_part(value: Any) -> bool:
 
 
 def _read_arrays(value: Any, title: str) -> Examples:
-    if isinstance(value, (np.ndarray, dict)) or as_rows(value) is not value:
-        return Examples(as_arrays(value), None)
-    if isinstance(value, tuple) and len(value) in (2, 3) and value[0] is not None and value[1] is not None:
-        return Examples(*map(as_arrays, value))
-    kind = f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
-    raise DataError(f"{title}: must return {_FORMS}. Received: {kind}.")
+    parts = value if isinstance(value, tuple) else (value,)
+    if isinstance(value, list) or not 0 < len(parts) < 4 or any(part is None for part in parts[:2]):
+        kind = f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
+        raise DataError(f"{title}: must return {_FORMS}. Received: {kind}.")
+    return read_arrays(parts, f"{title}: ")
 
 
 # A function for each class in `settings.variants.DATA`, by the same name.

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.data.batch_streams import (
-    as_arrays,
     is_batch_source,
     is_tf_dataset,
     open_batches,
     open_tf_batches,
+    read_arrays,
 )
-from mpt_cli.data.examples import DataSet, Examples, Stream, leaves, map_arrays, on_values
-from mpt_cli.data.prepare_data_set import class_factors, look_at
+from mpt_cli.data.examples import DataSet, Examples, Stream, map_arrays, on_values
+from mpt_cli.data.prepare_data_set import class_factors, look_at, shape_problems
 from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import ConfigError, DataError, Problem, first_line
 from mpt_cli.models.build import freeze_layers
@@ -239,7 +239,7 @@ def read_given(given: DataArguments) -> DataSet:
         raise ConfigError(Problem("validation_split", "must be at least 0 and below 1.", given.validation_split))
     if is_batched_source(given.x):
         return _of_batches(given)
-    train = _examples((given.x, given.y, _weights(given)), "x and y")
+    train = _examples((given.x, given.y, _weights(given)), "data")
     validation = _validation(given)
     if validation is None and given.validation_split:
         kept = int(len(train) * (1 - given.validation_split))
@@ -325,14 +325,9 @@ def _weights(given: DataArguments) -> Any:
 
 
 def _examples(parts: tuple[Any, ...], where: str) -> Examples:
-    """DataError where the arrays are not of one length."""
-    found = _as_keras(Examples(*map(as_arrays, parts)))
-    lengths = {name: len(array) for name, array in [*leaves(found.x, "x"), *leaves(found.y, "y")]}
-    if found.sample_weight is not None:
-        lengths["sample_weight"] = len(found.sample_weight)
-    if len(set(lengths.values())) != 1:
-        shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise DataError(f"{where}: all arrays must hold the same number of examples. Received: {shown}.")
+    found = _as_keras(read_arrays(parts, f"{where}: "))
+    if problems := shape_problems(found):
+        raise DataError(f"{where}: {'; '.join(problems)}.")
     return found
 
 
