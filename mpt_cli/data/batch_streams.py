@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.examples import Batch, Examples, Reading, Rows, Stream, as_rows
+from mpt_cli.data.examples import Examples, Reading, Rows, Stream, as_rows
 from mpt_cli.errors import DataError, MptError, UserCodeError, summarise_error
 
 
@@ -216,7 +216,7 @@ def as_examples(batch: Any, where: str) -> Examples:
 
 def read_arrays(parts: Sequence[Any], where: str = "") -> Examples:
     """Return x, y and sample_weight, as many as there are, as `as_arrays` does."""
-    return Examples(*(as_arrays(part, f"{where}{name}") for part, name in zip_longest(parts, Batch._fields)))
+    return Examples(*(as_arrays(part, f"{where}{name}") for part, name in zip_longest(parts, Examples._fields)))
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import optree
 from numpy.typing import NDArray
 
 from mpt_cli.errors import DataError
@@ -135,17 +136,9 @@ Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = Any  # an Array, or a dict or tuple of Arrays; Any, so that users of a plain array need no casts
 
 
-class Batch(NamedTuple):
-    """The examples of a step; a tuple as Keras takes it."""
-
-    x: Arrays
-    y: Arrays
-    sample_weight: Arrays
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Arrays in memory; the first dimension of each is the number of examples.
+class Examples(NamedTuple):
+    """Arrays in memory, or the batch of a step, as Keras takes it; the first dimension of each array is the number of
+    examples.
 
     `y` is None where the model needs no targets; `sample_weight` None, an array, or in the structure of `y`.
     """
@@ -154,16 +147,14 @@ class Examples:
     y: Arrays
     sample_weight: Arrays = None
 
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
+        """Return the number of examples."""
         return int(leaves(self.x, "x")[0][1].shape[0])
-
-    def as_batch(self) -> Batch:
-        """Return all of them as one batch, not copied."""
-        return Batch(self.x, self.y, self.sample_weight)
 
     def take(self, which: "Array | slice") -> "Examples":
         """Return these examples only: a copy for an array of indices, a view for a slice."""
-        return Examples(*(map_arrays(lambda a: a[which], part) for part in (self.x, self.y, self.sample_weight)))
+        return Examples(*map_arrays(lambda a: a[which], self))
 
 
 class Reading(NamedTuple):
@@ -293,44 +284,18 @@ class DataSet(Shapes):
     def counts(self) -> dict[str, int | None]:
         """Return how many examples there are to train on and to validate with; None for a stream and for none."""
         parts = {"train": self.train, "validation": self.validation}
-        return {name: len(part) if isinstance(part, Examples) else None for name, part in parts.items()}
+        return {name: part.size if isinstance(part, Examples) else None for name, part in parts.items()}
 
 
 def leaves(arrays: Arrays, name: str) -> list[tuple[str, Array]]:
     """Return the single arrays with their name in messages: x, x['image'], x[1]; none of None."""
-    if arrays is None:
-        return []
-    if isinstance(arrays, dict):
-        return [leaf for key, value in arrays.items() for leaf in leaves(value, f"{name}[{key!r}]")]
-    if isinstance(arrays, tuple):
-        return [leaf for place, value in enumerate(arrays) for leaf in leaves(value, f"{name}[{place}]")]
-    return [(name, arrays)]
+    paths, found, _ = optree.tree_flatten_with_path(arrays)
+    return [(name + "".join(f"[{key!r}]" for key in path), array) for path, array in zip(paths, found, strict=True)]
 
 
-def map_arrays(function: Callable[[Any], Any], arrays: Arrays) -> Any:
-    """Return the same dict or tuple with `function` applied to each single array; None of None."""
-    if arrays is None:
-        return None
-    if isinstance(arrays, dict):
-        return {key: map_arrays(function, value) for key, value in arrays.items()}
-    if isinstance(arrays, tuple):
-        return tuple(map_arrays(function, value) for value in arrays)
-    return function(arrays)
-
-
-def join_arrays(join: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
-    """Merge dicts or tuples of the same form, with `join` of the arrays at each place; None of None.
-
-    >>> join_arrays(sum, [{"a": 1, "b": (2, None)}, {"a": 10, "b": (20, None)}])
-    {'a': 11, 'b': (22, None)}
-    """
-    if parts[0] is None:
-        return None
-    if isinstance(parts[0], dict):
-        return {key: join_arrays(join, [part[key] for part in parts]) for key in parts[0]}
-    if isinstance(parts[0], tuple):
-        return tuple(join_arrays(join, list(place)) for place in zip(*parts, strict=True))
-    return join(parts)
+def map_arrays(function: Callable[..., Any], *trees: Any) -> Any:
+    """Return dicts and tuples of the same form, with `function` of the arrays at each place; None stays None."""
+    return optree.tree_map(function, *trees)
 
 
 WHOLE_BYTES = 256 * 2**20  # up to here every byte is hashed; beyond, a sample of SAMPLE_BYTES
@@ -362,9 +327,9 @@ def all_arrays(part: Examples) -> list[tuple[str, Array]]:
 
 def draw_examples(examples: Examples, limit: int | None, seed: int, in_order: bool = False) -> Examples:
     """Draw at most `limit` of the examples by seed; `in_order` keeps their order."""
-    if limit is None or limit >= len(examples):
+    if limit is None or limit >= examples.size:
         return examples
-    chosen = np.random.default_rng([seed, 0]).permutation(len(examples))[:limit]
+    chosen = np.random.default_rng([seed, 0]).permutation(examples.size)[:limit]
     return examples.take(np.sort(chosen) if in_order else chosen)
 
 
@@ -378,7 +343,7 @@ def split_examples(
     """
     if fraction == 0:
         return examples, None
-    number = len(examples)
+    number = examples.size
     if number < 2:
         raise DataError(
             f"{number} example can't be split into training and validation. "

@@ -144,7 +144,7 @@ def read_target(
 
 def labels_from_one_hot(examples: Examples) -> Examples:
     """Return the same examples with labels (n,) in place of one-hot rows (n, k); others as they are."""
-    return replace(examples, y=examples.y.argmax(axis=1)) if is_one_hot(examples.y) else examples
+    return examples._replace(y=examples.y.argmax(axis=1)) if is_one_hot(examples.y) else examples
 
 
 def is_one_hot(y: Arrays) -> bool:
@@ -256,7 +256,7 @@ def _unfit(name: str, array: Array, is_bad: Array, rule: str) -> list[str]:
 def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
     """Check examples as `to_numbers` left them, and return them with their targets in final form."""
     check_examples(examples, target, where, is_batch)
-    return replace(examples, y=final_targets(examples.y, target))
+    return examples._replace(y=final_targets(examples.y, target))
 
 
 def weighted_by_class(data: Examples | Stream, weights: dict[int, float]) -> Any:
@@ -335,7 +335,7 @@ def look_at(parts: list[Examples]) -> dict[str, Any]:
 
 def _count_text(part: Examples | Stream) -> str:
     if isinstance(part, Examples):
-        return f"{len(part):,}"
+        return f"{part.size:,}"
     return "endless" if part.endless else "streamed"
 
 
@@ -434,7 +434,7 @@ def _standardise(raw: RawArrays, target: TargetSpec) -> RawArrays:
 
     def apply(part: Examples) -> Examples:
         y = part.y if target.task != "regression" else _scaled(part.y, y_mean, y_deviation)
-        return replace(part, x=_scaled(part.x, mean, deviation), y=y)
+        return part._replace(x=_scaled(part.x, mean, deviation), y=y)
 
     validation = None if raw.validation is None else apply(raw.validation)
     return replace(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from mpt_cli.data.examples import Batch, DataSet
+from mpt_cli.data.examples import DataSet, Examples
 from mpt_cli.errors import ConfigError, Problem, first_line
 from mpt_cli.precision import has_custom_train_step, layers_of
 from mpt_cli.precision.gradients import scale_gradient
@@ -74,7 +74,7 @@ class Injector:
         if keras.backend.backend() == "tensorflow":
             return lambda model, data: self._run(lambda spoiled: train_step(model, spoiled), data, self._factor())
 
-        def with_state(model: Any, state: Any, data: Batch) -> Any:
+        def with_state(model: Any, state: Any, data: Examples) -> Any:
             mapping = list(zip(model.optimizer.variables, state.optimizer, strict=True))
             with keras.StatelessScope(state_mapping=mapping):
                 factor = self._factor()
@@ -82,7 +82,7 @@ class Injector:
 
         return with_state
 
-    def _run(self, step: Callable[[Batch], Any], data: Batch, factor: Tensor) -> Any:
+    def _run(self, step: Callable[[Examples], Any], data: Examples, factor: Tensor) -> Any:
         self._now.factor = factor
         try:
             if self.fault.place == "data":

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from mpt_cli.data.examples import RAGGED, Batch, DataSet, Examples, Rows, Stream, map_arrays
+from mpt_cli.data.examples import RAGGED, DataSet, Examples, Rows, Stream, map_arrays
 from mpt_cli.data.sources import has_targets_as_given, load_data_of_run
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.choose_engine import build_engine
@@ -356,7 +356,7 @@ def count_parameters(model: Any) -> int:
     return sum(math.prod(weight.shape) for weight in model.weights)
 
 
-def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch:
+def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Examples:
     """Make the variables of losses and metrics from the shapes of the first batch, which is returned.
 
     Keras makes them at the first update, which inside a compiled step is too late; it has no public call for this.
@@ -365,7 +365,7 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
     batch = first_batch(data, batch_size)
     if not can_be_called(model):
         return batch  # it has no outputs of its own
-    specs = Batch(*(map_arrays(_symbol, part) for part in batch))
+    specs = map_arrays(_symbol, batch)
     try:
         build_for_batch(model, specs if specs.sample_weight is not None else (specs.x, specs.y))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:

@@ -242,11 +242,11 @@ def read_given(given: DataArguments) -> DataSet:
     train = _examples((given.x, given.y, _weights(given)), "data")
     validation = _validation(given)
     if validation is None and given.validation_split:
-        kept = int(len(train) * (1 - given.validation_split))
-        train, validation = train.take(slice(0, kept)), train.take(slice(kept, len(train)))
+        kept = int(train.size * (1 - given.validation_split))
+        train, validation = train.take(slice(0, kept)), train.take(slice(kept, train.size))
     parts = [part for part in (train, validation) if isinstance(part, Examples)]
-    counts = f"{len(train):,} training"
-    counts += f" and {len(validation):,} validation" if isinstance(validation, Examples) else ""
+    counts = f"{train.size:,} training"
+    counts += f" and {validation.size:,} validation" if isinstance(validation, Examples) else ""
     return DataSet(
         train=train,
         validation=validation,
@@ -337,5 +337,4 @@ def _as_keras(examples: Examples) -> Examples:
     def cast(array: Any) -> Any:
         return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
-    parts = examples.x, examples.y, examples.sample_weight
-    return Examples(*(map_arrays(lambda array: on_values(cast, array), part) for part in parts))
+    return Examples(*map_arrays(lambda array: on_values(cast, array), examples))
