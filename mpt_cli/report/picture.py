@@ -47,7 +47,7 @@ def chart_data(pictures: Sequence[Picture]) -> list[dict[str, Any]]:
     return [
         {
             **vars(picture),
-            "skips": _distinct_marks(picture.skips),
+            "skips": _some(picture.skips),
             "curves": [_curve_data(curve, most) for curve in picture.curves],
         }
         for picture in pictures
@@ -60,7 +60,7 @@ def _curve_data(curve: Curve, most_points: int) -> dict[str, Any]:
     return {
         "label": curve.label,
         **vars(curve.look),
-        "lost": _distinct_marks(xs[~is_finite]),
+        "lost": _some(xs[~is_finite]),
         "xs": [float(f"{x:.10g}") for x in xs],
         "ys": [float(f"{y:.5g}") if known else None for y, known in zip(ys, is_finite, strict=True)],
     }
@@ -80,7 +80,6 @@ def thin_out(xs: np.ndarray, ys: np.ndarray, most_points: int) -> tuple[np.ndarr
     return xs[kept], ys[kept]
 
 
-def _distinct_marks(xs: Sequence[float] | np.ndarray) -> list[float]:
-    """Return the places of marks; those that would fall on one place share it."""
-    last = float(xs[-1]) or 1.0 if len(xs) else 1.0
-    return [*{int(MOST_MARKS * x / last): float(x) for x in xs}.values()]
+def _some(xs: Sequence[float] | np.ndarray) -> list[float]:
+    """Return every nth of more than MOST_MARKS places of marks, which lie closer than one can see."""
+    return [float(x) for x in xs[:: 1 + len(xs) // MOST_MARKS]]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 # After Okabe and Ito's palette for the color-blind, without its light tones: each has a contrast of 3 or more both to
 # the white page and to the dark one.
 CURVE_COLORS = ("#0072b2", "#d55e00", "#00936b", "#c86fa2", "#a6761d", "#7f7f7f")
-LINE_STYLES = ("-", "--", ":", "-.")
-MOST_DISTINCT = 2 * len(CURVE_COLORS)  # more than these nobody tells apart
+LINE_STYLES = ("-", "--")
+MOST_DISTINCT = len(LINE_STYLES) * len(CURVE_COLORS)  # more than these nobody tells apart
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ PLAIN_STYLE = CurveStyle()
 
 
 def distinct_style(index: int) -> CurveStyle:
-    """Return a style that differs from others: first by color, then by line style; 24 of them are distinct."""
+    """Return a style that differs from others: first by color, then by line style; 12 of them are distinct."""
     return CurveStyle(
         CURVE_COLORS[index % len(CURVE_COLORS)], LINE_STYLES[index // len(CURVE_COLORS) % len(LINE_STYLES)]
     )

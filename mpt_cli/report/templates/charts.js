@@ -2,8 +2,7 @@
 "use strict";
 (() => {
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-  const DASHES = { "--": [7, 4], ":": [2, 3], "-.": [7, 3, 2, 3] };
-  const LEGEND_LINES = { "--": "dashed", ":": "dotted", "-.": "dashed" };
+  const isDashed = (curve) => curve?.style === "--";
   const WHOLE = [1, 2, 5].flatMap((digit) => [...Array(10).keys()].map((zeros) => digit * 10 ** zeros)).sort((a, b) => a - b);
   const plots = [];
 
@@ -75,7 +74,7 @@
   function series(curve, base) {
     const isLine = Boolean(curve.style), isStair = curve.xs.some((x, place) => x === curve.xs[place + 1]);
     return {
-      label: curve.label || " ", stroke: curve.color, width: 1.6, dash: DASHES[curve.style], spanGaps: false,
+      label: curve.label || " ", stroke: curve.color, width: 1.6, dash: isDashed(curve) ? [7, 4] : undefined, spanGaps: false,
       class: curve.label ? "named" : "unnamed", paths: !isLine ? () => null : isStair ? uPlot.paths.stepped({ align: 1 }) : undefined,
       points: { show: !isLine || (Boolean(curve.marker) && curve.xs.length < 100) || curve.xs.length === 1, size: 6, fill: curve.color },
       value: (u, value) => words(value, base),
@@ -90,7 +89,7 @@
       series: [{ label: found.x_label, value: (u, value) => words(value) },
         ...curves.map((curve) => series(curve, found.log_base))],
       cursor: { sync: isOverSteps ? { key: "steps" } : undefined, drag: { x: true, y: false }, focus: { prox: 24 } },
-      focus: { alpha: 0.35 }, legend: { markers: { dash: (u, place) => LEGEND_LINES[curves[place - 1]?.style] ?? "solid" } },
+      focus: { alpha: 0.35 }, legend: { markers: { dash: (u, place) => (isDashed(curves[place - 1]) ? "dashed" : "solid") } },
       hooks: { setSeries: [(u, place, { show }) => { // the points of a line go with it
         if (show != null && curves[place - 1]?.label)
           for (let next = place; curves[next]?.label === ""; next++) u.setSeries(next + 1, { show });
