@@ -47,10 +47,6 @@ class Rows:
         return self.values.dtype
 
     @property
-    def dtype_name(self) -> str:
-        return RAGGED + ("string" if self.dtype.kind == "S" else str(self.dtype.name))
-
-    @property
     def size(self) -> int:
         return int(self.values.size)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.data.examples import (
+    RAGGED,
     Array,
     Arrays,
     DataSet,
@@ -311,13 +312,13 @@ def input_shape(x: Any) -> Any:
 
 def input_dtype(x: Any) -> str:
     """Name of the inputs' dtype; the distinct names joined with + where they differ."""
-    return "+".join(sorted({_dtype_name(array) for _, array in leaves(x, "x")}))
+    return "+".join(sorted({dtype_name(array) for _, array in leaves(x, "x")}))
 
 
-def _dtype_name(array: Any) -> str:
-    if isinstance(array, Rows):
-        return array.dtype_name
-    return "string" if array.dtype.kind == "S" else str(array.dtype.name)
+def dtype_name(array: Any) -> str:
+    """Return the name of the dtype: string for bytes, ragged before that of Rows."""
+    name = "string" if array.dtype.kind == "S" else str(array.dtype.name)
+    return RAGGED + name if isinstance(array, Rows) else name
 
 
 def look_at(parts: list[Examples]) -> dict[str, Any]:
@@ -327,7 +328,7 @@ def look_at(parts: list[Examples]) -> dict[str, Any]:
     return {
         "input_shape": input_shape(x),
         "input_dtype": input_dtype(x),
-        "input_dtypes": map_arrays(_dtype_name, x),
+        "input_dtypes": map_arrays(dtype_name, x),
         "max_abs_input": max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0),
         "fingerprint": fingerprint_arrays(parts),
     }

@@ -10,7 +10,8 @@ from typing import Any
 
 import keras
 
-from mpt_cli.data.examples import RAGGED, DataSet, Examples, Rows, Stream, map_arrays
+from mpt_cli.data.examples import RAGGED, DataSet, Examples, Stream, map_arrays
+from mpt_cli.data.prepare_data_set import dtype_name
 from mpt_cli.data.sources import has_targets_as_given, load_data_of_run
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.choose_engine import build_engine
@@ -365,7 +366,7 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Examp
     batch = first_batch(data, batch_size)
     if not can_be_called(model):
         return batch  # it has no outputs of its own
-    specs = map_arrays(_symbol, batch)
+    specs = map_arrays(lambda array: symbol(array.shape, dtype_name(array)), batch)
     try:
         build_for_batch(model, specs if specs.sample_weight is not None else (specs.x, specs.y))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
@@ -389,13 +390,6 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Examp
             )
         ) from error
     return batch
-
-
-def _symbol(array: Any) -> Any:
-    if isinstance(array, Rows):
-        return symbol(array.shape, array.dtype_name)
-    dtype = "string" if array.dtype.kind == "S" else array.dtype
-    return symbol(array.shape, keras.backend.standardize_dtype(dtype))
 
 
 @dataclass(frozen=True)
