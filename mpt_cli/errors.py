@@ -211,6 +211,11 @@ class ConfigError(MptError):
             self.add_note(str(place))  # which Python shows below the message
 
 
+def config_error(key: str, rule: str, received: object = None, remedy: str = "") -> ConfigError:
+    """Return the error of a single `Problem`."""
+    return ConfigError(Problem(key, rule, received, remedy))
+
+
 class DataError(MptError):
     """Data or files that are missing, unreadable or unfit, and places that cannot be written."""
 

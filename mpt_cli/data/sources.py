@@ -29,7 +29,7 @@ from mpt_cli.data.prepare_data_set import (
     missing_targets,
     weighted_by_class,
 )
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem, config_error
 from mpt_cli.settings.key_type import default_of
 from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Digits, Loader, Synthetic, Tabular
 from mpt_cli.settings.python_references import call_user, imported_names, load_function, parameters_of
@@ -322,16 +322,14 @@ def load_data_of_run(settings: Settings, targets_as_given: bool = False) -> Data
     if trainer.steps_per_epoch is not None:
         if isinstance(data.train, Examples):
             rule = "must be left out for data in memory: an epoch is a pass over it."
-            raise ConfigError(
-                Problem(
-                    "trainer.steps_per_epoch", rule, trainer.steps_per_epoch, "Use trainer.max_steps to train shorter."
-                )
+            raise config_error(
+                "trainer.steps_per_epoch", rule, trainer.steps_per_epoch, "Use trainer.max_steps to train shorter."
             )
         data = replace(data, train=in_epochs_of(data.train, trainer.steps_per_epoch))
     if trainer.validation_steps is not None:
         if not isinstance(data.validation, Stream):
             rule = "must be left out unless the validation data is a stream."
-            raise ConfigError(Problem("trainer.validation_steps", rule, trainer.validation_steps))
+            raise config_error("trainer.validation_steps", rule, trainer.validation_steps)
         data = replace(data, validation=in_epochs_of(data.validation, trainer.validation_steps))
     return data
 

@@ -15,7 +15,7 @@ import keras
 from keras import ops
 
 from mpt_cli.data.examples import DataSet, Examples
-from mpt_cli.errors import ConfigError, Problem, first_line
+from mpt_cli.errors import config_error, first_line
 from mpt_cli.precision import has_custom_train_step, layers_of
 from mpt_cli.precision.gradients import scale_gradient
 from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training
@@ -33,15 +33,13 @@ def build_injector(fault: FaultSettings, model: Any, data: DataSet) -> "Injector
         return None
     if fault.place != "data" and has_custom_train_step(model):
         rule = "must be data: the model has a train_step of its own."
-        raise ConfigError(Problem("fault.place", rule, fault.place, "Use fault.place=data."))
+        raise config_error("fault.place", rule, fault.place, "Use fault.place=data.")
     if fault.place == "data" and "float" not in data.input_dtype:
-        raise ConfigError(
-            Problem(
-                "fault.place",
-                f"must not be data with inputs in {data.input_dtype}: only floats can be nan or inf.",
-                "data",
-                "Use fault.place=forward.",
-            )
+        raise config_error(
+            "fault.place",
+            f"must not be data with inputs in {data.input_dtype}: only floats can be nan or inf.",
+            "data",
+            "Use fault.place=forward.",
         )
     return Injector(fault, model)
 

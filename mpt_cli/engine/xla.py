@@ -5,7 +5,7 @@ from typing import Any
 
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.step_loop import convolves
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import config_error
 from mpt_cli.precision import layers_of
 from mpt_cli.settings.schema import Settings
 
@@ -60,4 +60,4 @@ def check_layers(backend: str, model: Any) -> None:
         names = ", ".join(f"{layer.name} ({type(layer).__name__})" for layer in found)
         rule = f"a step on JAX can't call layers that compute with TensorFlow: {names}."
         remedy = "Use backend=tensorflow, or apply them to the data, in a data.loader."
-        raise ConfigError(Problem("model", rule, None, remedy))
+        raise config_error("model", rule, None, remedy)

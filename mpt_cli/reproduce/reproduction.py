@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import BAD_DATA, MISMATCH, OK, TERMINATED, ConfigError, DataError, Problem
+from mpt_cli.errors import BAD_DATA, MISMATCH, OK, TERMINATED, DataError, config_error
 from mpt_cli.jobs.local_processes import Command, Ending, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Limits, Queue, run_one
 from mpt_cli.reproduce.collection import ReproduceTarget
@@ -348,7 +348,7 @@ def _check_succeeded(child: FinishedProcess) -> FinishedProcess:
 def _steps_of(child: FinishedProcess, step: int | None) -> int:
     steps = int((child.summary or {})["steps_seen"])
     if steps < 2:
-        raise ConfigError(Problem("trainer.max_steps", "must leave at least 2 steps.", steps))
+        raise config_error("trainer.max_steps", "must leave at least 2 steps.", steps)
     if step is not None and not 1 <= step < steps:
-        raise ConfigError(Problem("--at", f"must be a step of the run before its last: 1 to {steps - 1}.", step))
+        raise config_error("--at", f"must be a step of the run before its last: 1 to {steps - 1}.", step)
     return steps

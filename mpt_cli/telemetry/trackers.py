@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
-from mpt_cli.errors import ConfigError, DataError, Problem, first_line, install_command, printable
+from mpt_cli.errors import DataError, config_error, first_line, install_command, printable
 from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.record_types import GRADIENT_FIELDS, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink_interface import Sink
@@ -31,7 +31,7 @@ def chosen_trackers(logger: LoggerSettings) -> list[str]:
     for name in chosen:
         if importlib.util.find_spec(name) is None:
             remedy = f"Install the extra with: {install_command(name)}, or set logger.{name}=false."
-            raise ConfigError(Problem(f"logger.{name}", f"needs the package {name}.", True, remedy))
+            raise config_error(f"logger.{name}", f"needs the package {name}.", True, remedy)
     return chosen
 
 

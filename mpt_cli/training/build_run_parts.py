@@ -20,7 +20,7 @@ from mpt_cli.engine.faults import build_injector, warn_of_fault
 from mpt_cli.engine.step_batches import BatchPlan, Feed, byte_size, first_batch
 from mpt_cli.engine.step_loop import Engine, read_metrics
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
-from mpt_cli.errors import ConfigError, Problem, UserCodeError
+from mpt_cli.errors import ConfigError, Problem, UserCodeError, config_error
 from mpt_cli.models.build import plain_message, symbol
 from mpt_cli.precision import (
     LayerAudit,
@@ -222,7 +222,7 @@ def put_to_training(settings: Settings, model: Any, data: DataSet, phases: Phase
     take_up(optimizers)
     if settings.phases and len(names := [*optimizers_of(model)]) > 1:
         rule = f"must be left out: the model has {len(names)} optimizers ({', '.join(names)}), and a phase has one."
-        raise ConfigError(Problem("phases", rule))
+        raise config_error("phases", rule)
     phases.take_up = take_up
 
 
@@ -272,22 +272,18 @@ def uncompiled_inputs(settings: Settings, data: DataSet) -> str:
     """
     is_text, on_tensorflow = "string" in data.input_dtype, settings.backend.name == "tensorflow"
     if is_text and not on_tensorflow:
-        raise ConfigError(
-            Problem(
-                "backend.name",
-                f"{settings.backend.name} has no text, and inputs of the data are.",
-                settings.backend.name,
-                "Use backend=tensorflow, or turn them into numbers in data.loader.",
-            )
+        raise config_error(
+            "backend.name",
+            f"{settings.backend.name} has no text, and inputs of the data are.",
+            settings.backend.name,
+            "Use backend=tensorflow, or turn them into numbers in data.loader.",
         )
     kind = "text" if is_text else "ragged" if RAGGED in data.input_dtype and on_tensorflow else ""
     if kind and settings.trainer.jit_compile is True:
-        raise ConfigError(
-            Problem(
-                "trainer.jit_compile",
-                f"must be auto or false: inputs of the data are {kind}, which XLA does not compute with.",
-                True,
-            )
+        raise config_error(
+            "trainer.jit_compile",
+            f"must be auto or false: inputs of the data are {kind}, which XLA does not compute with.",
+            True,
         )
     return kind
 
@@ -334,7 +330,7 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
     engine.trains_in_whole_batches = plan.has_only_whole_batches(data.train)
     engine.rebuild()
     if isinstance(data.train, Stream) and data.train.endless and trainer.max_steps is None:
-        raise ConfigError(Problem("trainer.max_steps", "must be given for a dataset that never ends."))
+        raise config_error("trainer.max_steps", "must be given for a dataset that never ends.")
     if data.validation is None:
         return train_feed, None
     in_order = BatchPlan(trainer.batch_size, capacity, devices=devices)
@@ -344,8 +340,8 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
 def _stays_on_device(trainer: TrainerSettings, data: DataSet) -> bool:
     sizes = [byte_size(data.train), byte_size(data.validation)]
     if trainer.feed == "resident" and None in sizes:
-        raise ConfigError(
-            Problem("trainer.feed", "a stream of data can't stay on the device.", "resident", "Use auto or stream.")
+        raise config_error(
+            "trainer.feed", "a stream of data can't stay on the device.", "resident", "Use auto or stream."
         )
     if trainer.feed != "auto":
         return trainer.feed == "resident"
@@ -381,13 +377,11 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Examp
             for part in (getattr(model, "outputs", None), batch.y)
         ]
         output, target = (part if part else "?" for part in shapes)
-        raise ConfigError(
-            Problem(
-                "trainer.loss",
-                f"loss and metrics can't compare outputs of shape {output} with targets of shape {target}",
-                None,
-                f"Choose another model, trainer.loss or trainer.metrics. Keras: {str(error).strip().splitlines()[0]}",
-            )
+        raise config_error(
+            "trainer.loss",
+            f"loss and metrics can't compare outputs of shape {output} with targets of shape {target}",
+            None,
+            f"Choose another model, trainer.loss or trainer.metrics. Keras: {str(error).strip().splitlines()[0]}",
         ) from error
     return batch
 

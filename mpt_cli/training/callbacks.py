@@ -23,7 +23,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
+from mpt_cli.errors import MptError, UserCodeError, config_error, summarise_error
 from mpt_cli.precision.keras_internals import idles_at_batches
 from mpt_cli.settings.checks import REFUSED_CALLBACKS
 from mpt_cli.settings.python_references import build_object
@@ -236,10 +236,10 @@ def check_callback(callback: Any, key: str = KEY) -> None:
     """ConfigError for what is no callback, and for those that would be in the way of what a run does itself."""
     name = type(callback).__name__
     if not isinstance(callback, keras.callbacks.Callback):
-        raise ConfigError(Problem(key, "must be a keras.callbacks.Callback.", name))
+        raise config_error(key, "must be a keras.callbacks.Callback.", name)
     for kind, remedy in REFUSED.items():
         if isinstance(callback, kind):
-            raise ConfigError(Problem(key, f"{kind.__name__} can't be used in a run.", name, remedy))
+            raise config_error(key, f"{kind.__name__} can't be used in a run.", name, remedy)
 
 
 def declares(callback: Any, hook: str) -> bool:
@@ -280,14 +280,11 @@ def check_schedule(settings: Settings, callbacks: Iterable[Any]) -> None:
     setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
     for callback in callbacks:
         if isinstance(callback, setters):
-            raise ConfigError(
-                Problem(
-                    "optimizer.schedule",
-                    f"must be constant, without warm-up, with {type(callback).__name__}: both would "
-                    "set the learning rate.",
-                    schedule.name,
-                    "Keep one of them.",
-                )
+            raise config_error(
+                "optimizer.schedule",
+                f"must be constant, without warm-up, with {type(callback).__name__}: both would set the learning rate.",
+                schedule.name,
+                "Keep one of them.",
             )
 
 
@@ -297,7 +294,7 @@ def check_monitor(trainer: TrainerSettings, metrics: Sequence[str]) -> None:
     if watched.patience is not None and watched.monitor not in metrics:
         remedy = f"It has {', '.join(metrics)}."
         key = "trainer.early_stopping.monitor"
-        raise ConfigError(Problem(key, "must be a metric of the run.", watched.monitor, remedy))
+        raise config_error(key, "must be a metric of the run.", watched.monitor, remedy)
 
 
 class Callbacks:

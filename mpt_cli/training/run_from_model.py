@@ -23,7 +23,7 @@ from mpt_cli.data.batch_streams import (
 from mpt_cli.data.examples import DataSet, Examples, Stream, map_arrays, on_values
 from mpt_cli.data.prepare_data_set import class_factors, look_at, shape_problems
 from mpt_cli.engine.backend import Platform, running_platform
-from mpt_cli.errors import ConfigError, DataError, Problem, first_line
+from mpt_cli.errors import DataError, config_error, first_line
 from mpt_cli.models.build import freeze_layers
 from mpt_cli.precision import LossScaleOptimizer, has_custom_train_step, layers_of
 from mpt_cli.precision.keras_internals import compiled_loss_weights, inner_layers
@@ -117,13 +117,11 @@ def cloned(model: Any) -> Any:
     try:
         return keras.models.clone_model(model, **own)
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise ConfigError(
-            Problem(
-                "model",
-                "must be one that Keras can clone, as copies of it are measured in float32 and in float16: "
-                f"Sequential, functional, or with a get_config. Keras: {first_line(error)}",
-                type(model).__name__,
-            )
+        raise config_error(
+            "model",
+            "must be one that Keras can clone, as copies of it are measured in float32 and in float16: "
+            f"Sequential, functional, or with a get_config. Keras: {first_line(error)}",
+            type(model).__name__,
         ) from None
 
 
@@ -156,29 +154,27 @@ def check_trainable(model: Any) -> None:
     backend = keras.backend.backend()
     if backend not in ("tensorflow", "jax"):
         remedy = "Set KERAS_BACKEND before Keras is imported."
-        raise ConfigError(Problem("backend.name", "must be tensorflow or jax.", backend, remedy))
+        raise config_error("backend.name", "must be tensorflow or jax.", backend, remedy)
     if not isinstance(model, keras.Model):
-        raise ConfigError(Problem("model", "must be a keras.Model.", type(model).__name__))
+        raise config_error("model", "must be a keras.Model.", type(model).__name__)
     if not model.compiled:
         rule = "must be compiled, with a loss and an optimizer."
-        raise ConfigError(Problem("model", rule, None, "Call model.compile(...) first."))
+        raise config_error("model", rule, None, "Call model.compile(...) first.")
     if model.run_eagerly:
         rule = "must not be compiled with run_eagerly=True: the loop is compiled."
         remedy = "Leave it out, or use mpt.Recorder with Keras's own fit."
-        raise ConfigError(Problem("model", rule, True, remedy))
+        raise config_error("model", rule, True, remedy)
 
 
 def check_targets(model: Any, given: DataArguments) -> None:
     """ConfigError for arrays without targets where the model is compiled with a loss that reads them."""
     own = has_custom_train_step(model) or has_custom_compute_loss(model)
     if given.y is None and model.loss is not None and not own and not is_batched_source(given.x):
-        raise ConfigError(
-            Problem(
-                "y",
-                "must be given with arrays: the model is compiled with a loss.",
-                None,
-                "Compile it with loss=None where add_loss says it all.",
-            )
+        raise config_error(
+            "y",
+            "must be given with arrays: the model is compiled with a loss.",
+            None,
+            "Compile it with loss=None where add_loss says it all.",
         )
 
 
@@ -221,14 +217,12 @@ def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool
     policy = policy_of(settings)
     wanted, before = policy.variable_dtype, {v.dtype for v in model.trainable_weights}
     if everywhere and before - {wanted}:
-        raise ConfigError(
-            Problem(
-                "policy",
-                f"must leave the variables as they are: {policy.name} has {wanted}, the model was built with "
-                f"{', '.join(sorted(before))}.",
-                settings.policy.name,
-                f"Build the model after keras.config.set_dtype_policy({policy.name!r}), and leave policy out.",
-            )
+        raise config_error(
+            "policy",
+            f"must leave the variables as they are: {policy.name} has {wanted}, the model was built with "
+            f"{', '.join(sorted(before))}.",
+            settings.policy.name,
+            f"Build the model after keras.config.set_dtype_policy({policy.name!r}), and leave policy out.",
         )
     return put_under_policy(settings, model, data, everywhere)
 
@@ -236,7 +230,7 @@ def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool
 def read_given(given: DataArguments) -> DataSet:
     """Return the data as a run takes it; ConfigError or DataError for what Keras's `fit` would not take either."""
     if not (isinstance(given.validation_split, int | float) and 0 <= given.validation_split < 1):
-        raise ConfigError(Problem("validation_split", "must be at least 0 and below 1.", given.validation_split))
+        raise config_error("validation_split", "must be at least 0 and below 1.", given.validation_split)
     if is_batched_source(given.x):
         return _of_batches(given)
     train = _examples((given.x, given.y, _weights(given)), "data")
@@ -267,7 +261,7 @@ def _of_batches(given: DataArguments) -> DataSet:
     for_arrays = {**given._asdict(), "validation_split": given.validation_split or None}
     for name in ("y", "sample_weight", "class_weight", "validation_split"):
         if for_arrays[name] is not None:
-            raise ConfigError(Problem(name, f"must be left out with {kind}: it goes with arrays."))
+            raise config_error(name, f"must be left out with {kind}: it goes with arrays.")
     train = _stream(given.x, "x")
     first = train.first()
     if first is None:
@@ -302,12 +296,10 @@ def _validation(given: DataArguments) -> "Examples | Stream | None":
     if is_batched_source(data):
         return _stream(data, "validation_data")
     if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
-        raise ConfigError(
-            Problem(
-                "validation_data",
-                "must be (x, y), (x, y, sample_weight), a tf.data.Dataset or a PyDataset.",
-                type(data).__name__,
-            )
+        raise config_error(
+            "validation_data",
+            "must be (x, y), (x, y, sample_weight), a tf.data.Dataset or a PyDataset.",
+            type(data).__name__,
         )
     return _examples(tuple(data), "validation_data")
 
@@ -317,10 +309,10 @@ def _weights(given: DataArguments) -> Any:
     if given.class_weight is None:
         return given.sample_weight
     if given.sample_weight is not None:
-        raise ConfigError(Problem("class_weight", "must not be given beside sample_weight, as in Keras's fit."))
+        raise config_error("class_weight", "must not be given beside sample_weight, as in Keras's fit.")
     factors = class_factors(np.asarray(given.y), given.class_weight)
     if factors.size != len(factors):
-        raise ConfigError(Problem("class_weight", "is for one label an example.", f"y of shape {np.shape(given.y)}"))
+        raise config_error("class_weight", "is for one label an example.", f"y of shape {np.shape(given.y)}")
     return factors.reshape(-1)
 
 
