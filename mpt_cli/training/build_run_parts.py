@@ -14,12 +14,11 @@ from mpt_cli.data.examples import RAGGED, DataSet, Examples, Stream, map_arrays
 from mpt_cli.data.prepare_data_set import dtype_name
 from mpt_cli.data.sources import has_targets_as_given, load_data_of_run
 from mpt_cli.engine.backend import Platform
-from mpt_cli.engine.choose_engine import build_engine
+from mpt_cli.engine.choose_engine import JitChoice, build_engine, check_layers, choose_jit
 from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.faults import build_injector, warn_of_fault
 from mpt_cli.engine.step_batches import BatchPlan, Feed, byte_size, first_batch
 from mpt_cli.engine.step_loop import Engine, read_metrics
-from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
 from mpt_cli.errors import ConfigError, Problem, UserCodeError, config_error
 from mpt_cli.models.build import plain_message, symbol
 from mpt_cli.precision import (

@@ -21,8 +21,7 @@ from mpt_cli.training.build_run_parts import Assembly
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer, fingerprint_weights
 from mpt_cli.training.progress import Outcome, Stopwatch
-from mpt_cli.training.run_record import Record
-from mpt_cli.training.weight_watch import WeightWatch
+from mpt_cli.training.run_record import Record, WeightWatch
 
 NO_CALLBACKS = Callbacks()
 
