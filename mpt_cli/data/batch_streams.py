@@ -1,9 +1,9 @@
-"""Batches that their source makes: those of a tf.data.Dataset, of a `keras.utils.PyDataset` and of a generator, read in
-one thread and exactly again. TensorFlow is imported only inside functions.
+"""Sources that make their own batches: a tf.data.Dataset, a `keras.utils.PyDataset` or a generator, read in one thread
+and the same each time. TensorFlow is imported only inside functions.
 
-PyDatasets and generators may draw from Python's and NumPy's global generators. In here those begin at what the
-seed of the run and the place of the batch say, and are put back afterwards: so a run that is resumed sees the batches
-that it would have seen.
+PyDatasets and generators may draw random numbers from Python's and NumPy's global generators. Before each batch both
+are seeded from the seed of the run and the place of the batch, and afterwards they are put back. So a resumed run sees
+the same batches as an unbroken one.
 """
 
 import random
@@ -70,7 +70,7 @@ class _BatchPasses:
 
     So epoch n is the n-th pass, also where a resumed run leaves out those before it: a pass is drawn when its iterator
     is made. (On TensorFlow Keras's `fit` makes one more between two epochs, so that there epoch 2 is the third pass.)
-    The first batch of a pass, which is looked at before training, is kept: the pass goes on from there.
+    The first batch, which is looked at before training, is kept, and training continues the pass after it.
     """
 
     def __init__(self, dataset: Any, again: Callable[[], Any] | None, where: str) -> None:
@@ -87,7 +87,7 @@ class _BatchPasses:
             return
         yield self.head
         for batch in self.rest:
-            self.head = None  # from here on the pass can't be taken up again
+            self.head = None  # from here on the pass can't be read from its beginning
             yield batch
         self.head = None
 

@@ -165,8 +165,8 @@ class Reading(NamedTuple):
 class Stream:
     """Batches that their source makes, read anew in every epoch; `read` gives those of one.
 
-    `steps` is their number, None where only reading tells. `endless`: a pass never ends, so only `trainer.max_steps`
-    does. `in_any_order`: they are read in an order that is asked for.
+    `steps` is their number, None where it is not known before they are read. `endless`: the source never ends, so that
+    `trainer.max_steps` must end the run. `in_any_order`: the caller chooses the order.
     """
 
     read: Callable[[Reading], Iterator[Examples]]
@@ -199,10 +199,10 @@ class Stream:
 
 
 class Continued:
-    """Epochs of `steps` batches of a stream that goes on from one epoch to the next, as `steps_per_epoch` has it.
+    """Epochs of `steps` batches, for `steps_per_epoch`: each epoch begins in the stream where the one before it ended.
 
-    A pass that ends is followed by the next. It is read ahead in the order of the epochs; for any other it is read
-    again from its beginning, which is how a resumed run finds the place.
+    After the end of the stream comes its next pass. For an epoch out of turn, as in a resumed run, the stream is read
+    again from its beginning.
     """
 
     def __init__(self, stream: Stream, steps: int) -> None:
@@ -258,8 +258,8 @@ class DataSet(Shapes):
     Classification: int32 labels 0 … num_classes-1 of shape (n,), or (n, T) for a label per position.
     Regression: float32 targets (n, k) and num_classes = k.
     `max_abs_input` is the largest magnitude among the float inputs, so that a run in float16 can be warned (its largest
-    number is 65504); of a stream, that of the first batch. Where targets are in the form they came in, `refused` is why
-    they are not those of `loss: auto`.
+    number is 65504); of a stream, that of the first batch. `refused` says why `loss: auto` can't
+    use the targets, where they were left as they came.
 
     `preprocessing` is what was done to the raw values, as JSON, for who feeds the trained model: `inputs` and `targets`
     in the model's order, each with its `name` and the `mean` and `deviation` it was standardised by; `divided_by` for

@@ -444,7 +444,7 @@ def _standardise(raw: RawArrays, target: TargetSpec) -> RawArrays:
 
 
 def _with_moments(raw: RawArrays, key: str, mean: Array, deviation: Array) -> list[dict[str, Any]]:
-    """Return what the source tells of each column, and what the column was standardised by."""
+    """Return what the source says about each column, with the mean and deviation it was standardised by."""
     told = raw.preprocessing.get(key) or [{}] * len(mean)
     return [
         entry | {"mean": float(middle), "deviation": float(spread)}

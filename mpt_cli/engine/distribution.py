@@ -2,8 +2,8 @@
 dividing a model's variables over the devices of one process.
 
 Every process runs the same compiled steps on its share of each batch, so all must make the same calls in the same
-order. What rank 0 alone knows (how long a step takes, that somebody pressed Ctrl-C, where a run is taken up again) it
-broadcasts; only it writes files.
+order. Rank 0 broadcasts what it alone knows: how long a step takes, that somebody pressed Ctrl-C, where a run
+is resumed. Only rank 0 writes files.
 """
 
 import json
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mpt_cli.engine.weight_layout import VariableLayout
 
 PROCESS_VARIABLE = "MPT_PROCESS"  # "RANK/WORLD_SIZE@HOST:PORT", set by who starts the processes
-MOST_MESSAGE_BYTES = 2**15  # of what rank 0 tells the others at once: a path has at most 4 KiB
+MOST_MESSAGE_BYTES = 2**15  # of a broadcast by rank 0: a path has at most 4 KiB
 
 
 @dataclass(frozen=True)

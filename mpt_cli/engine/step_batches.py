@@ -1,7 +1,7 @@
 """Where the steps of an epoch get their examples: from data that stays on the device, or in chunks sent to it.
 
-Both ways hand out the same batches in the same order, which depends on the seed and the epoch only, so that it makes no
-difference to the result which one runs or where a run is taken up again.
+Both give the same batches in the same order, which depends only on the seed and the epoch. So the result does not
+depend on which one runs, nor on where a run is resumed.
 """
 
 from collections.abc import Callable, Iterator

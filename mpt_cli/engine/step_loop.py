@@ -51,7 +51,7 @@ class Engine(ABC):
 
     @property
     def custom_steps(self) -> CustomSteps | None:
-        """Return where the model brings a step of its own: what that reports instead of metrics."""
+        """Return what a model's own train_step or test_step reports in place of metrics; None without one."""
         return custom_steps(self.model)
 
     def _program(self, function: str, shape: tuple[int, ...]) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """A page: its template filled in, and its place on disk.
 
 A page is one file that works offline. The HTML stands in templates/, which escape whatever they are given; control
-codes are written out. A browser runs the two scripts of ours on it, by their hashes, and no other, whatever a run is
+codes are written out. A browser runs only our two scripts, which it knows by their hashes, whatever a run is
 called.
 
 The charts are uPlot's (uplot/, MIT). It is 51 KB without a dependency, and has what curves over steps need: lines, axes
@@ -51,7 +51,7 @@ DARK_PAGE = {
     "link": "#6cb6ff",
 }
 
-GENERATOR = '<meta name="generator" content="mpt'  # as page.html writes it: by it a page of ours is known
+GENERATOR = '<meta name="generator" content="mpt'  # as page.html writes it: marks a page as ours
 SCRIPTS = ("uplot/uPlot.iife.min.js", "templates/charts.js")
 UPLOT_CSS = "uplot/uPlot.min.css"
 

@@ -1,5 +1,5 @@
 """What `mpt reproduce` runs: recipes by name, file, folder, pattern and tag, and earlier runs, all read before the
-first begins. A recipe that can't be read is an error of its own; the others run.
+first begins. A recipe that can't be read is reported as an error; the others run.
 """
 
 import fnmatch

@@ -1,5 +1,5 @@
-"""Recipes and earlier runs run again, each in a process of its own, and held against what was expected of them; and the
-proof that a run which is killed and resumed ends as one that never was: both held against each other, bit by bit.
+"""Recipes and earlier runs, run again in a process each and compared with what was expected; and the proof that a run
+that is killed and resumed ends as an unbroken one: both are compared bit by bit.
 """
 
 import random
@@ -222,7 +222,7 @@ def _judge(target: ReproduceTarget, child: FinishedProcess, earlier: tuple[str, 
 
 
 # What depends on the clock and the machine, and which attempt wrote a line.
-# Samples are taken where they cost little, so that the clock decides what `gradients` and `explanation` tell of them.
+# Samples are taken only where they cost little time, so `gradients` and `explanation` depend on the clock too.
 _TIME_DEPENDENT = {
     "seconds",
     "examples_per_second",

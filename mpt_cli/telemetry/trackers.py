@@ -141,6 +141,6 @@ class TrackerSink(Sink):
     def _named_errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # each tracker has a family of its own
+        except Exception as error:  # each tracker has its own family of errors
             remedy = f"Set logger.{self.name}=false to continue without it."
             raise DataError(f"{self.name} rejected what was logged: {first_line(error)}. {remedy}") from error

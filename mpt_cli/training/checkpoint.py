@@ -125,7 +125,7 @@ class CheckpointStore:
         self._prune(checkpoint.step)
 
     def cut_back(self, step: int) -> None:
-        """Forget what was saved after `step`: the run goes on from there, perhaps differently."""
+        """Delete what was saved after `step`: the run continues from there, perhaps differently."""
         self._drop([later for later in self.steps() if later > step])
 
     def newest(self, before: int | None = None) -> Checkpoint | None:
@@ -304,7 +304,8 @@ class Origin:
 
 
 class Checkpointer:
-    """Saves a run by its settings. A save that fails is said, and training goes on with the checkpoint before it."""
+    """Saves a run when its settings say so. If a save fails, the user is told and training continues; the checkpoint
+    before it stays."""
 
     def __init__(
         self, store: CheckpointStore, settings: TrainerSettings, model: Any, origin: Origin, record: "Record"
@@ -379,7 +380,7 @@ class Checkpointer:
         if self.failure is None:
             before = self.saved_step
             kept = "there is none before it" if before is None else f"that of step {before} is kept"
-            self.store.say(f"a checkpoint could not be written ({reason}); {kept}, training goes on")
+            self.store.say(f"a checkpoint could not be written ({reason}); {kept}, training continues")
         self.failure = reason
 
     def _is_due(self) -> bool:

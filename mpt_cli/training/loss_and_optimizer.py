@@ -86,7 +86,7 @@ def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: Loss
 def check_labels(model: Any, data: Any) -> None:
     """Raise DataError for labels that the sparse cross-entropy of an output has no class for.
 
-    TensorFlow ends in an error of its own there, and JAX trains on another class.
+    There TensorFlow fails with an error about its kernels, and JAX trains on another class.
     """
     outputs, targets = getattr(model, "outputs", None) or [], getattr(data, "y", None)  # which a stream has not
     names = getattr(model, "output_names", None) or list(range(len(outputs)))  # a Sequential has no names
@@ -196,7 +196,7 @@ def _count_outputs(model: keras.Model) -> int:
 
 
 def _width(tensor: Any) -> int:
-    """Size of the last dimension; 1 where there is one number per example, 0 where only the batch tells."""
+    """Size of the last dimension; 1 where there is one number per example, 0 where it is known only of a batch."""
     return int(tensor.shape[-1] or 0) if len(tensor.shape) > 1 else 1
 
 
@@ -444,12 +444,12 @@ def _steps_after_warmup(schedule: Schedule, total_steps: int | None) -> int:
 
 
 def resolve_scaling(settings: LossScaleSettings, model: Any) -> Scaling:
-    """Return what `mode` comes to for this model."""
+    """Return the scaling that `mode` means for this model."""
     return scaling_for(settings, computes_in_float16(model))
 
 
 def scaling_for(settings: LossScaleSettings, needed: bool) -> Scaling:
-    """Return what `mode` comes to where something computes in float16, or nothing does."""
+    """Return the scaling that `mode` means where something computes in float16, or nothing does."""
     return Scaling(settings.rule_for(needed), settings.on_overflow, needed)
 
 

@@ -1,6 +1,6 @@
-"""The model of a run: its layers in the dtypes of the policy, and what it brings of its own to its training, which is a
-`train_step` or `test_step`, and optimizers, loss and metrics of a `compile` that its author called. All of it is found,
-checked and put to use before the first step.
+"""The model of a run: its layers in the dtypes of the policy, and what its author decided about its training: a
+`train_step` or `test_step`, or optimizers, loss and metrics given to `compile`. All of it is found and checked before
+the first step.
 """
 
 from collections.abc import Callable, Sequence

@@ -84,7 +84,7 @@ class ModelProgram(Program):
         return model
 
     def build_copy(self, settings: Settings, data: DataSet) -> Any:
-        """Return a model with weights of its own; ConfigError for a model that Keras can't clone."""
+        """Return a copy that does not share its weights; ConfigError for a model that Keras can't clone."""
         as_built = self.policy is None and settings.policy.name == self.settings.policy.name
         return put_under_policy(settings, cloned(self.model), data, everywhere=not as_built)
 

@@ -25,7 +25,7 @@ from mpt_cli.training.progress import Conclusion, Progress, Stopwatch
 # a learning rate that is too small all updates are.
 LEAST_UPDATES = 10  # before anything is said
 MOST_BYTES = 2**26  # of kernels, the smallest first
-WIDE = ("float32", "float64")  # samples of the gradients tell of narrower ones
+WIDE = ("float32", "float64")  # narrower ones are looked at by samples of the gradients
 
 
 class WeightWatch:
@@ -134,7 +134,7 @@ class Record:
         return self.health.check(run_state, at_epoch_end=True)
 
     def look_at_weights(self) -> None:
-        """Say it where they don't move."""
+        """Tell the user where the weights do not move."""
         watch, counters = self.weight_watch, self.counters
         if watch is None or counters.streaks.zero_steps:  # without gradients nothing is to move
             return
