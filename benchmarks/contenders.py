@@ -47,7 +47,7 @@ class Cell:
     def steps(self) -> int:
         """Steps per epoch."""
         assert isinstance(self.data.train, Examples)
-        return len(self.data.train) // self.settings.trainer.batch_size
+        return self.data.train.size // self.settings.trainer.batch_size
 
 
 class TimedTelemetry(Telemetry):

@@ -217,6 +217,11 @@ def raise_problems(problems: Iterable[Problem]) -> None:
         raise ConfigError(found)
 
 
+def config_error(key: str, rule: str, received: object = None, remedy: str = "") -> ConfigError:
+    """Return the error of a single `Problem`."""
+    return ConfigError(Problem(key, rule, received, remedy))
+
+
 class DataError(MptError):
     """Data or files that are missing, unreadable or unfit, and places that cannot be written."""
 

@@ -127,7 +127,7 @@ def _batch_size(batch_size: int | None, data: "DataSet") -> int:
         )
     first = data.train.first()
     assert first is not None
-    return len(first)
+    return first.size
 
 
 def given_settings(model: Any, asked: RunArguments) -> Settings:

@@ -39,9 +39,8 @@ from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 from mpt_cli.training.loss_and_optimizer import describe_scaling
 from mpt_cli.training.progress import Conclusion, Outcome, Stopwatch
-from mpt_cli.training.run_record import Record
+from mpt_cli.training.run_record import Record, WeightWatch
 from mpt_cli.training.summary_and_exit_code import conclude_unfinished, status_of, status_of_error
-from mpt_cli.training.weight_watch import WeightWatch
 
 APPLIED = {  # keys that act in what is only recorded, or are known of it, by section; None: all of them
     "policy": ("name", "stochastic_rounding"),

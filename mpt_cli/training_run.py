@@ -116,7 +116,7 @@ def train_program(
             start.notes[:0] = notes
             return _train_from(start, command_line, reporters)
     settings, first = with_drawn_seed(settings), [*notes]
-    first += ["resume=auto: there is no unfinished run to go on with, so this is a new one"] if settings.resume else []
+    first += ["resume=auto: there is no unfinished run to continue, so this is a new one"] if settings.resume else []
     with RunDirectory.begin(settings.run_dir, settings.recipe) as run:
         return _train_from(Start(program.with_settings(settings), run, notes=first), command_line, reporters)
 
@@ -136,7 +136,7 @@ def _continue(run: RunDirectory, program: Program) -> Start:
     check_checkpoints(run, checkpoint)
     step = checkpoint.step if checkpoint else 0
     notes.append(
-        f"going on at step {step} of {run.path}"
+        f"continuing at step {step} of {run.path}"
         if checkpoint
         else f"{run.path} has no checkpoint yet, so it starts from the beginning"
     )

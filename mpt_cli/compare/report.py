@@ -22,11 +22,13 @@ from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
+from mpt_cli.runs.directory import numbered_path
 from mpt_cli.sweep.directory import NOT_RUN
 from mpt_cli.sweep.paired import FEWEST_SEEDS, MOST_SEEDS, RARE, count_seeds
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import ending_lines, format_difference, format_verdict, job_dict
 from mpt_cli.telemetry.format import format_bytes, format_number, format_share, format_signed
+from mpt_cli.training.progress import MONITORED
 
 
 def _baselines(found: Comparison) -> str:
@@ -105,7 +107,18 @@ def sentences(found: Comparison) -> list[str]:
     rule = [format_rule(found.objective, known, found.seeds)] if known else []
     has_float32 = any(entry.policy == "float32" for entry in found.entries)
     first = [] if has_float32 else [f"There is no float32 among them: the first, {_baselines(found)}, is the baseline."]
-    return [*told, *rule, *first]
+    return [*told, *rule, *first, *_script_sentences(found)]
+
+
+def _script_sentences(found: Comparison) -> list[str]:
+    """Say of a script which of its trainings was compared, and by what."""
+    if found.plan.jobs[0].verb != "run":
+        return []
+    trains_again = any(numbered_path(result.run_dir, "", 2).is_dir() for result in found.results)
+    which = ["The script trains several times; only its first training is compared."] if trains_again else []
+    name = found.objective.name
+    by = f"Quality is {name}, as the script's fit reports it; --objective NAME judges by another of its metrics."
+    return which if found.plan.facts["objective"] else [*which, by]
 
 
 def entry_verdict(found: Comparison, entry: Entry) -> str:
@@ -184,7 +197,9 @@ def _qualities(found: Comparison) -> str:
 
 def _unfinished(found: Comparison) -> str:
     failed = [entry.label for entry in found.entries if not entry.finished]
-    return f"{', '.join(failed)} did not finish." if failed else f"no run has {found.objective.name}."
+    if failed or found.plan.facts["objective"]:
+        return f"{', '.join(failed)} did not finish." if failed else f"no run has {found.objective.name}."
+    return f"no run recorded {', '.join(MONITORED)}. --objective NAME judges by another metric that fit reports."
 
 
 SECONDARY = ("memory",)  # left out where the terminal is narrow

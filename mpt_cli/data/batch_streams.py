@@ -1,18 +1,18 @@
-"""Batches that their source makes: those of a tf.data.Dataset, of a `keras.utils.PyDataset` and of a generator, read in
-one thread and exactly again. TensorFlow is imported only inside functions.
+"""Sources that make their own batches: a tf.data.Dataset, a `keras.utils.PyDataset` or a generator, read in one thread
+and the same each time. TensorFlow is imported only inside functions.
 
-PyDatasets and generators may draw from Python's and NumPy's global generators. In here those begin at what the
-seed of the run and the place of the batch say, and are put back afterwards: so a run that is resumed sees the batches
-that it would have seen.
+PyDatasets and generators may draw random numbers from Python's and NumPy's global generators. Before each batch both
+are seeded from the seed of the run and the place of the batch, and afterwards they are put back. So a resumed run sees
+the same batches as an unbroken one.
 """
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import isgenerator
-from itertools import count
+from itertools import count, zip_longest
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ class _BatchPasses:
 
     So epoch n is the n-th pass, also where a resumed run leaves out those before it: a pass is drawn when its iterator
     is made. (On TensorFlow Keras's `fit` makes one more between two epochs, so that there epoch 2 is the third pass.)
-    The first batch of a pass, which is looked at before training, is kept: the pass goes on from there.
+    The first batch, which is looked at before training, is kept, and training continues the pass after it.
     """
 
     def __init__(self, dataset: Any, again: Callable[[], Any] | None, where: str) -> None:
@@ -87,7 +87,7 @@ class _BatchPasses:
             return
         yield self.head
         for batch in self.rest:
-            self.head = None  # from here on the pass can't be taken up again
+            self.head = None  # from here on the pass can't be read from its beginning
             yield batch
         self.head = None
 
@@ -113,37 +113,23 @@ def _read(dataset: Any, where: str) -> Iterator[Examples]:
         raise DataError(f"{where}: reading the dataset failed: {lines[0] if lines else error!r}") from error
 
 
-def as_arrays(value: Any) -> Any:
-    """Return lists and tuples of arrays, which Keras takes for several inputs, as tuples, and tensors as NumPy arrays.
+def as_arrays(value: Any, name: str) -> Any:
+    """Return arrays of any library as NumPy arrays, ragged tensors as `Rows`, in dicts or tuples as Keras's `fit` takes
+    several of them. DataError for what is no array, which it does not take either.
 
-    Ragged tensors become `Rows`.
-
-    A list or tuple of numbers is one array.
-
-    >>> as_arrays([np.zeros(2), {"a": [np.ones(1)]}, (1, 2)])
-    (array([0., 0.]), {'a': (array([1.]),)}, array([1, 2]))
+    >>> as_arrays([np.zeros(2), {"a": [np.ones(1)]}], "x")
+    (array([0., 0.]), {'a': (array([1.]),)})
     """
     if value is None or isinstance(value, (np.ndarray, Rows)):
         return value
     if isinstance(value, dict):
-        return {name: as_arrays(part) for name, part in value.items()}
+        return {key: as_arrays(part, f"{name}[{key!r}]") for key, part in value.items()}
     if isinstance(value, (tuple, list)):
-        return tuple(map(as_arrays, value)) if _holds_arrays(value) else _one_array(value)
-    value = as_rows(value)
+        return tuple(as_arrays(part, f"{name}[{place}]") for place, part in enumerate(value))
+    if not hasattr(value, "shape"):
+        raise DataError(f"{name} must be an array, or a dict or list of arrays. Received: a {type(value).__name__}.")
+    value = as_rows(value, name)
     return value if isinstance(value, Rows) else np.asarray(value)
-
-
-def _one_array(value: Any) -> Any:
-    try:
-        return np.asarray(value)
-    except ValueError:
-        return value  # rows of different lengths: who checks the data says so, and where
-
-
-def _holds_arrays(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(map(_holds_arrays, value))
-    return (hasattr(value, "shape") and value.shape != ()) or isinstance(value, dict)
 
 
 def is_batch_source(value: Any) -> bool:
@@ -225,7 +211,12 @@ def as_examples(batch: Any, where: str) -> Examples:
         raise DataError(
             f"{where}: a batch must be x, (x, y) or (x, y, sample_weight). Received: a tuple of {len(parts)}."
         )
-    return Examples(*map(as_arrays, (*parts, None, None)[:3]))
+    return read_arrays(parts, f"{where}: ")
+
+
+def read_arrays(parts: Sequence[Any], where: str = "") -> Examples:
+    """Return x, y and sample_weight, as many as there are, as `as_arrays` does."""
+    return Examples(*(as_arrays(part, f"{where}{name}") for part, name in zip_longest(parts, Examples._fields)))
 
 
 @contextmanager

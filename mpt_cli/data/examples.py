@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import optree
 from numpy.typing import NDArray
 
 from mpt_cli.errors import DataError
@@ -44,10 +45,6 @@ class Rows:
     @property
     def dtype(self) -> Any:
         return self.values.dtype
-
-    @property
-    def dtype_name(self) -> str:
-        return RAGGED + ("string" if self.dtype.kind == "S" else str(self.dtype.name))
 
     @property
     def size(self) -> int:
@@ -135,17 +132,9 @@ Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = Any  # an Array, or a dict or tuple of Arrays; Any, so that users of a plain array need no casts
 
 
-class Batch(NamedTuple):
-    """The examples of a step; a tuple as Keras takes it."""
-
-    x: Arrays
-    y: Arrays
-    sample_weight: Arrays
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Arrays in memory; the first dimension of each is the number of examples.
+class Examples(NamedTuple):
+    """Arrays in memory, or the batch of a step, as Keras takes it; the first dimension of each array is the number of
+    examples.
 
     `y` is None where the model needs no targets; `sample_weight` None, an array, or in the structure of `y`.
     """
@@ -154,16 +143,14 @@ class Examples:
     y: Arrays
     sample_weight: Arrays = None
 
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
+        """Return the number of examples."""
         return int(leaves(self.x, "x")[0][1].shape[0])
-
-    def as_batch(self) -> Batch:
-        """Return all of them as one batch, not copied."""
-        return Batch(self.x, self.y, self.sample_weight)
 
     def take(self, which: "Array | slice") -> "Examples":
         """Return these examples only: a copy for an array of indices, a view for a slice."""
-        return Examples(*(map_arrays(lambda a: a[which], part) for part in (self.x, self.y, self.sample_weight)))
+        return Examples(*map_arrays(lambda a: a[which], self))
 
 
 class Reading(NamedTuple):
@@ -178,8 +165,8 @@ class Reading(NamedTuple):
 class Stream:
     """Batches that their source makes, read anew in every epoch; `read` gives those of one.
 
-    `steps` is their number, None where only reading tells. `endless`: a pass never ends, so only `trainer.max_steps`
-    does. `in_any_order`: they are read in an order that is asked for.
+    `steps` is their number, None where it is not known before they are read. `endless`: the source never ends, so that
+    `trainer.max_steps` must end the run. `in_any_order`: the caller chooses the order.
     """
 
     read: Callable[[Reading], Iterator[Examples]]
@@ -212,10 +199,10 @@ class Stream:
 
 
 class Continued:
-    """Epochs of `steps` batches of a stream that goes on from one epoch to the next, as `steps_per_epoch` has it.
+    """Epochs of `steps` batches, for `steps_per_epoch`: each epoch begins in the stream where the one before it ended.
 
-    A pass that ends is followed by the next. It is read ahead in the order of the epochs; for any other it is read
-    again from its beginning, which is how a resumed run finds the place.
+    After the end of the stream comes its next pass. For an epoch out of turn, as in a resumed run, the stream is read
+    again from its beginning.
     """
 
     def __init__(self, stream: Stream, steps: int) -> None:
@@ -271,8 +258,8 @@ class DataSet(Shapes):
     Classification: int32 labels 0 … num_classes-1 of shape (n,), or (n, T) for a label per position.
     Regression: float32 targets (n, k) and num_classes = k.
     `max_abs_input` is the largest magnitude among the float inputs, so that a run in float16 can be warned (its largest
-    number is 65504); of a stream, that of the first batch. Where targets are in the form they came in, `refused` is why
-    they are not those of `loss: auto`.
+    number is 65504); of a stream, that of the first batch. `refused` says why `loss: auto` can't
+    use the targets, where they were left as they came.
 
     `preprocessing` is what was done to the raw values, as JSON, for who feeds the trained model: `inputs` and `targets`
     in the model's order, each with its `name` and the `mean` and `deviation` it was standardised by; `divided_by` for
@@ -293,44 +280,18 @@ class DataSet(Shapes):
     def counts(self) -> dict[str, int | None]:
         """Return how many examples there are to train on and to validate with; None for a stream and for none."""
         parts = {"train": self.train, "validation": self.validation}
-        return {name: len(part) if isinstance(part, Examples) else None for name, part in parts.items()}
+        return {name: part.size if isinstance(part, Examples) else None for name, part in parts.items()}
 
 
 def leaves(arrays: Arrays, name: str) -> list[tuple[str, Array]]:
     """Return the single arrays with their name in messages: x, x['image'], x[1]; none of None."""
-    if arrays is None:
-        return []
-    if isinstance(arrays, dict):
-        return [leaf for key, value in arrays.items() for leaf in leaves(value, f"{name}[{key!r}]")]
-    if isinstance(arrays, tuple):
-        return [leaf for place, value in enumerate(arrays) for leaf in leaves(value, f"{name}[{place}]")]
-    return [(name, arrays)]
+    paths, found, _ = optree.tree_flatten_with_path(arrays)
+    return [(name + "".join(f"[{key!r}]" for key in path), array) for path, array in zip(paths, found, strict=True)]
 
 
-def map_arrays(function: Callable[[Any], Any], arrays: Arrays) -> Any:
-    """Return the same dict or tuple with `function` applied to each single array; None of None."""
-    if arrays is None:
-        return None
-    if isinstance(arrays, dict):
-        return {key: map_arrays(function, value) for key, value in arrays.items()}
-    if isinstance(arrays, tuple):
-        return tuple(map_arrays(function, value) for value in arrays)
-    return function(arrays)
-
-
-def join_arrays(join: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
-    """Merge dicts or tuples of the same form, with `join` of the arrays at each place; None of None.
-
-    >>> join_arrays(sum, [{"a": 1, "b": (2, None)}, {"a": 10, "b": (20, None)}])
-    {'a': 11, 'b': (22, None)}
-    """
-    if parts[0] is None:
-        return None
-    if isinstance(parts[0], dict):
-        return {key: join_arrays(join, [part[key] for part in parts]) for key in parts[0]}
-    if isinstance(parts[0], tuple):
-        return tuple(join_arrays(join, list(place)) for place in zip(*parts, strict=True))
-    return join(parts)
+def map_arrays(function: Callable[..., Any], *trees: Any) -> Any:
+    """Return dicts and tuples of the same form, with `function` of the arrays at each place; None stays None."""
+    return optree.tree_map(function, *trees)
 
 
 WHOLE_BYTES = 256 * 2**20  # up to here every byte is hashed; beyond, a sample of SAMPLE_BYTES
@@ -362,9 +323,9 @@ def all_arrays(part: Examples) -> list[tuple[str, Array]]:
 
 def draw_examples(examples: Examples, limit: int | None, seed: int, in_order: bool = False) -> Examples:
     """Draw at most `limit` of the examples by seed; `in_order` keeps their order."""
-    if limit is None or limit >= len(examples):
+    if limit is None or limit >= examples.size:
         return examples
-    chosen = np.random.default_rng([seed, 0]).permutation(len(examples))[:limit]
+    chosen = np.random.default_rng([seed, 0]).permutation(examples.size)[:limit]
     return examples.take(np.sort(chosen) if in_order else chosen)
 
 
@@ -378,7 +339,7 @@ def split_examples(
     """
     if fraction == 0:
         return examples, None
-    number = len(examples)
+    number = examples.size
     if number < 2:
         raise DataError(
             f"{number} example can't be split into training and validation. "

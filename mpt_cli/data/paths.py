@@ -55,8 +55,8 @@ def _nearest_name(path: Path) -> str:
 
 
 def check_run_present(settings: Settings) -> None:
-    """ConfigError for all functions of the user's that a run names and that are nowhere, DataError for a file of its
-    data or its model that can't be read. None of them is loaded.
+    """Check that what a run names exists, without loading it: ConfigError for functions of the user's, all at once,
+    DataError for a file of its data or model that can't be read.
     """
     if problems := [problem for key, name in imported_objects(settings) if (problem := missing_problem(name, key))]:
         raise ConfigError(problems)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.data.examples import (
+    RAGGED,
     Array,
     Arrays,
     DataSet,
@@ -17,7 +18,6 @@ from mpt_cli.data.examples import (
     Rows,
     Stream,
     all_arrays,
-    as_rows,
     draw_examples,
     fingerprint_arrays,
     leaves,
@@ -35,11 +35,11 @@ def to_numbers(examples: Examples, where: str) -> Examples:
     """Return inputs as float32 or int32, targets as float32 or int64, weights as float32.
 
     uint8 inputs are pixels, which stay as they are. Other integers are tokens. bool becomes 0 and 1. A float64 that
-    float32 can't hold becomes inf, which `check_examples` reports. Text among the inputs becomes UTF-8 bytes; ragged
-    inputs become Rows. DataError for other objects, complex numbers, and text and ragged tensors in targets.
+    float32 can't hold becomes inf, which `check_examples` reports. Text among the inputs becomes UTF-8 bytes. DataError
+    for other objects, complex numbers, and text and ragged tensors in targets.
     """
     return Examples(
-        _map_named(lambda a, name: on_values(_input_array, _as_input(a, name), name), examples.x, f"{where}: x"),
+        _map_named(lambda a, name: on_values(_input_array, a, name), examples.x, f"{where}: x"),
         _map_named(_target_array, examples.y, f"{where}: y"),
         _map_named(
             lambda a, name: _target_array(a, name).astype(np.float32), examples.sample_weight, f"{where}: sample_weight"
@@ -52,21 +52,9 @@ def _map_named(function: Any, arrays: Arrays, name: str) -> Arrays:
     return map_arrays(lambda a: function(a, next(names)), arrays)
 
 
-def _as_input(value: Any, name: str) -> Any:
-    return on_values(lambda each: _as_array(each, name, takes_text=True), as_rows(value, name))
-
-
-def _as_array(value: Any, name: str, takes_text: bool = False) -> Array:
-    if isinstance(value := as_rows(value, name), Rows):
-        raise DataError(f"{name} must be dense: only inputs may be ragged. Make it dense in the loader.")
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{name} is not an array of numbers: {error}") from error
+def _numeric(array: Array, name: str) -> Array:
     if array.dtype.name == "bfloat16" or array.dtype.name.startswith("float8"):
         return array.astype(np.float32)
-    if takes_text and (text := _as_text(array)) is not None:
-        return text
     if array.dtype.kind not in "fiub":
         raise DataError(f"{name} must hold numbers. Received: dtype {array.dtype}.")
     return array
@@ -84,7 +72,10 @@ def _as_text(array: Array) -> Array | None:
 
 
 def _input_array(array: Array, name: str) -> Array:
-    if array.dtype.kind == "S" or array.dtype == np.uint8:
+    if (text := _as_text(array)) is not None:
+        return text
+    array = _numeric(array, name)
+    if array.dtype == np.uint8:
         return array
     if array.dtype.kind in "fb":
         return _to_float32(array)
@@ -96,8 +87,10 @@ def _input_array(array: Array, name: str) -> Array:
     return array.astype(np.int32, copy=False)
 
 
-def _target_array(value: Any, name: str) -> Array:
-    array = _as_array(value, name)
+def _target_array(array: Any, name: str) -> Array:
+    if isinstance(array, Rows):
+        raise DataError(f"{name} must be dense: only inputs may be ragged. Make it dense in the loader.")
+    array = _numeric(array, name)
     return _to_float32(array) if array.dtype.kind == "f" else array.astype(np.int64)
 
 
@@ -152,7 +145,7 @@ def read_target(
 
 def labels_from_one_hot(examples: Examples) -> Examples:
     """Return the same examples with labels (n,) in place of one-hot rows (n, k); others as they are."""
-    return replace(examples, y=examples.y.argmax(axis=1)) if is_one_hot(examples.y) else examples
+    return examples._replace(y=examples.y.argmax(axis=1)) if is_one_hot(examples.y) else examples
 
 
 def is_one_hot(y: Arrays) -> bool:
@@ -264,7 +257,7 @@ def _unfit(name: str, array: Array, is_bad: Array, rule: str) -> list[str]:
 def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
     """Check examples as `to_numbers` left them, and return them with their targets in final form."""
     check_examples(examples, target, where, is_batch)
-    return replace(examples, y=final_targets(examples.y, target))
+    return examples._replace(y=final_targets(examples.y, target))
 
 
 def weighted_by_class(data: Examples | Stream, weights: dict[int, float]) -> Any:
@@ -319,13 +312,13 @@ def input_shape(x: Any) -> Any:
 
 def input_dtype(x: Any) -> str:
     """Name of the inputs' dtype; the distinct names joined with + where they differ."""
-    return "+".join(sorted({_dtype_name(array) for _, array in leaves(x, "x")}))
+    return "+".join(sorted({dtype_name(array) for _, array in leaves(x, "x")}))
 
 
-def _dtype_name(array: Any) -> str:
-    if isinstance(array, Rows):
-        return array.dtype_name
-    return "string" if array.dtype.kind == "S" else str(array.dtype.name)
+def dtype_name(array: Any) -> str:
+    """Return the name of the dtype: string for bytes, ragged before that of Rows."""
+    name = "string" if array.dtype.kind == "S" else str(array.dtype.name)
+    return RAGGED + name if isinstance(array, Rows) else name
 
 
 def look_at(parts: list[Examples]) -> dict[str, Any]:
@@ -335,7 +328,7 @@ def look_at(parts: list[Examples]) -> dict[str, Any]:
     return {
         "input_shape": input_shape(x),
         "input_dtype": input_dtype(x),
-        "input_dtypes": map_arrays(_dtype_name, x),
+        "input_dtypes": map_arrays(dtype_name, x),
         "max_abs_input": max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0),
         "fingerprint": fingerprint_arrays(parts),
     }
@@ -343,7 +336,7 @@ def look_at(parts: list[Examples]) -> dict[str, Any]:
 
 def _count_text(part: Examples | Stream) -> str:
     if isinstance(part, Examples):
-        return f"{len(part):,}"
+        return f"{part.size:,}"
     return "endless" if part.endless else "streamed"
 
 
@@ -442,7 +435,7 @@ def _standardise(raw: RawArrays, target: TargetSpec) -> RawArrays:
 
     def apply(part: Examples) -> Examples:
         y = part.y if target.task != "regression" else _scaled(part.y, y_mean, y_deviation)
-        return replace(part, x=_scaled(part.x, mean, deviation), y=y)
+        return part._replace(x=_scaled(part.x, mean, deviation), y=y)
 
     validation = None if raw.validation is None else apply(raw.validation)
     return replace(
@@ -451,7 +444,7 @@ def _standardise(raw: RawArrays, target: TargetSpec) -> RawArrays:
 
 
 def _with_moments(raw: RawArrays, key: str, mean: Array, deviation: Array) -> list[dict[str, Any]]:
-    """Return what the source tells of each column, and what the column was standardised by."""
+    """Return what the source says about each column, with the mean and deviation it was standardised by."""
     told = raw.preprocessing.get(key) or [{}] * len(mean)
     return [
         entry | {"mean": float(middle), "deviation": float(spread)}

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.data.batch_streams import (
-    as_arrays,
     call_seeded,
     is_batch_source,
     is_tf_dataset,
     open_batches,
     open_tf_batches,
+    read_arrays,
     seed_tensorflow,
     warn_of_workers,
 )
-from mpt_cli.data.examples import Array, DataSet, Examples, Stream, as_rows, in_epochs_of
+from mpt_cli.data.examples import Array, DataSet, Examples, Stream, in_epochs_of
 from mpt_cli.data.file_formats import load_csv, load_npz, load_text
 from mpt_cli.data.prepare_data_set import (
     RawArrays,
@@ -29,7 +29,7 @@ from mpt_cli.data.prepare_data_set import (
     missing_targets,
     weighted_by_class,
 )
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem, config_error
 from mpt_cli.settings.key_type import default_of
 from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Digits, Loader, Synthetic, Tabular
 from mpt_cli.settings.python_references import imported_names
@@ -245,12 +245,11 @@ def _is_part(value: Any) -> bool:
 
 
 def _read_arrays(value: Any, title: str) -> Examples:
-    if isinstance(value, (np.ndarray, dict)) or as_rows(value) is not value:
-        return Examples(as_arrays(value), None)
-    if isinstance(value, tuple) and len(value) in (2, 3) and value[0] is not None and value[1] is not None:
-        return Examples(*map(as_arrays, value))
-    kind = f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
-    raise DataError(f"{title}: must return {_FORMS}. Received: {kind}.")
+    parts = value if isinstance(value, tuple) else (value,)
+    if isinstance(value, list) or not 0 < len(parts) < 4 or any(part is None for part in parts[:2]):
+        kind = f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
+        raise DataError(f"{title}: must return {_FORMS}. Received: {kind}.")
+    return read_arrays(parts, f"{title}: ")
 
 
 # A function for each class in `settings.variants.DATA`, by the same name.
@@ -324,16 +323,14 @@ def load_data_of_run(settings: Settings, targets_as_given: bool = False) -> Data
     if trainer.steps_per_epoch is not None:
         if isinstance(data.train, Examples):
             rule = "must be left out for data in memory: an epoch is a pass over it."
-            raise ConfigError(
-                Problem(
-                    "trainer.steps_per_epoch", rule, trainer.steps_per_epoch, "Use trainer.max_steps to train shorter."
-                )
+            raise config_error(
+                "trainer.steps_per_epoch", rule, trainer.steps_per_epoch, "Use trainer.max_steps to train shorter."
             )
         data = replace(data, train=in_epochs_of(data.train, trainer.steps_per_epoch))
     if trainer.validation_steps is not None:
         if not isinstance(data.validation, Stream):
             rule = "must be left out unless the validation data is a stream."
-            raise ConfigError(Problem("trainer.validation_steps", rule, trainer.validation_steps))
+            raise config_error("trainer.validation_steps", rule, trainer.validation_steps)
         data = replace(data, validation=in_epochs_of(data.validation, trainer.validation_steps))
     return data
 

@@ -24,8 +24,8 @@ from mpt_cli.errors import (
     ConfigError,
     DataError,
     MptError,
-    Problem,
     UserCodeError,
+    config_error,
     install_command,
     summarise_error,
 )
@@ -63,22 +63,18 @@ def prepare_backend(settings: Settings) -> Platform:
         with _quiet_import():
             found = _tensorflow(settings) if name == "tensorflow" else _jax(settings)
     if keras.backend.backend() != name:
-        raise ConfigError(
-            Problem(
-                "backend.name",
-                f"Keras is loaded with backend {keras.backend.backend()} already.",
-                name,
-                "Start a new process.",
-            )
+        raise config_error(
+            "backend.name",
+            f"Keras is loaded with backend {keras.backend.backend()} already.",
+            name,
+            "Start a new process.",
         )
     if settings.backend.device == "gpu" and not found.gpus:
-        raise ConfigError(
-            Problem(
-                "backend.device",
-                f"no GPU is visible to {name} on this machine.",
-                "gpu",
-                "Use backend.device=auto or cpu; `mpt doctor` shows what there is.",
-            )
+        raise config_error(
+            "backend.device",
+            f"no GPU is visible to {name} on this machine.",
+            "gpu",
+            "Use backend.device=auto or cpu; `mpt doctor` shows what there is.",
         )
     assert settings.seed is not None
     from mpt_cli.precision.keras_internals import tensorflow_left_out
@@ -143,7 +139,7 @@ def running_platform(settings: Settings) -> Platform:
 def check_installed(name: str) -> None:
     """ConfigError, with what to install, for a backend that is not there."""
     if importlib.util.find_spec(name) is None:
-        raise ConfigError(Problem("backend.name", f"{name} is not installed.", name, install_command(name)))
+        raise config_error("backend.name", f"{name} is not installed.", name, install_command(name))
 
 
 def _set_variables(settings: Settings) -> None:
@@ -431,16 +427,14 @@ def _explain_framework_error(text: str, several_processes: bool) -> MptError | N
     first = text.strip().splitlines()[0][:200] if text.strip() else ""
     if _NOT_BY_XLA.search(text):
         rule = f"XLA can't compile this model: {first.rstrip('.')}."
-        return ConfigError(Problem("trainer.jit_compile", rule, None, "Set trainer.jit_compile=false."))
+        return config_error("trainer.jit_compile", rule, None, "Set trainer.jit_compile=false.")
     if found := _OUT_OF_MEMORY.search(text):
-        return ConfigError(
-            Problem(
-                "trainer.batch_size",
-                "the memory is too small for the model, its data and a batch of this size "
-                f"({text[found.start() :].splitlines()[0][:200].rstrip('.')}).",
-                None,
-                "Lower it, or choose a smaller model. Where the data takes the memory, set trainer.feed=stream.",
-            )
+        return config_error(
+            "trainer.batch_size",
+            "the memory is too small for the model, its data and a batch of this size "
+            f"({text[found.start() :].splitlines()[0][:200].rstrip('.')}).",
+            None,
+            "Lower it, or choose a smaller model. Where the data takes the memory, set trainer.feed=stream.",
         )
     if several_processes and _LOST_PROCESS.search(text):
         leave_at_once()  # JAX would wait for the lost one, and then abort this process with a stack of its own

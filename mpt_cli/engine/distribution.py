@@ -2,8 +2,8 @@
 dividing a model's variables over the devices of one process.
 
 Every process runs the same compiled steps on its share of each batch, so all must make the same calls in the same
-order. What rank 0 alone knows (how long a step takes, that somebody pressed Ctrl-C, where a run is taken up again) it
-broadcasts; only it writes files.
+order. Rank 0 broadcasts what it alone knows: how long a step takes, that somebody pressed Ctrl-C, where a run
+is resumed. Only rank 0 writes files.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem, config_error
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.checks import check_several_processes
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mpt_cli.engine.weight_layout import VariableLayout
 
 PROCESS_VARIABLE = "MPT_PROCESS"  # "RANK/WORLD_SIZE@HOST:PORT", set by who starts the processes
-MOST_MESSAGE_BYTES = 2**15  # of what rank 0 tells the others at once: a path has at most 4 KiB
+MOST_MESSAGE_BYTES = 2**15  # of a broadcast by rank 0: a path has at most 4 KiB
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def find_process_info(settings: Settings, environment: Mapping[str, str] = os.en
         count, rank, local_rank = (int(environment[name]) for name in own)
     except (KeyError, ValueError) as error:
         rule = "must be whole numbers, as Slurm and Open MPI set them for each process."
-        raise ConfigError(Problem(" and ".join(own), rule)) from error
+        raise config_error(" and ".join(own), rule) from error
     coordinator, gpus = environment.get("JAX_COORDINATOR_ADDRESS"), environment.get("SLURM_GPUS_ON_NODE", "")
     if own is _OF_OPEN_MPI:
         local_count = int(environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
@@ -129,7 +129,7 @@ def _as_jax_finds_it() -> ProcessInfo | None:
     except Exception as error:  # of what it asks over the network
         rule = f"JAX can't tell which process this is: {error}"
         remedy = f"{PROCESS_VARIABLE}=RANK/COUNT@HOST:PORT says it."
-        raise ConfigError(Problem("distribute", rule, None, remedy)) from error
+        raise config_error("distribute", rule, None, remedy) from error
     return None if found is None or found[1] == 1 else ProcessInfo(*found)
 
 
@@ -178,7 +178,7 @@ def connect(process_info: ProcessInfo, settings: Settings) -> None:
     except ValueError as error:  # what JAX lacks to find the others
         rule = f"JAX does not find the other processes: {error}"
         remedy = "JAX_COORDINATOR_ADDRESS=HOST:PORT says where the first process can be reached."
-        raise ConfigError(Problem("distribute", rule, None, remedy)) from error
+        raise config_error("distribute", rule, None, remedy) from error
     multihost_utils.sync_global_devices("mpt")  # Gloo greets on standard output at the first exchange: now
 
 
@@ -289,14 +289,12 @@ def build_distribution(settings: Settings, gpus: int) -> Distribution:
     parts = wanted.mesh[BATCH_AXIS] if wanted.name == MODEL_PARALLEL else count
     if gpus and count > gpus:
         key = "distribute.mesh" if wanted.name == MODEL_PARALLEL else "distribute.devices"
-        raise ConfigError(Problem(key, f"this machine has {gpus} visible GPUs.", count))
+        raise config_error(key, f"this machine has {gpus} visible GPUs.", count)
     if settings.trainer.batch_size % parts:
-        raise ConfigError(
-            Problem(
-                "trainer.batch_size",
-                f"must be a multiple of the {parts} devices it is split over.",
-                settings.trainer.batch_size,
-            )
+        raise config_error(
+            "trainer.batch_size",
+            f"must be a multiple of the {parts} devices it is split over.",
+            settings.trainer.batch_size,
         )
     return _mirrored(count, gpus) if wanted.name == "mirrored" else _over_mesh(wanted, count)
 
@@ -337,9 +335,7 @@ def check_device_count(settings: Settings, gpus: int) -> None:
     wanted = settings.distribute
     divided = wanted.name != "none" and wanted.device_count is None and find_process_info(settings) is None
     if divided and not gpus:
-        raise ConfigError(
-            Problem(
-                "distribute.devices",
-                "must be given where there is no GPU: the CPU is divided into that many logical devices.",
-            )
+        raise config_error(
+            "distribute.devices",
+            "must be given where there is no GPU: the CPU is divided into that many logical devices.",
         )

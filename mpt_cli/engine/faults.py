@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from mpt_cli.data.examples import Batch, DataSet
-from mpt_cli.errors import ConfigError, Problem, first_line
+from mpt_cli.data.examples import DataSet, Examples
+from mpt_cli.errors import config_error, first_line
 from mpt_cli.precision import has_custom_train_step, layers_of
 from mpt_cli.precision.gradients import scale_gradient
 from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training
@@ -33,15 +33,13 @@ def build_injector(fault: FaultSettings, model: Any, data: DataSet) -> "Injector
         return None
     if fault.place != "data" and has_custom_train_step(model):
         rule = "must be data: the model has a train_step of its own."
-        raise ConfigError(Problem("fault.place", rule, fault.place, "Use fault.place=data."))
+        raise config_error("fault.place", rule, fault.place, "Use fault.place=data.")
     if fault.place == "data" and "float" not in data.input_dtype:
-        raise ConfigError(
-            Problem(
-                "fault.place",
-                f"must not be data with inputs in {data.input_dtype}: only floats can be nan or inf.",
-                "data",
-                "Use fault.place=forward.",
-            )
+        raise config_error(
+            "fault.place",
+            f"must not be data with inputs in {data.input_dtype}: only floats can be nan or inf.",
+            "data",
+            "Use fault.place=forward.",
         )
     return Injector(fault, model)
 
@@ -74,7 +72,7 @@ class Injector:
         if keras.backend.backend() == "tensorflow":
             return lambda model, data: self._run(lambda spoiled: train_step(model, spoiled), data, self._factor())
 
-        def with_state(model: Any, state: Any, data: Batch) -> Any:
+        def with_state(model: Any, state: Any, data: Examples) -> Any:
             mapping = list(zip(model.optimizer.variables, state.optimizer, strict=True))
             with keras.StatelessScope(state_mapping=mapping):
                 factor = self._factor()
@@ -82,7 +80,7 @@ class Injector:
 
         return with_state
 
-    def _run(self, step: Callable[[Batch], Any], data: Batch, factor: Tensor) -> Any:
+    def _run(self, step: Callable[[Examples], Any], data: Examples, factor: Tensor) -> Any:
         self._now.factor = factor
         try:
             if self.fault.place == "data":

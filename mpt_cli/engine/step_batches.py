@@ -1,7 +1,7 @@
 """Where the steps of an epoch get their examples: from data that stays on the device, or in chunks sent to it.
 
-Both ways hand out the same batches in the same order, which depends on the seed and the epoch only, so that it makes no
-difference to the result which one runs or where a run is taken up again.
+Both give the same batches in the same order, which depends only on the seed and the epoch. So the result does not
+depend on which one runs, nor on where a run is resumed.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,12 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.data.examples import (
-    Batch,
     Examples,
     Rows,
     Stream,
     all_arrays,
-    join_arrays,
     joined,
     leaves,
     map_arrays,
@@ -34,7 +32,7 @@ WAIT_SECONDS = 0.1  # for data, between two looks whether to wait on
 class StepChunk:
     """Steps for one call or several: `batch_indices[:count]` of `source`."""
 
-    source: Batch  # on the device
+    source: Examples  # on the device
     batch_indices: BatchIndices
     count: int
 
@@ -74,11 +72,11 @@ class BatchPlan:
 
     def steps_per_epoch(self, data: Examples | Stream) -> int | None:
         """Return the steps of an epoch over `data`; None where a stream does not know its length."""
-        return data.steps if isinstance(data, Stream) else self.steps_of(len(data))
+        return data.steps if isinstance(data, Stream) else self.steps_of(data.size)
 
     def has_only_whole_batches(self, data: Examples | Stream) -> bool:
         """Return whether no batch of `data` is smaller than the others, where that is known ahead."""
-        return isinstance(data, Examples) and self.rest_of(len(data)) == 0
+        return isinstance(data, Examples) and self.rest_of(data.size) == 0
 
     def order(self, examples: int, epoch: int) -> NDArray[np.int32]:
         """Return the examples of `epoch` (from 1) in the order they are used."""
@@ -111,7 +109,7 @@ class Feed:
         self.data, self.engine, self.plan = data, engine, plan
         self.steps = plan.steps_per_epoch(data)
         self.is_resident = resident and isinstance(data, Examples)
-        self._resident: Any = engine.to_device(data.as_batch()) if isinstance(data, Examples) and resident else None
+        self._resident: Any = engine.to_device(data) if isinstance(data, Examples) and resident else None
         self._usual: list[Any] = []  # the form of the batches that are sent several at a time
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="mpt-feed")
         self._chunks: Iterator[StepChunk] = iter(())
@@ -155,7 +153,7 @@ class Feed:
         """Return no step, in the shapes that the first steps of an epoch have; the position stays."""
         if self._resident is not None:
             return next(self._index(1, 0)).part(0, 0, self.plan.capacity)
-        first = _first(self.data, self.plan.batch_size)
+        first = first_batch(self.data, self.plan.batch_size)
         first = self._fitted(first) or first
         self._usual = _form(first)
         return replace(self._chunk_of([first]), count=0)
@@ -163,7 +161,7 @@ class Feed:
     def _index(self, epoch: int, skip_steps: int) -> Iterator[StepChunk]:
         """Yield all steps of an epoch over resident data in one chunk, and a last, smaller one in another."""
         assert isinstance(self.data, Examples)
-        order, size = self.plan.order(len(self.data), epoch), self.plan.batch_size
+        order, size = self.plan.order(self.data.size, epoch), self.plan.batch_size
         whole = len(order) // size
         rest = order[whole * size : whole * size + self.plan.rest_of(len(order))]
         if skip_steps < whole:
@@ -192,8 +190,8 @@ class Feed:
 
     def _fitted(self, batch: Examples) -> Examples | None:
         """Return as much of it as splits evenly over the devices; None where that is nothing."""
-        over = len(batch) % self.plan.devices
-        return batch if not over else batch.take(slice(0, len(batch) - over)) if len(batch) > over else None
+        over = batch.size % self.plan.devices
+        return batch if not over else batch.take(slice(0, batch.size - over)) if batch.size > over else None
 
     def _slots(self, batch: Examples) -> int:
         """Return how many batches are sent together, of those in the usual form."""
@@ -206,7 +204,7 @@ class Feed:
         if isinstance(self.data, Stream):
             yield from self.data.batches(epoch, plan.seed, plan.shuffle)
             return
-        order = plan.order(len(self.data), epoch)
+        order = plan.order(self.data.size, epoch)
         for first in range(0, len(order), plan.batch_size):
             yield self.data.take(order[first : first + plan.batch_size])
 
@@ -220,7 +218,7 @@ class Feed:
         slots, size = self._slots(batches[0]), max(sizes)
         joint = _joined(batches, slots * size) if len(sizes) == 1 else batches[0]
         batch_indices = np.arange(slots * size, dtype=np.int32).reshape(slots, size)
-        return StepChunk(self.engine.to_device(joint.as_batch()), batch_indices, count)
+        return StepChunk(self.engine.to_device(joint), batch_indices, count)
 
 
 def _lengths(batch: Examples) -> set[int]:
@@ -239,8 +237,7 @@ def _form(batch: Examples) -> list[Any]:
 
 def _joined(batches: list[Examples], length: int) -> Examples:
     """Return the batches one after the other as `length` examples, zeros or empty rows behind them; None stays None."""
-    places = zip(*(batch.as_batch() for batch in batches), strict=True)
-    return Examples(*(join_arrays(lambda parts: joined(parts, length), list(parts)) for parts in places))
+    return Examples(*map_arrays(lambda *parts: joined(parts, length), *batches))
 
 
 def _padded(indices: NDArray[np.int32], rows: int) -> BatchIndices:
@@ -249,18 +246,14 @@ def _padded(indices: NDArray[np.int32], rows: int) -> BatchIndices:
     return indices if missing <= 0 else np.concatenate([indices, np.zeros((missing, indices.shape[1]), np.int32)])
 
 
-def first_batch(data: Examples | Stream, batch_size: int) -> Batch:
+def first_batch(data: Examples | Stream, batch_size: int) -> Examples:
     """Return the first `batch_size` examples, or all where there are fewer, in the order of the source."""
-    return _first(data, batch_size).as_batch()
-
-
-def _first(data: Examples | Stream, batch_size: int) -> Examples:
     return _for_backend(next(data.batches(1)) if isinstance(data, Stream) else data.take(slice(0, batch_size)))
 
 
 def _for_backend(batch: Examples) -> Examples:
     """Return the batch as Keras's `fit` hands it to the model: ragged inputs padded on JAX, which has none."""
-    return replace(batch, x=map_arrays(lambda array: array.dense() if _made_dense(array) else array, batch.x))
+    return batch._replace(x=map_arrays(lambda array: array.dense() if _made_dense(array) else array, batch.x))
 
 
 def _made_dense(array: Any) -> bool:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import config_error
 from mpt_cli.precision import LossScaleOptimizer, layers_of
 from mpt_cli.precision.scale_state import StepRow
 from mpt_cli.precision.train_step import CustomSteps, custom_steps, metric_variables, metrics_of, optimizers_of
@@ -51,7 +51,7 @@ class Engine(ABC):
 
     @property
     def custom_steps(self) -> CustomSteps | None:
-        """Return where the model brings a step of its own: what that reports instead of metrics."""
+        """Return what a model's own train_step or test_step reports in place of metrics; None without one."""
         return custom_steps(self.model)
 
     def _program(self, function: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
@@ -139,13 +139,11 @@ def read_metrics(results: dict[str, Any]) -> dict[str, float]:
     found = {name: np.asarray(value) for name, value in results.items()}
     for name, value in found.items():
         if value.size != 1:
-            raise ConfigError(
-                Problem(
-                    "model",
-                    f"its metric {name} must be one number, not shape {value.shape}.",
-                    None,
-                    "Let its result() return a mean.",
-                )
+            raise config_error(
+                "model",
+                f"its metric {name} must be one number, not shape {value.shape}.",
+                None,
+                "Let its result() return a mean.",
             )
     return {name: float(value.item()) for name, value in found.items()}
 

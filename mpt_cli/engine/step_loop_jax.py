@@ -189,8 +189,8 @@ class JaxEngine(Engine):
 
 
 def _unshare(variables: list[Any]) -> None:
-    """Give each variable memory of its own: a call donates it, once. A fit with `use_ema` ends with weights that are
-    their averages."""
+    """Copy values that two variables share: a call donates each buffer, which works only once. After a fit with
+    `use_ema` weights and averages share theirs."""
     seen = set[int]()
     for variable in filter(has_value, variables):  # a planned one has none
         if id(variable.value) in seen:

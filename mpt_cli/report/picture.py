@@ -1,4 +1,4 @@
-"""A picture: its curves, and the data from which a page draws them."""
+"""A picture: its curves, how they are told apart on screen and paper, and the data from which a page draws them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.telemetry.colors import PLAIN_STYLE, CurveStyle
+# After Okabe and Ito's palette for the color-blind, without its light tones: each has a contrast of 3 or more both to
+# the white page and to the dark one.
+CURVE_COLORS = ("#0072b2", "#d55e00", "#00936b", "#c86fa2", "#a6761d", "#7f7f7f")
+LINE_STYLES = ("-", "--")
+MOST_DISTINCT = len(LINE_STYLES) * len(CURVE_COLORS)  # more than these nobody tells apart
+
+
+@dataclass(frozen=True)
+class CurveStyle:
+    """`style` is matplotlib's, empty for points alone."""
+
+    color: str = CURVE_COLORS[0]
+    style: str = "-"
+    marker: str = ""
+
+
+PLAIN_STYLE = CurveStyle()
+
+
+def distinct_style(index: int) -> CurveStyle:
+    """Return a style that differs from others: first by color, then by line style; 12 of them are distinct."""
+    return CurveStyle(
+        CURVE_COLORS[index % len(CURVE_COLORS)], LINE_STYLES[index // len(CURVE_COLORS) % len(LINE_STYLES)]
+    )
+
 
 MOST_POINTS = 40_000  # of all curves of a page: with these its file stays under 1 MB
 MOST_MARKS = 1_000
@@ -47,7 +71,7 @@ def chart_data(pictures: Sequence[Picture]) -> list[dict[str, Any]]:
     return [
         {
             **vars(picture),
-            "skips": _distinct_marks(picture.skips),
+            "skips": _some(picture.skips),
             "curves": [_curve_data(curve, most) for curve in picture.curves],
         }
         for picture in pictures
@@ -60,7 +84,7 @@ def _curve_data(curve: Curve, most_points: int) -> dict[str, Any]:
     return {
         "label": curve.label,
         **vars(curve.look),
-        "lost": _distinct_marks(xs[~is_finite]),
+        "lost": _some(xs[~is_finite]),
         "xs": [float(f"{x:.10g}") for x in xs],
         "ys": [float(f"{y:.5g}") if known else None for y, known in zip(ys, is_finite, strict=True)],
     }
@@ -80,7 +104,6 @@ def thin_out(xs: np.ndarray, ys: np.ndarray, most_points: int) -> tuple[np.ndarr
     return xs[kept], ys[kept]
 
 
-def _distinct_marks(xs: Sequence[float] | np.ndarray) -> list[float]:
-    """Return the places of marks; those that would fall on one place share it."""
-    last = float(xs[-1]) or 1.0 if len(xs) else 1.0
-    return [*{int(MOST_MARKS * x / last): float(x) for x in xs}.values()]
+def _some(xs: Sequence[float] | np.ndarray) -> list[float]:
+    """Return every nth of more than MOST_MARKS places of marks, which lie closer than one can see."""
+    return [float(x) for x in xs[:: 1 + len(xs) // MOST_MARKS]]

@@ -2,11 +2,10 @@
 
 import html
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import config_error
 from mpt_cli.report.history import FIELDS_WITHOUT_CURVE, STEP_FIELDS, read_history
 from mpt_cli.report.run_page import headline, run_page
 from mpt_cli.runs.directory import RunDirectory, read_json, read_lines
@@ -17,7 +16,7 @@ NOT_METRICS = {*FIELDS_WITHOUT_CURVE, *STEP_FIELDS, "memory_bytes"} - {"learning
 def load_run(path: str | Path) -> "Run":
     """Return the run in this directory, also one that still trains or was killed; DataError where there is none."""
     if not isinstance(path, (str, Path)):
-        raise ConfigError(Problem("path", "must be the path of a run directory.", path))
+        raise config_error("path", "must be the path of a run directory.", path)
     return Run(RunDirectory.open(path).path)
 
 
@@ -59,12 +58,12 @@ class Run:
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
-        """Return every skipped step and every change of the scale, in order."""
+        """Return every skipped step and every change of the scale, in order, as `pandas.DataFrame` takes them."""
         return list(read_lines(self.directory.events_jsonl))
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        """Return every line of metrics.jsonl."""
+        """Return every line of metrics.jsonl, as `pandas.DataFrame` takes them."""
         return list(read_lines(self.directory.metrics_jsonl))
 
     @cached_property
@@ -74,14 +73,6 @@ class Run:
         names = dict.fromkeys(name for line in ends for name in line if name not in NOT_METRICS)
         named = {name: [float(line[name]) for line in ends if line.get(name) is not None] for name in names}
         return {name: values for name, values in named.items() if values}
-
-    def events_frame(self) -> Any:
-        """Return `events` as a pandas DataFrame; ImportError without pandas."""
-        return import_module("pandas").DataFrame(self.events)
-
-    def lines_frame(self) -> Any:
-        """Return `lines` as a pandas DataFrame; ImportError without pandas."""
-        return import_module("pandas").DataFrame(self.lines)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {headline(read_history(self.path))})"

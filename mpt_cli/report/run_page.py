@@ -10,12 +10,11 @@ from typing import Any
 
 from mpt_cli.report.history import STEP_FIELDS, RunHistory
 from mpt_cli.report.page import render_page, write_page
-from mpt_cli.report.picture import Curve, Picture
+from mpt_cli.report.picture import CURVE_COLORS, MOST_DISTINCT, Curve, CurveStyle, Picture, distinct_style
 from mpt_cli.report.tables import PageTable, text_table
 from mpt_cli.runs.provenance import flatten
 from mpt_cli.settings.model_data_optimizer_keys import PYTHON
 from mpt_cli.settings.search_path import conf_override, explicit_path, shell_command
-from mpt_cli.telemetry.colors import CURVE_COLORS, MOST_DISTINCT, CurveStyle, distinct_style
 from mpt_cli.telemetry.console.plain import result_rows
 from mpt_cli.telemetry.format import (
     format_count,

@@ -1,5 +1,5 @@
 """What `mpt reproduce` runs: recipes by name, file, folder, pattern and tag, and earlier runs, all read before the
-first begins. A recipe that can't be read is an error of its own; the others run.
+first begins. A recipe that can't be read is reported as an error; the others run.
 """
 
 import fnmatch
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.paths import check_run_present
-from mpt_cli.errors import ConfigError, DataError, Problem, raise_problems
+from mpt_cli.errors import ConfigError, DataError, Problem, config_error, raise_problems
 from mpt_cli.machine import nvidia_gpus
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.expectations import check_names
@@ -117,7 +117,7 @@ def collect(request: Selection) -> Collection:
     if not found.targets and not found.errors and (targets or errors):
         words = [word for target in targets for word in (target.name, *target.tags)] + [each.name for each in errors]
         listed = f"There are {', '.join(dict.fromkeys(words))}."
-        raise ConfigError(Problem("-k", "must be part of a name or tag.", request.keywords, listed))
+        raise config_error("-k", "must be part of a name or tag.", request.keywords, listed)
     return found
 
 

@@ -1,5 +1,5 @@
-"""Recipes and earlier runs run again, each in a process of its own, and held against what was expected of them; and the
-proof that a run which is killed and resumed ends as one that never was: both held against each other, bit by bit.
+"""Recipes and earlier runs, run again in a process each and compared with what was expected; and the proof that a run
+that is killed and resumed ends as an unbroken one: both are compared bit by bit.
 """
 
 import random
@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import BAD_DATA, MISMATCH, OK, TERMINATED, ConfigError, DataError, Problem
+from mpt_cli.errors import BAD_DATA, MISMATCH, OK, TERMINATED, DataError, config_error
 from mpt_cli.jobs.local_processes import Command, Ending, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Limits, Queue, run_one
 from mpt_cli.reproduce.collection import ReproduceTarget
@@ -222,7 +222,7 @@ def _judge(target: ReproduceTarget, child: FinishedProcess, earlier: tuple[str, 
 
 
 # What depends on the clock and the machine, and which attempt wrote a line.
-# Samples are taken where they cost little, so that the clock decides what `gradients` and `explanation` tell of them.
+# Samples are taken only where they cost little time, so `gradients` and `explanation` depend on the clock too.
 _TIME_DEPENDENT = {
     "seconds",
     "examples_per_second",
@@ -348,7 +348,7 @@ def _check_succeeded(child: FinishedProcess) -> FinishedProcess:
 def _steps_of(child: FinishedProcess, step: int | None) -> int:
     steps = int((child.summary or {})["steps_seen"])
     if steps < 2:
-        raise ConfigError(Problem("trainer.max_steps", "must leave at least 2 steps.", steps))
+        raise config_error("trainer.max_steps", "must leave at least 2 steps.", steps)
     if step is not None and not 1 <= step < steps:
-        raise ConfigError(Problem("--at", f"must be a step of the run before its last: 1 to {steps - 1}.", step))
+        raise config_error("--at", f"must be a step of the run before its last: 1 to {steps - 1}.", step)
     return steps

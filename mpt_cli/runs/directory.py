@@ -1,6 +1,4 @@
-"""The run directory: the files in it beside those of telemetry, how they are read, and what a run tells those who look
-at it from outside: which process writes, and what it announced.
-"""
+"""The run directory: its files, how they are read, and the lock that says which process writes in it."""
 
 import fcntl
 import json
@@ -239,7 +237,7 @@ class RunDirectory(TelemetryFiles):
                 clear_holder(file)
 
     def clear_unstarted(self) -> bool:
-        """Empty a directory whose run was killed before it had begun: no configuration yet, and only files of ours.
+        """Empty a directory whose run was killed before it began, which holds no configuration and only files of mpt.
 
         Returns whether it is empty now. DataError when that run is still alive, and beginning.
         """

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache, lru_cache
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -97,14 +97,12 @@ def cluster_job(environment: Mapping[str, str]) -> dict[str, str] | None:
     return {"job_id": f"{array}_{task}" if array else job, "node": node} if job else None
 
 
+@cache
 def installed_packages() -> dict[str, str]:
-    """Return every distribution of this interpreter and its version, as pip would list them."""
-    return dict(_packages_in(tuple(sys.path)))
+    """Return every distribution of this interpreter and its version, as pip would list them.
 
-
-@lru_cache(maxsize=1)
-def _packages_in(path: tuple[str, ...]) -> dict[str, str]:
-    """Read once: a search, or a script with many fits, has many runs in a process."""
+    Read once: a search, or a script with many fits, has many runs in a process.
+    """
     each = (item.metadata for item in metadata.distributions())
     return dict(sorted((str(about["Name"]).lower().replace("_", "-"), str(about["Version"])) for about in each))
 

@@ -213,7 +213,7 @@ def unused_changes(changed: Iterable[str], mode: str, mode_before: str | None, p
     """Return the changed keys without effect: numbers of `loss_scale` that a run resumed in `mode` does not use, and
     keys of phases that are over.
 
-    A scale that moves goes on from where it was; only where it begins anew does it begin at `initial_scale`.
+    A scale that moves continues from its last value. `initial_scale` is used only where the mode is new.
 
     >>> unused_changes(["loss_scale.initial_scale", "loss_scale.max_scale", "seed"], "dynamic", "dynamic")
     ['loss_scale.initial_scale']

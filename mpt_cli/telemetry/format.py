@@ -70,7 +70,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_whole_seconds(seconds: float) -> str:
-    """Return the duration of something that still goes on.
+    """Return how long something has taken so far.
 
     >>> format_whole_seconds(1.93), format_whole_seconds(75.9)
     ('1 s', '1:15')

@@ -243,8 +243,8 @@ class Snapshot:
 class Summary:
     """How a run ended: the content of summary.json.
 
-    `seconds` and `examples_per_second` are of all attempts of a resumed run, each up to the checkpoint that was gone on
-    from; what was trained and lost after it counts for nothing.
+    `seconds` and `examples_per_second` add up the attempts of a resumed run, each up to the checkpoint from which the
+    next one continued. Steps that were lost after it are not counted.
     """
 
     status: str  # finished | stopped | interrupted | terminated | failed

@@ -81,8 +81,8 @@ class CounterOptions:
 
     `variables` are the paths of the trainable variables, in the order of the gradients; `applies_non_finite` is true
     where non-finite gradients are used all the same (`loss_scale.mode=none`, `on_overflow=apply`). `optimizers` has the
-    name and the variables of each where there are several. `loss_is_running`: a step tells not its own loss but where
-    the loss of the epoch stands, as steps of a model's own mostly do.
+    name and the variables of each where there are several. `loss_is_running`: a step reports the running mean
+    of the epoch in place of its own loss, as most custom train steps do.
     """
 
     variables: tuple[str, ...] = ()
@@ -208,7 +208,7 @@ class StepCounters:
             self.last_mean_loss = self._loss_sum = float(used[-1])
             self._loss_count = 1
             return
-        with np.errstate(invalid="ignore"):  # inf and -inf in one block come to nan
+        with np.errstate(invalid="ignore"):  # inf and -inf in one block add up to nan
             total = float(np.sum(used, dtype=np.float64))
         self.last_mean_loss = total / len(used)
         self._loss_sum += total
@@ -265,7 +265,7 @@ def _fault_of(block: StepRecords, i: int, variables: tuple[str, ...]) -> dict[st
 def _streak_lengths(flags: Flags, before: int) -> tuple[int, int]:
     """Return the lengths of the streak of true flags at the end, and of the longest; `before` flags precede the array.
 
-    Without any flag the run before goes on, and none was reached here.
+    An empty array leaves the streak before it as it is.
     """
     if not flags.any():
         return (0 if len(flags) else before), 0

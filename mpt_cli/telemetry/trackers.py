@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
-from mpt_cli.errors import ConfigError, DataError, Problem, first_line, install_command, printable
+from mpt_cli.errors import DataError, config_error, first_line, install_command, printable
 from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.record_types import GRADIENT_FIELDS, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink_interface import Sink
@@ -31,7 +31,7 @@ def chosen_trackers(logger: LoggerSettings) -> list[str]:
     for name in chosen:
         if importlib.util.find_spec(name) is None:
             remedy = f"Install the extra with: {install_command(name)}, or set logger.{name}=false."
-            raise ConfigError(Problem(f"logger.{name}", f"needs the package {name}.", True, remedy))
+            raise config_error(f"logger.{name}", f"needs the package {name}.", True, remedy)
     return chosen
 
 
@@ -141,6 +141,6 @@ class TrackerSink(Sink):
     def _named_errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # each tracker has a family of its own
+        except Exception as error:  # each tracker has its own family of errors
             remedy = f"Set logger.{self.name}=false to continue without it."
             raise DataError(f"{self.name} rejected what was logged: {first_line(error)}. {remedy}") from error

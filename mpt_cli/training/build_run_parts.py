@@ -10,16 +10,16 @@ from typing import Any
 
 import keras
 
-from mpt_cli.data.examples import RAGGED, Batch, DataSet, Examples, Rows, Stream, map_arrays
+from mpt_cli.data.examples import RAGGED, DataSet, Examples, Stream, map_arrays
+from mpt_cli.data.prepare_data_set import dtype_name
 from mpt_cli.data.sources import has_targets_as_given, load_data_of_run
 from mpt_cli.engine.backend import Platform
-from mpt_cli.engine.choose_engine import build_engine
+from mpt_cli.engine.choose_engine import JitChoice, build_engine, check_layers, choose_jit
 from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.faults import build_injector, warn_of_fault
 from mpt_cli.engine.step_batches import BatchPlan, Feed, byte_size, first_batch
 from mpt_cli.engine.step_loop import Engine, read_metrics
-from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
-from mpt_cli.errors import ConfigError, Problem, UserCodeError
+from mpt_cli.errors import ConfigError, Problem, UserCodeError, config_error
 from mpt_cli.models.build import plain_message, symbol
 from mpt_cli.precision import (
     LayerAudit,
@@ -221,7 +221,7 @@ def put_to_training(settings: Settings, model: Any, data: DataSet, phases: Phase
     take_up(optimizers)
     if settings.phases and len(names := [*optimizers_of(model)]) > 1:
         rule = f"must be left out: the model has {len(names)} optimizers ({', '.join(names)}), and a phase has one."
-        raise ConfigError(Problem("phases", rule))
+        raise config_error("phases", rule)
     phases.take_up = take_up
 
 
@@ -271,22 +271,18 @@ def uncompiled_inputs(settings: Settings, data: DataSet) -> str:
     """
     is_text, on_tensorflow = "string" in data.input_dtype, settings.backend.name == "tensorflow"
     if is_text and not on_tensorflow:
-        raise ConfigError(
-            Problem(
-                "backend.name",
-                f"{settings.backend.name} has no text, and inputs of the data are.",
-                settings.backend.name,
-                "Use backend=tensorflow, or turn them into numbers in data.loader.",
-            )
+        raise config_error(
+            "backend.name",
+            f"{settings.backend.name} has no text, and inputs of the data are.",
+            settings.backend.name,
+            "Use backend=tensorflow, or turn them into numbers in data.loader.",
         )
     kind = "text" if is_text else "ragged" if RAGGED in data.input_dtype and on_tensorflow else ""
     if kind and settings.trainer.jit_compile is True:
-        raise ConfigError(
-            Problem(
-                "trainer.jit_compile",
-                f"must be auto or false: inputs of the data are {kind}, which XLA does not compute with.",
-                True,
-            )
+        raise config_error(
+            "trainer.jit_compile",
+            f"must be auto or false: inputs of the data are {kind}, which XLA does not compute with.",
+            True,
         )
     return kind
 
@@ -333,7 +329,7 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
     engine.trains_in_whole_batches = plan.has_only_whole_batches(data.train)
     engine.rebuild()
     if isinstance(data.train, Stream) and data.train.endless and trainer.max_steps is None:
-        raise ConfigError(Problem("trainer.max_steps", "must be given for a dataset that never ends."))
+        raise config_error("trainer.max_steps", "must be given for a dataset that never ends.")
     if data.validation is None:
         return train_feed, None
     in_order = BatchPlan(trainer.batch_size, capacity, devices=devices)
@@ -343,8 +339,8 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
 def _stays_on_device(trainer: TrainerSettings, data: DataSet) -> bool:
     sizes = [byte_size(data.train), byte_size(data.validation)]
     if trainer.feed == "resident" and None in sizes:
-        raise ConfigError(
-            Problem("trainer.feed", "a stream of data can't stay on the device.", "resident", "Use auto or stream.")
+        raise config_error(
+            "trainer.feed", "a stream of data can't stay on the device.", "resident", "Use auto or stream."
         )
     if trainer.feed != "auto":
         return trainer.feed == "resident"
@@ -356,7 +352,7 @@ def count_parameters(model: Any) -> int:
     return sum(math.prod(weight.shape) for weight in model.weights)
 
 
-def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch:
+def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Examples:
     """Make the variables of losses and metrics from the shapes of the first batch, which is returned.
 
     Keras makes them at the first update, which inside a compiled step is too late; it has no public call for this.
@@ -365,7 +361,7 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
     batch = first_batch(data, batch_size)
     if not can_be_called(model):
         return batch  # it has no outputs of its own
-    specs = Batch(*(map_arrays(_symbol, part) for part in batch))
+    specs = map_arrays(lambda array: symbol(array.shape, dtype_name(array)), batch)
     try:
         build_for_batch(model, specs if specs.sample_weight is not None else (specs.x, specs.y))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
@@ -380,22 +376,13 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
             for part in (getattr(model, "outputs", None), batch.y)
         ]
         output, target = (part if part else "?" for part in shapes)
-        raise ConfigError(
-            Problem(
-                "trainer.loss",
-                f"loss and metrics can't compare outputs of shape {output} with targets of shape {target}",
-                None,
-                f"Choose another model, trainer.loss or trainer.metrics. Keras: {str(error).strip().splitlines()[0]}",
-            )
+        raise config_error(
+            "trainer.loss",
+            f"loss and metrics can't compare outputs of shape {output} with targets of shape {target}",
+            None,
+            f"Choose another model, trainer.loss or trainer.metrics. Keras: {str(error).strip().splitlines()[0]}",
         ) from error
     return batch
-
-
-def _symbol(array: Any) -> Any:
-    if isinstance(array, Rows):
-        return symbol(array.shape, array.dtype_name)
-    dtype = "string" if array.dtype.kind == "S" else array.dtype
-    return symbol(array.shape, keras.backend.standardize_dtype(dtype))
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ and why one of them ended the run.
 A hook that no callback declares costs nothing. Hooks of epochs are called between two calls into the compiled loop;
 those of batches need calls of one step, or of `trainer.steps_per_execution` steps where that is a number.
 
-A checkpoint holds of a callback its own `get_state`, or its plain attributes, so that a killed run ends as the unbroken
-one. Plain are numbers, texts, None and NumPy arrays, and lists, tuples and dicts of them. They are written as JSON,
-arrays beside it: a checkpoint is data, and reading one runs no code.
+A checkpoint holds what a callback's `get_state` returns, or its plain attributes, so that a resumed run ends as an
+unbroken one. Plain are numbers, texts, None and NumPy arrays, and lists, tuples and dicts of them. They are written as
+JSON, arrays beside it: a checkpoint is data, and reading one runs no code.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
+from mpt_cli.errors import MptError, UserCodeError, config_error, summarise_error
 from mpt_cli.precision.keras_internals import idles_at_batches
 from mpt_cli.settings.checks import REFUSED_CALLBACKS
 from mpt_cli.settings.schema import Settings, TrainerSettings
@@ -182,7 +182,7 @@ class CallbackState:
 
 
 def _cut_off(logger: Any, size: int) -> None:
-    """Cut a CSVLogger's file off at `size`, so that it goes on without the rows of epochs that run again."""
+    """Cut a CSVLogger's file off at `size`: the epochs after that run again and write their rows again."""
     logger.csv_file.seek(min(size, logger.csv_file.seek(0, os.SEEK_END)))
     logger.csv_file.truncate()
     logger.writer, logger.append_header = None, size == 0
@@ -236,10 +236,10 @@ def check_callback(callback: Any, key: str = KEY) -> None:
     """ConfigError for what is no callback, and for those that would be in the way of what a run does itself."""
     name = type(callback).__name__
     if not isinstance(callback, keras.callbacks.Callback):
-        raise ConfigError(Problem(key, "must be a keras.callbacks.Callback.", name))
+        raise config_error(key, "must be a keras.callbacks.Callback.", name)
     for kind, remedy in REFUSED.items():
         if isinstance(callback, kind):
-            raise ConfigError(Problem(key, f"{kind.__name__} can't be used in a run.", name, remedy))
+            raise config_error(key, f"{kind.__name__} can't be used in a run.", name, remedy)
 
 
 def declares(callback: Any, hook: str) -> bool:
@@ -280,14 +280,11 @@ def check_schedule(settings: Settings, callbacks: Iterable[Any]) -> None:
     setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
     for callback in callbacks:
         if isinstance(callback, setters):
-            raise ConfigError(
-                Problem(
-                    "optimizer.schedule",
-                    f"must be constant, without warm-up, with {type(callback).__name__}: both would "
-                    "set the learning rate.",
-                    schedule.name,
-                    "Keep one of them.",
-                )
+            raise config_error(
+                "optimizer.schedule",
+                f"must be constant, without warm-up, with {type(callback).__name__}: both would set the learning rate.",
+                schedule.name,
+                "Keep one of them.",
             )
 
 
@@ -297,7 +294,7 @@ def check_monitor(trainer: TrainerSettings, metrics: Sequence[str]) -> None:
     if watched.patience is not None and watched.monitor not in metrics:
         remedy = f"It has {', '.join(metrics)}."
         key = "trainer.early_stopping.monitor"
-        raise ConfigError(Problem(key, "must be a metric of the run.", watched.monitor, remedy))
+        raise config_error(key, "must be a metric of the run.", watched.monitor, remedy)
 
 
 class Callbacks:
@@ -311,7 +308,7 @@ class Callbacks:
         self.ended = ""
         self._of_hook = {hook: [each for each in self.members if declares(each, hook)] for hook in HOOKS}
         self._states: dict[str, CallbackState] = {}
-        self._waiting: tuple[dict[str, Any], Arrays] | None = None  # a state to be taken up after `begin`
+        self._waiting: tuple[dict[str, Any], Arrays] | None = None  # the state of a checkpoint, restored by `begin`
         self._say: Callable[[str], None] = lambda text: None
 
     def __bool__(self) -> bool:
@@ -322,7 +319,7 @@ class Callbacks:
         return any(self._of_hook[hook] for hook in hooks)
 
     def begin(self, epochs: int, steps: int | None, say: Callable[[str], None]) -> None:
-        """Introduce the model and call `on_train_begin`, then take up the state of a checkpoint that is gone on from.
+        """Introduce the model and call `on_train_begin`, then restore the state of the checkpoint, if there is one.
 
         `say` receives a sentence for what can't be part of a checkpoint.
         """
@@ -442,7 +439,7 @@ def _is_new_metric(name: str, value: Any, metrics: Logs) -> bool:
 
 
 def why_ended(callback: Any, hook: str) -> str:
-    """Return why the run ends that this callback has ended in this hook, in words that go on after a colon."""
+    """Return why this callback ended the run in this hook, as words after a colon."""
     name = type(callback).__name__
     if not isinstance(callback, keras.callbacks.EarlyStopping):
         return f"{name} set model.stop_training in {hook}"

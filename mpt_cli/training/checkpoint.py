@@ -124,7 +124,7 @@ class CheckpointStore:
         self._prune(checkpoint.step)
 
     def cut_back(self, step: int) -> None:
-        """Forget what was saved after `step`: the run goes on from there, perhaps differently."""
+        """Delete what was saved after `step`: the run continues from there, perhaps differently."""
         self._drop([later for later in self.steps() if later > step])
 
     def newest(self, before: int | None = None) -> Checkpoint | None:
@@ -303,7 +303,8 @@ class Origin:
 
 
 class Checkpointer:
-    """Saves a run by its settings. A save that fails is said, and training goes on with the checkpoint before it."""
+    """Saves a run when its settings say so. If a save fails, the user is told and training continues; the checkpoint
+    before it stays."""
 
     def __init__(
         self, store: CheckpointStore, settings: TrainerSettings, model: Any, origin: Origin, record: "Record"
@@ -345,18 +346,22 @@ class Checkpointer:
         if self._saved_position == here:
             return
         started = time.monotonic()
-        if self._try(self._save_whole):
-            self.saved_step, self._saved_position = here[0], here
+        try:
+            self.record.telemetry.flush()  # telemetry up to here must be on disk before a checkpoint says that it is
+            self.store.save(self._checkpoint())
+        except (OSError, DataError) as error:
+            self._note_failure(error)
+        else:
+            if self.failure is not None:
+                self.store.say("checkpoints can be written again")
+            self.failure, self.saved_step, self._saved_position = None, here[0], here
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
 
-    def _save_whole(self) -> None:
-        position, arrays = self.extra_state()
-        self.store.save(self._checkpoint({**collect_state(self.model), **arrays}, **position))
-
-    def _checkpoint(self, arrays: Arrays, **extra: Any) -> Checkpoint:
+    def _checkpoint(self) -> Checkpoint:
         """DataError where the last applied step has spoiled the weights."""
         record = self.record
+        extra, arrays = self.extra_state()
         if not record.counters.is_sound:
             raise DataError("the loss or a gradient of the last applied step was not finite")
         position = {
@@ -366,25 +371,16 @@ class Checkpointer:
             "times": record.stopwatch.position(),
             **extra,
         }
-        return Checkpoint(record.counters.seen, arrays, position)
+        return Checkpoint(record.counters.seen, {**collect_state(self.model), **arrays}, position)
 
-    def _try(self, save: Callable[[], None]) -> bool:
-        """Return whether it worked; the user hears when saving begins to fail and when it works again."""
-        try:
-            self.record.telemetry.flush()  # telemetry up to here must be on disk before a checkpoint says that it is
-            save()
-        except (OSError, DataError) as error:
-            reason = str(error) if isinstance(error, DataError) else error.strerror or str(error)
-            if self.failure is None:
-                before = self.saved_step
-                kept = "there is none before it" if before is None else f"that of step {before} is kept"
-                self.store.say(f"a checkpoint could not be written ({reason}); {kept}, training goes on")
-            self.failure = reason
-            return False
-        if self.failure is not None:
-            self.store.say("checkpoints can be written again")
-        self.failure = None
-        return True
+    def _note_failure(self, error: OSError | DataError) -> None:
+        """Say when saving begins to fail."""
+        reason = str(error) if isinstance(error, DataError) else error.strerror or str(error)
+        if self.failure is None:
+            before = self.saved_step
+            kept = "there is none before it" if before is None else f"that of step {before} is kept"
+            self.store.say(f"a checkpoint could not be written ({reason}); {kept}, training continues")
+        self.failure = reason
 
     def _is_due(self) -> bool:
         steps, minutes = self.settings.checkpoint_every_steps, self.settings.checkpoint_every_minutes

@@ -21,8 +21,7 @@ from mpt_cli.training.build_run_parts import Assembly
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer, fingerprint_weights
 from mpt_cli.training.progress import Outcome, Stopwatch
-from mpt_cli.training.run_record import Record
-from mpt_cli.training.weight_watch import WeightWatch
+from mpt_cli.training.run_record import Record, WeightWatch
 
 NO_CALLBACKS = Callbacks()
 
@@ -98,7 +97,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin the next epoch, or go on in the one a checkpoint was taken in, whose metrics `fit` has reset."""
+        """Begin the next epoch, or continue the one of a checkpoint, whose metrics `fit` has reset."""
         progress = self.progress
         if progress.step_in_epoch:
             self.engine.put_back_metrics(self._metrics_so_far)
@@ -337,7 +336,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return engine.batch(chunk.source, row[: len(row) // engine.replicas])
 
     def _finish_epoch(self, is_whole: bool) -> None:
-        """Validate and report. An epoch that `max_steps` cut short is saved as it stands first, to be gone on with."""
+        """Validate and report. An epoch that `max_steps` cut short is saved first, so that more steps can follow."""
         if not is_whole:
             self.checkpointer.save()
         self.counters.take_mean_loss()  # the next line's mean must not reach back into this epoch
@@ -346,7 +345,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         self.look_at_weights()
         if is_last or self.progress.epoch % self.settings.validate_every_epochs == 0:
             if (validated := self.validate(self.callbacks)) is None:
-                return  # what is left of the epoch is done when the run goes on
+                return  # the rest of the epoch is done when the run continues
             metrics.update(validated)
         metrics = self.callbacks.epoch_end(self.progress.epoch - 1, metrics)
         self.progress.record(metrics)

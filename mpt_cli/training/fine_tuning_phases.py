@@ -1,9 +1,9 @@
-"""The phases of a run: in each other layers may be trained, by an optimizer of its own; and the change to the next.
+"""The phases of a run, each with its own optimizer and layers to train, and the change from one to the next.
 
-A change is what a Keras program does between two calls of `fit` when it compiles again: the moving average becomes the
-weights, `on_train_end` and `on_train_begin` are called, slots, averages, accumulated gradients, the count of updates
-and the schedule begin anew, and layers that are frozen run in inference mode. What such a program would lose goes on:
-the loss scale with its counters, the order of the examples, the number of the epoch, the best metrics and the record.
+A change does what a Keras program does when it compiles again between two calls of `fit`. The moving average becomes
+the weights, and `on_train_end` and `on_train_begin` are called. Slots, averages, accumulated gradients, the count of
+updates and the schedule begin anew. Frozen layers run in inference mode. Unlike in such a program these continue: the
+loss scale with its counters, the order of the examples, the number of the epoch, the best metrics and the record.
 """
 
 import math

@@ -17,7 +17,7 @@ import numpy as np
 from keras.optimizers import schedules
 
 from mpt_cli.data.examples import DataSet
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import DataError, config_error
 from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, has_custom_train_step, head_layers
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
 from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer, LossScaleSettings, OptimizerSettings, Schedule
@@ -78,7 +78,7 @@ def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: Loss
 def check_labels(model: Any, data: Any) -> None:
     """Raise DataError for labels that the sparse cross-entropy of an output has no class for.
 
-    TensorFlow ends in an error of its own there, and JAX trains on another class.
+    There TensorFlow fails with an error about its kernels, and JAX trains on another class.
     """
     outputs, targets = getattr(model, "outputs", None) or [], getattr(data, "y", None)  # which a stream has not
     names = getattr(model, "output_names", None) or list(range(len(outputs)))  # a Sequential has no names
@@ -188,7 +188,7 @@ def _count_outputs(model: keras.Model) -> int:
 
 
 def _width(tensor: Any) -> int:
-    """Size of the last dimension; 1 where there is one number per example, 0 where only the batch tells."""
+    """Size of the last dimension; 1 where there is one number per example, 0 where it is known only of a batch."""
     return int(tensor.shape[-1] or 0) if len(tensor.shape) > 1 else 1
 
 
@@ -201,9 +201,7 @@ def _build_loss(value: Any, trainer: TrainerSettings, context: _LossContext) -> 
     if "from_logits" in inspect.signature(kind).parameters:
         kwargs.setdefault("from_logits", context.from_logits)
     elif trainer.from_logits is True:
-        raise ConfigError(
-            Problem("trainer.from_logits", f"must be auto with {kind.__name__}, which takes no logits.", True)
-        )
+        raise config_error("trainer.from_logits", f"must be auto with {kind.__name__}, which takes no logits.", True)
     else:
         _check_probabilities(kind, context)
     return call_user(kind, context.key, **kwargs)
@@ -215,7 +213,7 @@ def _build_own(value: Any, kind: type, other: type, context: _LossContext) -> An
     built = build_object(context.key, value, module, arguments=2)
     if not callable(built) or isinstance(built, other):
         rule = f"must be a {module.__name__}.{kind.__name__} or a function of y_true and y_pred."
-        raise ConfigError(Problem(context.key, rule, type(built).__name__))
+        raise config_error(context.key, rule, type(built).__name__)
     return built
 
 
@@ -230,8 +228,8 @@ def _auto_loss(context: _LossContext) -> Any:
     if len(context.names) > 1:
         listed = ", ".join(f"{name}: mse" for name in context.names)
         remedy = f"Name one for each output, as in trainer.loss={{{listed}}}."
-    raise ConfigError(
-        Problem("trainer.loss", "must be named where targets are neither plain labels nor numbers.", "auto", remedy)
+    raise config_error(
+        "trainer.loss", "must be named where targets are neither plain labels nor numbers.", "auto", remedy
     )
 
 
@@ -271,26 +269,22 @@ def _build_metric(value: Any, loss: Any, context: _LossContext) -> keras.metrics
 def _check_probabilities(kind: Any, context: _LossContext) -> None:
     """Refuse a loss of probabilities for a model that returns logits, which Keras would take without a word."""
     if kind.__name__ in NEED_PROBABILITIES and context.task != "regression" and context.from_logits:
-        raise ConfigError(
-            Problem(
-                context.key,
-                f"{kind.__name__} needs probabilities, and the model ends without softmax or sigmoid.",
-                None,
-                "End it with one, or set trainer.from_logits=false if it gives probabilities all the same.",
-            )
+        raise config_error(
+            context.key,
+            f"{kind.__name__} needs probabilities, and the model ends without softmax or sigmoid.",
+            None,
+            "End it with one, or set trainer.from_logits=false if it gives probabilities all the same.",
         )
 
 
 def _accuracy(loss: Any, key: str) -> Any:
     if type(loss) not in ACCURACY_OF_LOSS:
         name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or "null"
-        raise ConfigError(
-            Problem(
-                key,
-                f"accuracy can't be told from loss {name}.",
-                "accuracy",
-                "Name sparse_categorical_accuracy, categorical_accuracy or binary_accuracy.",
-            )
+        raise config_error(
+            key,
+            f"accuracy can't be told from loss {name}.",
+            "accuracy",
+            "Name sparse_categorical_accuracy, categorical_accuracy or binary_accuracy.",
         )
     return ACCURACY_OF_LOSS[type(loss)]
 
@@ -342,7 +336,7 @@ def _build_own_optimizer(settings: CustomOptimizer, total_steps: int | None) -> 
     scaled = keras.optimizers.LossScaleOptimizer
     if not isinstance(built, keras.optimizers.Optimizer) or isinstance(built, scaled):
         rule = f"{settings.object} must be or return a keras Optimizer, without loss scaling: loss_scale says it."
-        raise ConfigError(Problem("optimizer.object", rule, type(built).__name__))
+        raise config_error("optimizer.object", rule, type(built).__name__)
     optimizer = copied_optimizer(built) if load_named(settings.object, "optimizer.object") is built else built
     for common in fields(OptimizerSettings):
         value = getattr(settings, common.name)
@@ -351,13 +345,11 @@ def _build_own_optimizer(settings: CustomOptimizer, total_steps: int | None) -> 
     if settings.learning_rate is not None or settings.schedule != Schedule():
         base = configured_rate(optimizer) if settings.learning_rate is None else settings.learning_rate
         if not isinstance(base, float):
-            raise ConfigError(
-                Problem(
-                    SCHEDULE_KEY,
-                    f"must be left out: {settings.object} has a schedule of its own.",
-                    None,
-                    "Or give optimizer.learning_rate, to put this one in its place.",
-                )
+            raise config_error(
+                SCHEDULE_KEY,
+                f"must be left out: {settings.object} has a schedule of its own.",
+                None,
+                "Or give optimizer.learning_rate, to put this one in its place.",
             )
         put_rate(optimizer, build_learning_rate(settings.schedule, base, total_steps))
     return optimizer
@@ -419,41 +411,37 @@ def _own_schedule(schedule: Schedule, learning_rate: float) -> schedules.Learnin
         kwargs.setdefault("initial_learning_rate", learning_rate)
     built = build_object(SCHEDULE_KEY, {"object": schedule.object, "kwargs": kwargs}, schedules)
     if not isinstance(built, schedules.LearningRateSchedule):
-        raise ConfigError(
-            Problem(f"{SCHEDULE_KEY}.object", "must be or return a Keras LearningRateSchedule.", type(built).__name__)
+        raise config_error(
+            f"{SCHEDULE_KEY}.object", "must be or return a Keras LearningRateSchedule.", type(built).__name__
         )
     return built
 
 
 def _steps_after_warmup(schedule: Schedule, total_steps: int | None) -> int:
     if total_steps is None:
-        raise ConfigError(
-            Problem(
-                f"{SCHEDULE_KEY}.decay_steps",
-                "must be given where the length of the run isn't known in advance.",
-                None,
-                "Set it, or trainer.max_steps.",
-            )
+        raise config_error(
+            f"{SCHEDULE_KEY}.decay_steps",
+            "must be given where the length of the run isn't known in advance.",
+            None,
+            "Set it, or trainer.max_steps.",
         )
     if not schedule.warmup_steps < total_steps:
-        raise ConfigError(
-            Problem(
-                f"{SCHEDULE_KEY}.warmup_steps",
-                f"must be below the {total_steps} steps of the run.",
-                schedule.warmup_steps,
-                f"Lower it, train longer, or set {SCHEDULE_KEY}.decay_steps.",
-            )
+        raise config_error(
+            f"{SCHEDULE_KEY}.warmup_steps",
+            f"must be below the {total_steps} steps of the run.",
+            schedule.warmup_steps,
+            f"Lower it, train longer, or set {SCHEDULE_KEY}.decay_steps.",
         )
     return total_steps - schedule.warmup_steps
 
 
 def resolve_scaling(settings: LossScaleSettings, model: Any) -> Scaling:
-    """Return what `mode` comes to for this model."""
+    """Return the scaling that `mode` means for this model."""
     return scaling_for(settings, computes_in_float16(model))
 
 
 def scaling_for(settings: LossScaleSettings, needed: bool) -> Scaling:
-    """Return what `mode` comes to where something computes in float16, or nothing does."""
+    """Return the scaling that `mode` means where something computes in float16, or nothing does."""
     return Scaling(settings.rule_for(needed), settings.on_overflow, needed)
 
 

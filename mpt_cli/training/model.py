@@ -1,6 +1,6 @@
-"""The model of a run: its layers in the dtypes of the policy, and what it brings of its own to its training, which is a
-`train_step` or `test_step`, and optimizers, loss and metrics of a `compile` that its author called. All of it is found,
-checked and put to use before the first step.
+"""The model of a run: its layers in the dtypes of the policy, and what its author decided about its training: a
+`train_step` or `test_step`, or optimizers, loss and metrics given to `compile`. All of it is found and checked before
+the first step.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ import keras
 
 from mpt_cli.data.examples import DataSet
 from mpt_cli.engine.step_batches import first_batch
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, config_error, summarise_error
 from mpt_cli.models.build import build_model, freeze_layers, plain_message
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_custom_train_step
 from mpt_cli.precision.operations import choose_policies, set_chosen_policies
@@ -52,13 +52,11 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
     if is_compiled(model):
         check_compiled_model(settings, model)
     elif has_custom_train_step(model) and type(model).compile is not keras.Model.compile:
-        raise ConfigError(
-            Problem(
-                "model.builder",
-                f"{type(model).__name__} has a compile of its own, whose arguments only its author knows.",
-                None,
-                "Call it in the builder.",
-            )
+        raise config_error(
+            "model.builder",
+            f"{type(model).__name__} has a compile of its own, whose arguments only its author knows.",
+            None,
+            "Call it in the builder.",
         )
     return model
 
@@ -74,7 +72,7 @@ def put_under_policy(settings: Settings, model: Any, data: DataSet, everywhere: 
         model = apply_policy(model, policy, everywhere)
     except ValueError as error:
         key = "policy.overrides" if overrides else "policy"
-        raise ConfigError(Problem(key, str(error), overrides or settings.policy.name)) from error
+        raise config_error(key, str(error), overrides or settings.policy.name) from error
     if settings.policy.is_auto:
         choose_for(model, policy, data, settings.trainer.batch_size)
     return model
@@ -97,14 +95,14 @@ def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> No
     except MptError:
         raise
     except ValueError as error:
-        raise ConfigError(Problem("policy.overrides", str(error))) from error
+        raise config_error("policy.overrides", str(error)) from error
     except Exception as error:
         if (problem := model_problem("model", error)) is not None:
             raise ConfigError(problem) from None
         rule = "the forward pass of the model can't be traced, so that what its layers do is not seen "
         rule += f"({summarise_error(error)[:200]})."
         remedy = "Use mixed_float16 with policy.overrides."
-        raise ConfigError(Problem("policy.name", rule, AUTO_FLOAT16, remedy)) from error
+        raise config_error("policy.name", rule, AUTO_FLOAT16, remedy) from error
 
 
 def is_compiled(model: Any) -> bool:
@@ -171,13 +169,11 @@ def prepare_custom_steps(
     if not trains and not tests:
         return
     if settings.distribute.name != "none":
-        raise ConfigError(
-            Problem(
-                "distribute",
-                f"must be none: {type(model).__name__} has a train_step or test_step "
-                "of its own, which mpt runs on one device.",
-                settings.distribute.name,
-            )
+        raise config_error(
+            "distribute",
+            f"must be none: {type(model).__name__} has a train_step or test_step "
+            "of its own, which mpt runs on one device.",
+            settings.distribute.name,
         )
     logs, uses = _trace_training(model, optimizers, batch) if trains else (None, {})
     used = _used_optimizers(model, optimizers, uses, scaling) if trains else {}
@@ -212,7 +208,7 @@ def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch
                 f"must be tensorflow: {type(model).__name__} has {len(optimizers)} optimizers "
                 f"({', '.join(optimizers)}), and Keras on JAX hands a train_step the state of one."
             )
-            raise ConfigError(Problem("backend.name", rule, "jax"))
+            raise config_error("backend.name", rule, "jax")
         model.optimizer.build(model.trainable_variables)
     try:
         return trace_train_step(model, optimizers, batch)
@@ -228,7 +224,7 @@ def _trace_testing(model: Any, batch: Any, key: str, remedy: str) -> Any:
             return None
         name = type(model).__name__
         rule = f"{name} has a train_step of its own, but neither a test_step nor a loss to validate it with."
-        raise ConfigError(Problem(key, rule, None, remedy))
+        raise config_error(key, rule, None, remedy)
     try:
         logs = trace_test_step(model, batch)
     except Exception as error:
@@ -272,14 +268,12 @@ def _used_optimizers(
     used = {name: optimizer for name, optimizer in optimizers.items() if uses[name].applied}
     name = type(model).__name__
     if not used:
-        raise ConfigError(
-            Problem(
-                "model",
-                f"{name}.train_step never calls apply of an optimizer that the model holds "
-                f"({', '.join(optimizers)}), so that no step can be counted or scaled.",
-                None,
-                "Let it call self.optimizer.apply(gradients, variables), on JAX self.optimizer.stateless_apply.",
-            )
+        raise config_error(
+            "model",
+            f"{name}.train_step never calls apply of an optimizer that the model holds "
+            f"({', '.join(optimizers)}), so that no step can be counted or scaled.",
+            None,
+            "Let it call self.optimizer.apply(gradients, variables), on JAX self.optimizer.stateless_apply.",
         )
     not_scaled = [each for each in used if not uses[each].scaled]
     if not_scaled and scaling.scales:

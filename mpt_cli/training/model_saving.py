@@ -101,8 +101,8 @@ def load_initial_weights(model: Any, file: str, skip_mismatch: bool = False) -> 
     floats = [variable for variable in model.variables if "float" in str(variable.dtype)]
     fresh = [np.asarray(variable.numpy()) for variable in floats]
     missing: list[str] = []
-    # Keras itself tells of a layer that is missing by a warning or an error, and of some not at all: what is still NaN
-    # afterwards was not in the file
+    # Keras warns of some missing layers, raises for others and says nothing about the rest. So all weights are set to
+    # NaN first: what is NaN afterwards was not in the file.
     for variable, value in zip(floats, fresh, strict=True):
         variable.assign(np.full_like(value, np.nan))
     try:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 from mpt_cli.telemetry.health_and_verdict import Stop
 
 MONITORED = ("val_accuracy", "val_loss", "accuracy", "loss")  # by default the first of these that a run has
-# what tells of a metric of Keras's or the user's, or of a field of summary.json, that it is better the lower it is
+# in the name of a metric or of a field of summary.json: lower is better
 FALLING_WORDS = (
     "loss",
     "error",
@@ -78,7 +78,7 @@ class Progress:
 
 
 def falls(name: str) -> bool:
-    """Return whether what goes by this name is better the lower it is: one of the FALLING_WORDS is in it.
+    """Return whether lower is better for a metric of this name: one of the FALLING_WORDS is in it.
 
     >>> falls("val_MeanAbsoluteError"), falls("best_metrics.val_hinge"), falls("val_token_error"), falls("val_AUC")
     (True, True, True, False)
@@ -104,8 +104,8 @@ class Stopwatch:
     """Times a run, and its calls into the compiled loop, of which the first of each batch shape compiles and is left
     out of the speed.
 
-    Both add up over the attempts of a run that was resumed, each up to the checkpoint that was gone on from: what it
-    trained after that was lost and counts for nothing.
+    Both add up over the attempts of a resumed run, each up to the checkpoint from which the next one continued. Steps
+    that were lost after it are not counted.
     """
 
     def __init__(self) -> None:

@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.data.batch_streams import (
-    as_arrays,
     is_batch_source,
     is_tf_dataset,
     open_batches,
     open_tf_batches,
+    read_arrays,
 )
-from mpt_cli.data.examples import DataSet, Examples, Stream, leaves, map_arrays, on_values
-from mpt_cli.data.prepare_data_set import class_factors, look_at
+from mpt_cli.data.examples import DataSet, Examples, Stream, map_arrays, on_values
+from mpt_cli.data.prepare_data_set import class_factors, look_at, shape_problems
 from mpt_cli.engine.backend import Platform, running_platform
-from mpt_cli.errors import ConfigError, DataError, Problem, first_line
+from mpt_cli.errors import DataError, config_error, first_line
 from mpt_cli.models.build import freeze_layers
 from mpt_cli.precision import LossScaleOptimizer, has_custom_train_step, layers_of
 from mpt_cli.precision.keras_internals import compiled_loss_weights, inner_layers
@@ -84,7 +84,7 @@ class ModelProgram(Program):
         return model
 
     def build_copy(self, settings: Settings, data: DataSet) -> Any:
-        """Return a model with weights of its own; ConfigError for a model that Keras can't clone."""
+        """Return a copy that does not share its weights; ConfigError for a model that Keras can't clone."""
         as_built = self.policy is None and settings.policy.name == self.settings.policy.name
         return put_under_policy(settings, cloned(self.model), data, everywhere=not as_built)
 
@@ -117,13 +117,11 @@ def cloned(model: Any) -> Any:
     try:
         return keras.models.clone_model(model, **own)
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise ConfigError(
-            Problem(
-                "model",
-                "must be one that Keras can clone, as copies of it are measured in float32 and in float16: "
-                f"Sequential, functional, or with a get_config. Keras: {first_line(error)}",
-                type(model).__name__,
-            )
+        raise config_error(
+            "model",
+            "must be one that Keras can clone, as copies of it are measured in float32 and in float16: "
+            f"Sequential, functional, or with a get_config. Keras: {first_line(error)}",
+            type(model).__name__,
         ) from None
 
 
@@ -156,29 +154,27 @@ def check_trainable(model: Any) -> None:
     backend = keras.backend.backend()
     if backend not in ("tensorflow", "jax"):
         remedy = "Set KERAS_BACKEND before Keras is imported."
-        raise ConfigError(Problem("backend.name", "must be tensorflow or jax.", backend, remedy))
+        raise config_error("backend.name", "must be tensorflow or jax.", backend, remedy)
     if not isinstance(model, keras.Model):
-        raise ConfigError(Problem("model", "must be a keras.Model.", type(model).__name__))
+        raise config_error("model", "must be a keras.Model.", type(model).__name__)
     if not model.compiled:
         rule = "must be compiled, with a loss and an optimizer."
-        raise ConfigError(Problem("model", rule, None, "Call model.compile(...) first."))
+        raise config_error("model", rule, None, "Call model.compile(...) first.")
     if model.run_eagerly:
         rule = "must not be compiled with run_eagerly=True: the loop is compiled."
         remedy = "Leave it out, or use mpt.Recorder with Keras's own fit."
-        raise ConfigError(Problem("model", rule, True, remedy))
+        raise config_error("model", rule, True, remedy)
 
 
 def check_targets(model: Any, given: DataArguments) -> None:
     """ConfigError for arrays without targets where the model is compiled with a loss that reads them."""
     own = has_custom_train_step(model) or has_custom_compute_loss(model)
     if given.y is None and model.loss is not None and not own and not is_batched_source(given.x):
-        raise ConfigError(
-            Problem(
-                "y",
-                "must be given with arrays: the model is compiled with a loss.",
-                None,
-                "Compile it with loss=None where add_loss says it all.",
-            )
+        raise config_error(
+            "y",
+            "must be given with arrays: the model is compiled with a loss.",
+            None,
+            "Compile it with loss=None where add_loss says it all.",
         )
 
 
@@ -221,14 +217,12 @@ def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool
     policy = policy_of(settings)
     wanted, before = policy.variable_dtype, {v.dtype for v in model.trainable_weights}
     if everywhere and before - {wanted}:
-        raise ConfigError(
-            Problem(
-                "policy",
-                f"must leave the variables as they are: {policy.name} has {wanted}, the model was built with "
-                f"{', '.join(sorted(before))}.",
-                settings.policy.name,
-                f"Build the model after keras.config.set_dtype_policy({policy.name!r}), and leave policy out.",
-            )
+        raise config_error(
+            "policy",
+            f"must leave the variables as they are: {policy.name} has {wanted}, the model was built with "
+            f"{', '.join(sorted(before))}.",
+            settings.policy.name,
+            f"Build the model after keras.config.set_dtype_policy({policy.name!r}), and leave policy out.",
         )
     return put_under_policy(settings, model, data, everywhere)
 
@@ -236,17 +230,17 @@ def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool
 def read_given(given: DataArguments) -> DataSet:
     """Return the data as a run takes it; ConfigError or DataError for what Keras's `fit` would not take either."""
     if not (isinstance(given.validation_split, int | float) and 0 <= given.validation_split < 1):
-        raise ConfigError(Problem("validation_split", "must be at least 0 and below 1.", given.validation_split))
+        raise config_error("validation_split", "must be at least 0 and below 1.", given.validation_split)
     if is_batched_source(given.x):
         return _of_batches(given)
-    train = _examples((given.x, given.y, _weights(given)), "x and y")
+    train = _examples((given.x, given.y, _weights(given)), "data")
     validation = _validation(given)
     if validation is None and given.validation_split:
-        kept = int(len(train) * (1 - given.validation_split))
-        train, validation = train.take(slice(0, kept)), train.take(slice(kept, len(train)))
+        kept = int(train.size * (1 - given.validation_split))
+        train, validation = train.take(slice(0, kept)), train.take(slice(kept, train.size))
     parts = [part for part in (train, validation) if isinstance(part, Examples)]
-    counts = f"{len(train):,} training"
-    counts += f" and {len(validation):,} validation" if isinstance(validation, Examples) else ""
+    counts = f"{train.size:,} training"
+    counts += f" and {validation.size:,} validation" if isinstance(validation, Examples) else ""
     return DataSet(
         train=train,
         validation=validation,
@@ -267,7 +261,7 @@ def _of_batches(given: DataArguments) -> DataSet:
     for_arrays = {**given._asdict(), "validation_split": given.validation_split or None}
     for name in ("y", "sample_weight", "class_weight", "validation_split"):
         if for_arrays[name] is not None:
-            raise ConfigError(Problem(name, f"must be left out with {kind}: it goes with arrays."))
+            raise config_error(name, f"must be left out with {kind}: it goes with arrays.")
     train = _stream(given.x, "x")
     first = train.first()
     if first is None:
@@ -302,12 +296,10 @@ def _validation(given: DataArguments) -> "Examples | Stream | None":
     if is_batched_source(data):
         return _stream(data, "validation_data")
     if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
-        raise ConfigError(
-            Problem(
-                "validation_data",
-                "must be (x, y), (x, y, sample_weight), a tf.data.Dataset or a PyDataset.",
-                type(data).__name__,
-            )
+        raise config_error(
+            "validation_data",
+            "must be (x, y), (x, y, sample_weight), a tf.data.Dataset or a PyDataset.",
+            type(data).__name__,
         )
     return _examples(tuple(data), "validation_data")
 
@@ -317,22 +309,17 @@ def _weights(given: DataArguments) -> Any:
     if given.class_weight is None:
         return given.sample_weight
     if given.sample_weight is not None:
-        raise ConfigError(Problem("class_weight", "must not be given beside sample_weight, as in Keras's fit."))
+        raise config_error("class_weight", "must not be given beside sample_weight, as in Keras's fit.")
     factors = class_factors(np.asarray(given.y), given.class_weight)
     if factors.size != len(factors):
-        raise ConfigError(Problem("class_weight", "is for one label an example.", f"y of shape {np.shape(given.y)}"))
+        raise config_error("class_weight", "is for one label an example.", f"y of shape {np.shape(given.y)}")
     return factors.reshape(-1)
 
 
 def _examples(parts: tuple[Any, ...], where: str) -> Examples:
-    """DataError where the arrays are not of one length."""
-    found = _as_keras(Examples(*map(as_arrays, parts)))
-    lengths = {name: len(array) for name, array in [*leaves(found.x, "x"), *leaves(found.y, "y")]}
-    if found.sample_weight is not None:
-        lengths["sample_weight"] = len(found.sample_weight)
-    if len(set(lengths.values())) != 1:
-        shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise DataError(f"{where}: all arrays must hold the same number of examples. Received: {shown}.")
+    found = _as_keras(read_arrays(parts, f"{where}: "))
+    if problems := shape_problems(found):
+        raise DataError(f"{where}: {'; '.join(problems)}.")
     return found
 
 
@@ -342,5 +329,4 @@ def _as_keras(examples: Examples) -> Examples:
     def cast(array: Any) -> Any:
         return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
-    parts = examples.x, examples.y, examples.sample_weight
-    return Examples(*(map_arrays(lambda array: on_values(cast, array), part) for part in parts))
+    return Examples(*map_arrays(lambda array: on_values(cast, array), examples))

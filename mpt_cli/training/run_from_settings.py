@@ -111,7 +111,7 @@ def repeat_problems(settings: Settings, run: str = "") -> list[Problem]:
             run or f"{section}.name",
             "is of a run that a Python program started, with objects that no YAML holds.",
             None if run else PYTHON,
-            "Run that program again; mpt.fit(..., resume=RUN_DIR) goes on with it.",
+            "Run that program again; mpt.fit(..., resume=RUN_DIR) continues it.",
         )
         for section in (given[:1] if run else given)
     ]

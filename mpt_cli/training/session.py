@@ -1,4 +1,4 @@
-"""One prepared run: its header, the checkpoint it goes on from, its phases, and its end."""
+"""One prepared run: its header, the checkpoint it continues from, its phases, and its end."""
 
 import math
 from collections.abc import Sequence
@@ -244,7 +244,7 @@ def trained_paths(model: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _describe_loss(parts: Assembly) -> str:
-    """Return the loss in words; a model may come compiled, or have a step of its own that needs none of Keras's."""
+    """Return the loss in words; a model may come compiled, or have a train_step that needs none of Keras's losses."""
     asked, loss = parts.settings.trainer.loss, parts.model.loss
     if not parts.comes_compiled and loss is not None:
         return f"{loss.name} (auto: {parts.data.task})" if asked == "auto" else describe_objects(asked)
@@ -304,7 +304,7 @@ def saved_scale(checkpoint: Checkpoint) -> float:
 
 
 def scale_at(parts: Assembly, checkpoint: Checkpoint) -> float:
-    """Return where the mode goes on (`ScaleRule.resumed_scale`)."""
+    """Return the scale from which the run continues (`ScaleRule.resumed_scale`)."""
     rule = parts.scaling.rule
     if not rule.scales:
         return rule.initial_scale

@@ -25,7 +25,7 @@ _STATUSES: dict[int, str] = {SIGINT: "interrupted", SIGTERM: "terminated"}
 
 
 def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
-    """Return the summary of a run that came to an end of its own, by a health rule or by a signal."""
+    """Return the summary of a run that finished, or that a health rule or a signal ended."""
     verdict, explanation = judge(session.run_state())
     if outcome.stop is not None:
         explanation = f"Stopped: {outcome.stop}"
@@ -36,10 +36,10 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
         explanation += f" It ended early, in epoch {outcome.progress.epoch}: {ended_early}."
     unsaved = session.checkpointer.failure
     if unsaved is not None and outcome.stop is None:
-        if outcome.signal is not None:  # 130 and 143 promise that it can go on from here
+        if outcome.signal is not None:  # 130 and 143 promise that the run can continue from here
             exit_code, explanation = BAD_DATA, f"It ended on {outcome.signal.name} and could not be saved: {unsaved}"
         else:
-            explanation += f" Its end could not be saved ({unsaved}): more epochs would go on from before it."
+            explanation += f" Its end could not be saved ({unsaved}): more epochs would continue from before it."
     summary = _summary(session, run_dir, Conclusion(status, exit_code, verdict, explanation))
     exact = session.parts.settings.trainer.deterministic
     return replace(
@@ -56,7 +56,7 @@ def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -
 
 
 def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
-    """Return the summary of a run that was ended from outside of its loop, and goes on from the checkpoint before."""
+    """Return the summary of a run that was ended from outside of its loop; it can continue from its last checkpoint."""
     explanation = f"It was {end.reason}."
     if (seen := session.counters.seen) > 0:
         saved = session.checkpointer.saved_step
@@ -96,7 +96,7 @@ def status_of_error(error: BaseException | None) -> tuple[str, int]:
 
 
 def conclude_unfinished(ending: tuple[str, int], run_state: RunState, explanation: str) -> Conclusion:
-    """Return a run that failed is not called healthy, however good its numbers were until then."""
+    """Return how an unfinished run ended; one that failed is not called healthy, however good its numbers were."""
     verdict, _ = judge(run_state)
     verdict = STOPPED if ending[0] == "failed" and verdict in GOOD_VERDICTS else verdict
     return Conclusion(*ending, verdict, explanation)

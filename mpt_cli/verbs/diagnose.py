@@ -91,6 +91,10 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
             own = f"a recipe: {_diagnose_command(run_dirs[0])}" if run_dirs else ""
             needed = own or "a run directory: mpt diagnose RUN_DIR"
             problems.append(Problem(name, f"must be given with {needed}.", value))
+    if run_dirs and run_dirs[0].endswith(".py"):
+        rule = "must be a recipe or a run directory: the model of a script is made by the script."
+        remedy = "There mpt.diagnose(model, x, y) measures it before it trains (docs/guides/script-overflow.md)."
+        raise ConfigError(Problem(run_dirs[0], rule, None, remedy))
     if run_dirs and len(arguments.overrides) > 1:
         others = [text for text in arguments.overrides if text != run_dirs[0]]
         problems.append(Problem("RUN_DIR", "must be given alone: a run has its own configuration.", " ".join(others)))

@@ -76,7 +76,7 @@ def test_a_failed_save_is_said_once_and_so_is_the_first_that_works_again(tmp_pat
         patched.setattr(os, "fsync", full)
         _at(checkpointer, 20).save()
         _at(checkpointer, 30).save()
-    kept = "that of step 10 is kept, training goes on"
+    kept = "that of step 10 is kept, training continues"
     assert said == [f"a checkpoint could not be written (No space left on device); {kept}"]
     assert (checkpointer.failure, checkpointer.store.steps()) == ("No space left on device", [10])
     _at(checkpointer, 30).save()
@@ -90,7 +90,7 @@ def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path: Path, said) -> 
     _at(checkpointer, 20).record.counters.is_sound = False
     checkpointer.save()
     reason = "the loss or a gradient of the last applied step was not finite"
-    assert said == [f"a checkpoint could not be written ({reason}); that of step 10 is kept, training goes on"]
+    assert said == [f"a checkpoint could not be written ({reason}); that of step 10 is kept, training continues"]
     assert (checkpointer.failure, checkpointer.saved_step) == (reason, 10)
     assert checkpointer.store.steps() == [10]
 
@@ -98,7 +98,7 @@ def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path: Path, said) -> 
 def test_a_folder_that_is_gone_is_said_and_training_goes_on(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "gone" / "c", said)
     _at(checkpointer, 10).save()
-    none = "there is none before it, training goes on"
+    none = "there is none before it, training continues"
     assert said == [f"a checkpoint could not be written (No such file or directory); {none}"]
 
 

@@ -51,7 +51,7 @@ def test_a_killed_run_goes_on_from_its_newest_whole_checkpoint_to_the_same_end(f
     done = mpt("train", *TINY, *SAVED, "run_dir=killed", "resume=auto", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "checkpoint of step 40 is damaged (it does not match its checksum); trying" in done.stdout
-    assert "going on at step 20 of killed" in done.stdout
+    assert "continuing at step 20 of killed" in done.stdout
     assert first_difference(RunDirectory(folder / "run"), RunDirectory(folder / "killed")) is None
     summary = read_summary(folder / "killed/summary.json")
     assert (summary["steps_seen"], summary["applied_steps"]) == (60, 60)

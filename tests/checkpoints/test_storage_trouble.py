@@ -52,7 +52,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path) -> None:
     finally:
         limit(before)
     assert "can't be written: File too large; its lines wait in memory, training continues" in said.getvalue()
-    assert "that of step 8 is kept, training goes on" in said.getvalue()
+    assert "that of step 8 is kept, training continues" in said.getvalue()
     assert "checkpoints can be written again" in said.getvalue()
     run = RunDirectory(tmp_path / "run")
     summary = read_summary(run.summary_json)

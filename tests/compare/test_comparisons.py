@@ -1,6 +1,7 @@
 """Whole comparisons of stubs, from the words to the verdict."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -195,3 +196,14 @@ def test_seeds_that_agree_are_the_same_and_few_examples_are_counted(outcomes):
 
 def test_a_data_set_knows_how_many_it_is_validated_on():
     assert load_data(Digits(), seed=0).counts == {"train": 1438, "validation": 359}
+
+
+def test_of_a_script_the_first_training_is_compared_by_what_its_fit_reports(outcomes):
+    found, _ = outcomes.compare(["conf=digits_mlp", "policy=float32,mixed_float16"])
+    jobs = [replace(job, verb="run") for job in found.plan.jobs]
+    found = replace(found, plan=replace(found.plan, jobs=jobs))
+    by = "Quality is val_accuracy, as the script's fit reports it; --objective NAME judges by another of its metrics."
+    assert sentences(found)[-1] == by
+    first = found.results[0].run_dir
+    first.with_name(f"{first.name}-2").mkdir()
+    assert sentences(found)[-2:] == ["The script trains several times; only its first training is compared.", by]

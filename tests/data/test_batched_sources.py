@@ -102,6 +102,8 @@ def test_a_batch_has_the_forms_of_keras() -> None:
     assert as_examples(([X, X], {"a": X}), "it").x[1] is X
     with pytest.raises(DataError, match=r"a batch must be x, \(x, y\) or \(x, y, sample_weight\)\. .* a tuple of 4"):
         as_examples((X, X, X, X), "it")
+    with pytest.raises(DataError, match=r"^it: y\[1\] must be an array, or a dict or list of arrays\. Received: a int"):
+        as_examples((X, [X, 1]), "it")
 
 
 def test_classes_have_the_weights_that_keras_gives_them() -> None:

@@ -24,7 +24,7 @@ def build(raw, seed=0, **settings):
 @pytest.mark.parametrize(("count", "fraction", "held_out"), [(10, 0.3, 3), (2, 0.01, 1), (2, 0.99, 1)])
 def test_each_part_has_the_share_asked_for_and_at_least_one_example(count, fraction, held_out):
     train, validation = split_examples(numbered(count), fraction, seed=3)
-    assert (len(train), len(validation)) == (count - held_out, held_out)
+    assert (train.size, validation.size) == (count - held_out, held_out)
     assert sorted(rows(train) + rows(validation)) == list(range(count))
 
 
@@ -45,8 +45,8 @@ def test_limit_and_split_draw_by_seed():
 
 def test_a_validation_set_of_its_own_is_kept_and_limited_too():
     data = build(RawArrays("it", numbered(20), numbered(8)), limit=5, validation_fraction=0)
-    assert (len(data.train), len(data.validation)) == (5, 5)
-    assert len(build(RawArrays("it", numbered(20), numbered(8))).validation) == 8
+    assert (data.train.size, data.validation.size) == (5, 5)
+    assert build(RawArrays("it", numbered(20), numbered(8))).validation.size == 8
 
 
 def test_classes_are_counted_in_all_examples():

@@ -28,7 +28,7 @@ def words():
     ],
 )
 def test_sparse_matrices_of_all_libraries_are_made_dense(made):
-    dense = as_arrays(made)
+    dense = as_arrays(made, "x")
     assert isinstance(dense, np.ndarray) and (dense.dtype, dense.tolist()) == (np.float32, DENSE.tolist())
 
 
@@ -69,9 +69,7 @@ def test_targets_and_weights_must_be_dense(given):
 
 def test_values_have_the_dtypes_and_checks_of_any_input():
     halves = as_rows(tf.ragged.constant([[0.5, 1.5], [], [2.5]], dtype="float64"))
-    x = to_numbers(
-        Examples((words()[:3], halves, scipy.sparse.csr_matrix(DENSE.astype("float64"))), np.zeros(3)), "it"
-    ).x
+    x = to_numbers(Examples((words()[:3], halves, DENSE.astype("float64")), np.zeros(3)), "it").x
     assert [array.dtype for array in x] == [np.int32, np.float32, np.float32]
     bad = as_rows(tf.ragged.constant([[0.5, 1.5], [], [np.nan]]))
     message = r"x must be finite in float32: not so for 1 of \d+ values, first nan at \[2\]"

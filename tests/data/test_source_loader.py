@@ -38,8 +38,8 @@ def returning(tmp_path, monkeypatch):
 def test_a_validation_pair_is_kept_and_one_that_is_none_is_split_off(returning):
     data = returning("(x, y), (x[:5], y[:5], y[:5] + 1)")
     assert returning("tf.constant(x), tf.constant(y)", prelude=DATASET).num_classes == 4
-    assert (len(data.train), data.validation.x.tolist()) == (20, [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]])
-    assert len(returning("(x, y), None").validation) == 4
+    assert (data.train.size, data.validation.x.tolist()) == (20, [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]])
+    assert returning("(x, y), None").validation.size == 4
 
 
 def test_arguments_path_and_seed_are_passed_where_they_are_taken(returning):
@@ -95,7 +95,7 @@ def test_a_dataset_is_described_by_its_first_batch(returning):
     assert data.description == (
         "loader mine.py:load: streamed training and 5 validation examples of 2, 4 classes; its own batches"
     )
-    x, y, weight = next(data.train.batches(1)).as_batch()
+    x, y, weight = next(data.train.batches(1))
     assert (x.dtype, y.dtype, x.shape, weight) == (np.float32, np.int32, (8, 2), None)
     assert data.max_abs_input == 15.0
 

@@ -31,7 +31,7 @@ def test_x_and_y_of_a_file_at_home(path, monkeypatch):
 def test_its_own_validation_set_is_kept(path):
     np.savez(path, x=X, y=Y, x_val=X[:3] + 0.5, y_val=Y[:3])
     data = load(path, validation_fraction=0)
-    assert (len(data.train), data.validation.x.tolist()) == (20, (X[:3] + 0.5).tolist())
+    assert (data.train.size, data.validation.x.tolist()) == (20, (X[:3] + 0.5).tolist())
 
 
 @pytest.mark.parametrize(

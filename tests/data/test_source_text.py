@@ -21,7 +21,7 @@ def test_windows_follow_one_another_and_targets_are_one_character_on(write):
 def test_the_last_part_is_validation_and_the_description_says_so(write):
     path = write("abcabcabcdddd")
     data = load(path, validation_fraction=0.25)
-    assert (len(data.train), data.validation.x.tolist()) == (3, [[3, 3, 3]])
+    assert (data.train.size, data.validation.x.tolist()) == (3, [[3, 3, 3]])
     assert data.description == (
         f"text of {path}: 3 training and 1 validation examples of 3, 4 classes; validation is the last part of the text"
     )
@@ -57,7 +57,7 @@ def test_what_is_no_text_is_refused(write):
 def test_the_standard_library_is_the_default():
     data = load_data(Text(max_bytes=20_000, sequence_length=64), 0)
     assert data.description.startswith("source of Python 3.")
-    assert len(data.train) + len(data.validation) in (311, 312)  # (20,000 - 1) // 64, less where it isn't ASCII
+    assert data.train.size + data.validation.size in (311, 312)  # (20,000 - 1) // 64, less where it isn't ASCII
 
 
 def test_a_python_without_its_source_is_told(monkeypatch, tmp_path):

@@ -59,6 +59,7 @@ REFUSED = [
     (["conf=digits_mlp", "--out", "full"], 3, "full is not empty. Nothing in it was changed"),
     (["full"], 3, "full is not a run directory"),
     (["full", "seed=1"], 2, "RUN_DIR: must be given alone: a run has its own configuration. Received: 'seed=1'."),
+    (["prices.py"], 2, "prices.py: must be a recipe or a run directory: the model of a script is made by the script."),
     (["full", "--trial-steps", "-1"], 2, "--trial-steps: must be >= 0. Received: -1."),
     (["full", "--batches", "2"], 2, "must be given with a recipe: mpt diagnose conf=full/config.yaml."),
     (["nowhere"], 3, "run directory nowhere does not exist"),

@@ -138,7 +138,7 @@ def test_it_trains_is_killed_resumed_and_evaluated(
     assert kill_after_a_checkpoint(killed, work) == -signal.SIGKILL
     done = mpt(*killed, cwd=work)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "going on at step" in (work / "killed" / "console.log").read_text()
+    assert "continuing at step" in (work / "killed" / "console.log").read_text()
     for run in ("whole", "killed"):
         check_steps(RunDirectory(work / run), EXAMPLES[name])
     assert first_difference(RunDirectory(work / "whole"), RunDirectory(work / "killed")) is None

@@ -63,7 +63,7 @@ def test_a_run_of_another_packages_mode_is_killed_and_goes_on(mpt: Mpt, tmp_path
     run = tmp_path / "run"
     mpt(*words, code=-9, until=lambda: [*run.glob("checkpoints/step-*.npz")])
     out = mpt(*words, "resume=run")
-    assert "going on at step" in out and "linear from" in out and "rises by 8 a step" in out
+    assert "continuing at step" in out and "linear from" in out and "rises by 8 a step" in out
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["steps_seen"], summary["applied_steps"], summary["skipped_steps"]) == (STEPS, STEPS - 2, 2)
     scale = 1024.0

@@ -32,7 +32,7 @@ def test_trains_to_the_weights_of_keras_fit_and_evaluates_as_keras_does(kernels_
     data = tiny_data(22, weighted=True)
     run, fitted = tiny_run(data, rule=DynamicScale(2.0**4, growth_steps=5)), compile_tiny(tiny_model(), sgd())
     for epoch in (1, 2):
-        part = data.take(run.feed.plan.order(len(data), epoch))
+        part = data.take(run.feed.plan.order(data.size, epoch))
         history = fitted.fit(part.x, part.y, batch_size=4, sample_weight=part.sample_weight, shuffle=False, verbose=0)
     run.epochs(2)
     assert (run.counters.seen, run.counters.applied) == (12, 12)

@@ -2,11 +2,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import optree
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpt_cli.data.examples import Examples, Reading, Stream, map_arrays
+from mpt_cli.data.examples import Examples, Reading, Stream
 from mpt_cli.engine import step_batches as feed_module
 from mpt_cli.engine.step_batches import BatchPlan, Feed, byte_size
 from mpt_cli.errors import DataError
@@ -37,9 +38,7 @@ def batches(feed: Feed, epoch: int = 1, skip: int = 0, most: Callable[[], int] =
     while (chunk := feed.take(most())) is not None:
         assert 1 <= chunk.count <= len(chunk.batch_indices)
         for row in chunk.batch_indices[: chunk.count]:
-            found.append(
-                [None if part is None else map_arrays(lambda a, r=row: a[r].tolist(), part) for part in chunk.source]
-            )
+            found.append([*optree.tree_map(lambda a, r=row: a[r].tolist(), chunk.source)])
     return found
 
 
@@ -74,12 +73,7 @@ def test_every_feed_gives_the_batches_of_the_plan(
     expected = []
     for part in parts:
         taken = data.take(part)
-        expected.append(
-            [
-                None if field is None else map_arrays(lambda a: a.tolist(), field)
-                for field in (taken.x, taken.y, taken.sample_weight)
-            ]
-        )
+        expected.append([*optree.tree_map(lambda a: a.tolist(), taken)])
 
     assert plan.has_only_whole_batches(data) is all(len(batch[1]) == size for batch in expected)
     for feed in feeds(data, plan):
@@ -108,7 +102,7 @@ def test_chunks_stay_small(monkeypatch):
 def stream_feed(sizes: list[int], plan: BatchPlan, endless: bool = False, steps: int | None = None) -> Feed:
     def read(reading: Reading) -> Iterator[Examples]:
         data = examples(sum(sizes), "dict", weighted=True)
-        order = np.arange(len(data))
+        order = np.arange(data.size)
         if reading.shuffle:
             order = np.random.default_rng([reading.seed, reading.epoch]).permutation(order)
         while True:

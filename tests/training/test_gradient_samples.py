@@ -35,7 +35,7 @@ def linear_engine(x: list[float], y: float) -> tuple[Engine, object]:
     data = Examples(np.array([x], np.float32), np.array([[y]], np.float32), None)
     model = keras.Sequential([keras.Input((len(x),)), layers.Dense(1, use_bias=False, dtype="mixed_float16")])
     engine = tiny_run(data, model=model, loss=product, batch=1).engine
-    return engine, engine.to_device(data.as_batch())
+    return engine, engine.to_device(data)
 
 
 def look_at(engine: Engine, source: object, step: int, scale: float) -> SampleResult:
@@ -64,7 +64,7 @@ def test_the_room_above_the_scale_is_of_gradients_that_training_computes():
     dense = layers.Dense(1, use_bias=False, kernel_initializer=large, dtype="mixed_float16")
     model = keras.Sequential([keras.Input((1,)), layers.Activation("linear", dtype="mixed_float16"), dense])
     engine = tiny_run(data, model=model, loss=product, batch=1).engine
-    sample = look_at(engine, engine.to_device(data.as_batch()), 1, 1.0).sample
+    sample = look_at(engine, engine.to_device(data), 1, 1.0).sample
     assert sample.headroom_doublings == pytest.approx(math.log2(65504) + 10)
 
 
@@ -144,7 +144,7 @@ def sampled(policy, rate):
     data = Examples(rng.normal(size=(32, 12)).astype("float32"), rng.integers(0, 5, 32).astype("int32"), None)
     model = dead_branch(policy)
     engine = tiny_run(data, model=model, inner=keras.optimizers.SGD(rate, momentum=0.9), batch=32).engine
-    batch = engine.batch(engine.to_device(data.as_batch()), np.arange(32, dtype=np.int32))
+    batch = engine.batch(engine.to_device(data), np.arange(32, dtype=np.int32))
     return GradientSampler(model, 1, pytest.fail).take(batch, 1, 1.0), data, model
 
 

@@ -11,7 +11,7 @@ from mpt_cli.cli import main
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.settings.load import load_settings
 from mpt_cli.telemetry.record_types import UnmovedWeights
-from mpt_cli.training.weight_watch import WeightWatch
+from mpt_cli.training.run_record import WeightWatch
 from mpt_cli.training_run import train
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from command import mpt
 from tiny import tiny_data, tiny_model, tiny_run
 
 from mpt_cli.engine.backend import Platform, framework_errors
-from mpt_cli.engine.xla import check_layers, choose_jit
+from mpt_cli.engine.choose_engine import check_layers, choose_jit
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.schema import BackendSettings, DistributeSettings, Settings, TrainerSettings
 

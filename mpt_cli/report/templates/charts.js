@@ -2,33 +2,45 @@
 "use strict";
 (() => {
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-  const DASHES = { "--": [7, 4], ":": [2, 3], "-.": [7, 3, 2, 3] };
+  const isDashed = (curve) => curve?.style === "--";
   const WHOLE = [1, 2, 5].flatMap((digit) => [...Array(10).keys()].map((zeros) => digit * 10 ** zeros)).sort((a, b) => a - b);
   const plots = [];
 
   // ---- numbers
   const raised = (n) => String(n).replace(/[-\d]/g, (digit) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(digit)]);
   const isPower = (value) => value > 0 && Math.abs(Math.log2(value) - Math.round(Math.log2(value))) < 1e-9;
-  function short(value) {
+  function short(value, digits) {
     for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]])
-      if (Math.abs(value) >= size) return +(value / (letter === "k" ? 1e3 : size)).toPrecision(5) + letter;
-    return String(+value.toPrecision(6));
+      if (Math.abs(value) >= size) return +(value / (letter === "k" ? 1e3 : size)).toPrecision(digits ?? 5) + letter;
+    const isTiny = value !== 0 && Math.abs(value) < 1e-3;
+    return isTiny ? value.toExponential(digits ?? 4).replace(/\.?0*e/, "e") : String(+value.toPrecision(digits ?? 6));
   }
-  const words = (value, base) =>
-    value == null ? "–" : base === 2 && isPower(value) ? `2${raised(Math.round(Math.log2(value)))}` : short(value);
+  const words = (value, base, digits) =>
+    value == null ? "–" : base === 2 && isPower(value) ? `2${raised(Math.round(Math.log2(value)))}` : short(value, digits);
 
   // ---- one chart
   function axis(label, base) {
     const ink = () => color("faint"), line = () => color("line");
     const power = (value) => Math.log(value) / Math.log(base);
-    const isOn = (value) => !base || Math.abs(power(value) - Math.round(power(value))) < 1e-9; // no lines between powers
+    const isPowerOfBase = (value) => Math.abs(power(value) - Math.round(power(value))) < 1e-9;
+    function shown(u, found) { // of a logarithmic axis powers only, as many as have room for their numbers
+      if (!base) return found;
+      const every = Math.ceil((20 * found.filter(isPowerOfBase).length) / u.height);
+      return found.map((value) => (isPowerOfBase(value) && Math.round(power(value)) % every === 0 ? value : null));
+    }
+    function texts(u, found) {
+      const write = (digits) => found.map((value) => (value == null ? "" : words(value, base, digits)));
+      const few = write(), isAmbiguous = new Set(few).size < few.length && !base;
+      return isAmbiguous ? write(9) : few;
+    }
     return {
-      label, stroke: ink, grid: { stroke: line, width: 1, filter: (u, found) => found.map((value) => (isOn(value) ? value : null)) }, ticks: { stroke: line, width: 1 }, size: 34, labelSize: 18,
+      label, stroke: ink, filter: shown, grid: { stroke: line, width: 1, filter: shown },
+      ticks: { stroke: line, width: 1, filter: shown }, size: 34, labelSize: 18,
       incrs: label === "step" ? WHOLE : undefined,
-      font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif",
-      values: (u, found) => found.map((value) => (value == null ? "" : words(value, base))),
+      font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", values: texts,
     };
   }
+  const roomFor = (u, texts) => 16 + 7.5 * Math.max(4, ...(texts ?? []).map((text) => text.length));
   function scale(base, fromZero) {
     if (!base) return { time: false, range: (u, low, high) => [fromZero ? 0 : padded(low, high)[0], padded(low, high)[1]] };
     return { time: false, distr: 3, log: base, range: (u, low, high) => {
@@ -62,7 +74,7 @@
   function series(curve, base) {
     const isLine = Boolean(curve.style), isStair = curve.xs.some((x, place) => x === curve.xs[place + 1]);
     return {
-      label: curve.label || " ", stroke: curve.color, width: 1.6, dash: DASHES[curve.style], spanGaps: false,
+      label: curve.label || " ", stroke: curve.color, width: 1.6, dash: isDashed(curve) ? [7, 4] : undefined, spanGaps: false,
       class: curve.label ? "named" : "unnamed", paths: !isLine ? () => null : isStair ? uPlot.paths.stepped({ align: 1 }) : undefined,
       points: { show: !isLine || (Boolean(curve.marker) && curve.xs.length < 100) || curve.xs.length === 1, size: 6, fill: curve.color },
       value: (u, value) => words(value, base),
@@ -73,11 +85,11 @@
     const lost = curves.flatMap((curve) => curve.lost);
     return plot(box, {
       scales: { x: { time: false }, y: scale(found.log_base, found.from_zero) },
-      axes: [axis(found.x_label), { ...axis(found.y_label, found.log_base), size: 62 }],
+      axes: [axis(found.x_label), { ...axis("", found.log_base), size: roomFor, labelSize: 0 }],
       series: [{ label: found.x_label, value: (u, value) => words(value) },
         ...curves.map((curve) => series(curve, found.log_base))],
       cursor: { sync: isOverSteps ? { key: "steps" } : undefined, drag: { x: true, y: false }, focus: { prox: 24 } },
-      focus: { alpha: 0.35 },
+      focus: { alpha: 0.35 }, legend: { markers: { dash: (u, place) => (isDashed(curves[place - 1]) ? "dashed" : "solid") } },
       hooks: { setSeries: [(u, place, { show }) => { // the points of a line go with it
         if (show != null && curves[place - 1]?.label)
           for (let next = place; curves[next]?.label === ""; next++) u.setSeries(next + 1, { show });
@@ -86,8 +98,10 @@
   }
 
   // ---- parallel coordinates: a line for each job, an axis for each key
+  const LEAST_GAP = 130; // between two axes; where that needs more than the page is wide, the figure scrolls
   function parallelChart(box, found) {
     const { axes, names } = found, caption = document.createElement("p");
+    box.style.minWidth = `${axes.length * LEAST_GAP}px`;
     caption.className = "faint";
     caption.textContent = "Point at a line to read its job.";
     const told = (place) => `${names[place]}: ${axes.map((each) => `${each.label} ${each.texts[place]}`).join(", ")}`;
@@ -96,19 +110,20 @@
       ctx.save();
       ctx.fillStyle = color("faint");
       ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
+      ctx.textAlign = "center";
       axes.forEach((each, place) => {
-        ctx.textAlign = place === 0 ? "left" : place === axes.length - 1 ? "right" : "center";
-        const x = u.valToPos(place, "x", true), { top, height } = u.bbox;
-        ctx.fillText(each.high, x, top - 5 * devicePixelRatio);
-        ctx.fillText(each.low, x, top + height + 15 * devicePixelRatio);
-        ctx.fillText(each.label, x, top + height + 34 * devicePixelRatio);
+        const x = u.valToPos(place, "x", true), { top, width, height } = u.bbox, isInner = place % (axes.length - 1);
+        const most = (isInner ? width / (axes.length - 1) : LEAST_GAP * devicePixelRatio) - 10 * devicePixelRatio;
+        ctx.fillText(each.high, x, top - 5 * devicePixelRatio, most);
+        ctx.fillText(each.low, x, top + height + 15 * devicePixelRatio, most);
+        ctx.fillText(each.label, x, top + height + 34 * devicePixelRatio, most);
       });
       ctx.restore();
     };
     const worst = [213, 94, 0], best = [0, 147, 107], share = axes.at(-1).at;
     const mixed = (t) => `rgb(${worst.map((from, place) => Math.round(from + t * (best[place] - from))).join()})`;
     const u = plot(box, {
-      padding: [22, 8, 0, 8], legend: { show: false }, focus: { alpha: 0.12 },
+      padding: [22, LEAST_GAP / 2, 0, LEAST_GAP / 2], legend: { show: false }, focus: { alpha: 0.12 },
       scales: { x: { time: false, range: [0, axes.length - 1] }, y: { range: [-0.04, 1.04] } },
       axes: [{ ...axis(""), size: 52, labelSize: 0, splits: () => axes.map((_, place) => place), values: () => axes.map(() => "") },
         { show: false }],
