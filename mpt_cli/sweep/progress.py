@@ -14,8 +14,8 @@ from rich.text import Text
 from mpt_cli.errors import ConfigError, printable
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.launchers import recorded_launcher
-from mpt_cli.jobs.local_processes import Command, Ending
-from mpt_cli.jobs.queue import Observer, Running
+from mpt_cli.jobs.local_processes import Command, Ending, Running
+from mpt_cli.jobs.queue import Observer
 from mpt_cli.report.tables import TableColumn, plain_lines, rich_table
 from mpt_cli.runs.directory import latest_line, read_holder
 from mpt_cli.sweep.directory import NOT_RUN, JobResult, SweepDirectory, read_job

@@ -12,8 +12,8 @@ from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.jobs.capacity import cores_each
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher
-from mpt_cli.jobs.local_processes import CannotStart, Command, Ending, Executor, mpt_command
-from mpt_cli.jobs.queue import Limits, Observer, Queue
+from mpt_cli.jobs.local_processes import CannotStart, Command, Ending, Executor, Limits, mpt_command
+from mpt_cli.jobs.queue import Observer, Queue
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command

@@ -20,8 +20,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.jobs.local_processes import Command, Ending
-from mpt_cli.jobs.queue import Observer, Running
+from mpt_cli.jobs.local_processes import Command, Ending, Running
+from mpt_cli.jobs.queue import Observer
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.settings.load import load_settings
 from mpt_cli.sweep.directory import (
