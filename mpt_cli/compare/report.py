@@ -2,7 +2,7 @@
 And what it leaves for readers: the table, results.json and report.html.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
 from mpt_cli.sweep.directory import NOT_RUN
+from mpt_cli.sweep.job_list import Objective
 from mpt_cli.sweep.paired import FEWEST_SEEDS, MOST_SEEDS, RARE, count_seeds
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import ending_lines, format_difference, format_verdict, job_dict
@@ -197,7 +198,7 @@ def columns(found: Comparison) -> list[TableColumn[Entry]]:
     return [
         TableColumn("precision", lambda entry: entry.label, is_number=False),
         *([seeds] if found.seeds > 1 else []),
-        TableColumn(f"quality: {name}", lambda entry: format_number(entry.mean_of(name))),
+        TableColumn(f"quality: {name}", lambda entry: format_number(entry.mean)),
         TableColumn("difference", _paired_cell),
         TableColumn("skipped", _skipped_cell),
         TableColumn("step", _step_cell),
@@ -307,6 +308,7 @@ def comparison_dict(found: Comparison) -> dict[str, Any]:
 
 def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
     names = dict.fromkeys(name for job in entry.finished for name in job.summary.get("metrics", {}))
+    means = {name: replace(entry, objective=Objective(name, falls=True)).mean for name in names}
     speed = entry.speed
     return {
         "label": entry.label,
@@ -315,7 +317,7 @@ def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
         "baseline": None if entry.baseline is None else entry.baseline.label,
         "verdict": entry_verdict(found, entry),
         "quality": None if entry.baseline is None else asdict(entry.quality),
-        "metrics": {name: entry.mean_of(name) for name in names},
+        "metrics": means,
         "skipped_steps": _steps(entry, "skipped_steps"),
         "step_seconds": entry.step_seconds,
         "speed_up": None if speed is None else {**asdict(speed), "is_faster": speed.is_faster},

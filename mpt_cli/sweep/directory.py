@@ -160,6 +160,7 @@ def _read_job(entry: Any) -> Job:
 FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out"
 STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
 GOOD = (FINISHED, STOPPED_EARLY)
+SEED = "seed"
 # by the exit code of a job that has saved, or that was lost
 _SIGNALLED = {code: signal_name(number) for number, code in SIGNAL_EXIT_CODES.items()}
 _PRUNED = "the pruner of the search ended it: its objective was behind that of others at the same epoch"
@@ -187,6 +188,10 @@ class JobResult:
     @property
     def is_good(self) -> bool:
         return self.status in GOOD
+
+    @property
+    def seed(self) -> str:
+        return self.job.overrides.get(SEED, "")
 
     def number(self, name: str) -> float | None:
         """Return a field of the summary as a number; None where there is none."""
@@ -252,21 +257,35 @@ def sweep_exit_code(results: Iterable[JobResult]) -> int:
     return gravest_code(TERMINATED if code is None else code for code in bad)
 
 
-SEED = "seed"
-
-
 @dataclass(frozen=True)
 class Configuration:
-    """The jobs of one setting of the varied keys. `mean` and `deviation` are of the objective over finished jobs.
-
-    `deviation` is that of the sample (n - 1), None for fewer than two. `rank` is None where nothing finished.
-    """
+    """The jobs of one setting of the varied keys. `rank` is None where nothing finished."""
 
     overrides: dict[str, str]
     results: list[JobResult]
-    mean: float | None = None
-    deviation: float | None = None
+    objective: Objective
     rank: int | None = None  # that of the first of those with the same mean
+
+    @cached_property
+    def values(self) -> list[tuple[str, float]]:
+        """Return the seed and the objective of each finished job that reports it."""
+        found = [(result.seed, self.objective.value(result.summary)) for result in self.finished]
+        return [(seed, value) for seed, value in found if value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(value for _, value in self.values) if self.values else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Return that of the sample (n - 1); None for fewer than two, and where one is not finite."""
+        values = [value for _, value in self.values]
+        return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
+
+    @property
+    def sort_key(self) -> tuple[bool, bool, float]:
+        """Return a key for sorting: the best comes first."""
+        return self.mean is None, not self.is_complete, self.objective.sort_key(self.mean)
 
     @property
     def finished(self) -> list[JobResult]:
@@ -309,7 +328,7 @@ class SweepResults(JobResults):
     @cached_property
     def first_place(self) -> FirstPlace:
         """Return what the seeds show of the first configuration beside each other ranked one."""
-        values = [_by_seed(row, self.objective) for row in self.ranked]
+        values = [dict(row.values) for row in self.ranked]
         first = values[0] if values else {}
         return judge_first_place(first, values[1:], lambda difference: (difference < 0) == self.objective.falls)
 
@@ -351,33 +370,9 @@ def rank(results: Sequence[JobResult], objective: Objective) -> list[Configurati
     groups: dict[tuple[tuple[str, str], ...], list[JobResult]] = {}
     for result in results:
         groups.setdefault(tuple(result.job.without_seed.items()), []).append(result)
-    rows = [configuration(dict(own), members, objective) for own, members in groups.items()]
-    rows.sort(key=lambda row: (row.mean is None, not row.is_complete, objective.sort_key(row.mean), _skips(row)))
-    first: dict[tuple[bool, float | None], int] = {}
-    ranks = [first.setdefault((row.is_complete, row.mean), place) for place, row in enumerate(rows, 1)]
-    return [replace(row, rank=rank if _is_ranked(row) else None) for row, rank in zip(rows, ranks, strict=True)]
-
-
-def configuration(overrides: dict[str, str], members: list[JobResult], objective: Objective) -> Configuration:
-    """Return what these jobs came to."""
-    finished = [result for result in members if result.status == FINISHED]
-    values = [value for result in finished if (value := objective.value(result.summary)) is not None]
-    if not values:
-        return Configuration(overrides, members)
-    is_sound = all(map(math.isfinite, values))
-    mean = statistics.fmean(values)
-    deviation = statistics.stdev(values) if len(values) > 1 and is_sound else None
-    return Configuration(overrides, members, mean, deviation)
-
-
-def _by_seed(row: Configuration, objective: Objective) -> dict[str, float]:
-    values = {result.job.overrides.get(SEED, ""): objective.value(result.summary) for result in row.finished}
-    return {seed: value for seed, value in values.items() if value is not None}
-
-
-def _skips(row: Configuration) -> float:
-    return sum(result.skipped_share or 0.0 for result in row.results)
-
-
-def _is_ranked(row: Configuration) -> bool:
-    return row.mean is not None and not math.isnan(row.mean)
+    rows = [Configuration(dict(own), members, objective) for own, members in groups.items()]
+    rows.sort(key=lambda row: (*row.sort_key, sum(result.skipped_share or 0.0 for result in row.results)))
+    first = dict[tuple[bool, bool, float], int]()
+    ranks = [first.setdefault(row.sort_key, place) for place, row in enumerate(rows, 1)]
+    has_rank = [row.mean is not None and not math.isnan(row.mean) for row in rows]
+    return [replace(row, rank=rank if has else None) for row, rank, has in zip(rows, ranks, has_rank, strict=True)]

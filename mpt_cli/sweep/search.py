@@ -30,8 +30,8 @@ from mpt_cli.sweep.directory import (
     INTERRUPTED,
     NOT_RUN,
     SEED,
+    Configuration,
     SweepDirectory,
-    configuration,
     read_job,
 )
 from mpt_cli.sweep.job_list import (
@@ -335,6 +335,6 @@ class SearchJobs(Observer[Job]):
             return
         if statuses == {FINISHED}:
             objective = choose_objective(self.plan.facts["objective"], [each.summary for each in results])
-            self.study.tell(first, objective.sort_key(configuration({}, results, objective).mean))
+            self.study.tell(first, objective.sort_key(Configuration({}, results, objective).mean))
         else:  # the mean of the other seeds would be of easier ones
             self.study.end(self.study.trial_of(first), TrialState.PRUNED if statuses <= {*GOOD} else TrialState.FAIL)
