@@ -159,6 +159,7 @@ def _read_job(entry: Any) -> Job:
 
 FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out"
 STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
+RUNNING, WAITING = "running", "waiting"  # of one that is watched
 GOOD = (FINISHED, STOPPED_EARLY)
 SEED = "seed"
 # by the exit code of a job that has saved, or that was lost
