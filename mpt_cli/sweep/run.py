@@ -114,17 +114,18 @@ def plan_new(
     """Return what a new sweep would run, all checked, and the directory where one is named."""
     words, path = split_overrides(overrides)
     options.check_detach(search)
-    grids, is_here = swept_words(words), options.launcher.is_here
-    if search is None:
-        plan = make_plan(*grids, objective=options.objective, is_here=is_here, say=screen.say)
-    else:
-        search.check()
-        if len(grids) > 1:
-            rule = "must be left out where the sweep: block of the recipe is a list: a search has one space."
-            raise ConfigError(Problem("--trials", rule, search.trials))
-        from mpt_cli.sweep.search import plan_search
+    is_here = options.launcher.is_here
+    with swept_words(words) as grids:
+        if search is None:
+            plan = make_plan(*grids, objective=options.objective, is_here=is_here, say=screen.say)
+        else:
+            search.check()
+            if len(grids) > 1:
+                rule = "must be left out where the sweep: block of the recipe is a list: a search has one space."
+                raise ConfigError(Problem("--trials", rule, search.trials))
+            from mpt_cli.sweep.search import plan_search
 
-        plan = plan_search(grids[0], search, options.objective, is_here, screen.say)
+            plan = plan_search(grids[0], search, options.objective, is_here, screen.say)
     return replace(plan, facts=plan_facts(["mpt", "sweep", *overrides], options)), path
 
 
@@ -169,7 +170,8 @@ def changed_plan(
     given = {*map(override_key, words)}
     own = split_overrides(plan.facts["command_line"][2:])[0]
     asked = [*(word for word in own if override_key(word) not in given), *words]
-    more = make_plan(*swept_words(asked), is_here=options.launcher.is_here, say=screen.say)
+    with swept_words(asked) as grids:
+        more = make_plan(*grids, is_here=options.launcher.is_here, say=screen.say)
     grown = grow_plan(plan, more)
     count = len(grown.jobs) - len(plan.jobs)
     screen.say(f"{job_count(count)} more, {len(more.jobs) - count} there already")
