@@ -121,7 +121,9 @@ def read_space(words: Sequence[str]) -> Space:
         if not grid.varied:
             space.fixed.extend(each for axis in grid.axes for each in axis)
         elif key == SEED:
-            space.seeds.extend(dict.fromkeys(texts))
+            if len({*texts}) < len(texts):
+                problems.append(Problem(SEED, "must be given once each: every trial is run with all of them.", texts))
+            space.seeds.extend(texts)
         else:
             space.axes[key] = Axis(CategoricalDistribution(texts))
     if SEED in space.axes:
