@@ -23,7 +23,7 @@ from mpt_cli.signals import SIGNAL_EXIT_CODES, signal_name
 from mpt_cli.sweep.job_list import Job, Objective, Search, SweepPlan, choose_objective, plan_dict
 from mpt_cli.sweep.paired import FirstPlace, judge_first_place
 from mpt_cli.telemetry.format import format_seconds
-from mpt_cli.telemetry.record_types import field_problem
+from mpt_cli.telemetry.record_types import as_number, field_problem
 from mpt_cli.telemetry.sink_interface import File
 
 
@@ -174,7 +174,8 @@ class JobResult:
     """A job and what became of it. `summary` is summary.json where the last attempt left one, `reason` why it failed.
 
     `seconds` is the time of the whole process, and of what it went on from: the training of the attempts before it up
-    to their checkpoint; so are those of `summary`, by which an objective of this name ranks. `exit_code` is what it
+    to their checkpoint, all of it where the process found it done; so are those of `summary`, by which an objective of
+    this name ranks. `exit_code` is what it
     counts as (143 for one that a signal ended).
     """
 
@@ -214,7 +215,9 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
     status, exit_code, reason = _judge(ending, summary, sweep, job)
     attempts = past_attempts(run)  # of which the last one found in the checkpoint what those before it trained
     seconds = ending.seconds + (float(attempts[-1].get("earlier_seconds", 0.0)) if attempts else 0.0)
-    summary = {**summary, "seconds": seconds} if summary else summary
+    if summary:
+        seconds = max(seconds, as_number(summary.get("seconds")) or 0.0)
+        summary = {**summary, "seconds": seconds}
     return JobResult(job, run.path, status, exit_code, reason, seconds, summary)
 
 
