@@ -24,9 +24,9 @@ from mpt_cli.sweep.directory import (
     JobResult,
     JobResults,
     SweepDirectory,
-    read_job,
+    read_jobs,
 )
-from mpt_cli.sweep.job_list import Job, Objective, SweepPlan, choose_objective, job_name, make_plan
+from mpt_cli.sweep.job_list import Job, Objective, SweepPlan, job_name, make_plan
 from mpt_cli.sweep.overrides import override_key, read_grid, varied_values
 from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference, count_seeds
 from mpt_cli.telemetry.format import format_number
@@ -324,27 +324,23 @@ _FACTS = {"setups": list[dict[str, Any]], "tolerance": float | None, "workers": 
 
 def read_comparison(directory: CompareDirectory, objective: str | None = None) -> Comparison:
     """Read everything from the directory; DataError where its plan is damaged, ConfigError for an unknown objective."""
-    plan = directory.read_plan()
-    wrong = field_problem(_FACTS, plan.facts, [*_FACTS]) or next(
-        filter(None, (field_problem(Setup, entry, required_fields(Setup)) for entry in plan.facts["setups"])), None
+    found = read_jobs(directory, objective)
+    facts, required = found.plan.facts, required_fields(Setup)
+    wrong = field_problem(_FACTS, facts, [*_FACTS]) or next(
+        filter(None, (field_problem(Setup, entry, required) for entry in facts["setups"])), None
     )
-    if wrong is not None or not plan.facts["setups"]:
-        raise DataError(f"{directory.plan_json} is damaged: {wrong or 'setups is empty'}.")
-    setups = [Setup(**{name: entry[name] for name in required_fields(Setup)}) for entry in plan.facts["setups"]]
-    results = [read_job(directory, job) for job in plan.jobs]
-    finished = [result.summary for result in results if result.status == FINISHED]
-    chosen = choose_objective(objective or plan.facts["objective"], finished)
-    entries = [_entry(setup, results, chosen) for setup in setups]
-    if alone := [entry.label for entry in entries if not entry.results]:
-        raise DataError(f"{directory.plan_json} is damaged: no job is of {alone[0]}.")
-    tolerance = as_number(plan.facts["tolerance"])
-    return Comparison(
-        directory, plan, chosen, results, [_with_baseline(entry, entries, chosen, tolerance) for entry in entries]
-    )
+    setups = [] if wrong else [Setup(**{name: entry[name] for name in required}) for entry in facts["setups"]]
+    entries = [_entry(setup, found) for setup in setups]
+    alone = [f"no job is of {entry.label}" for entry in entries if not entry.results]
+    if wrong is not None or not entries or alone:
+        raise DataError(f"{directory.plan_json} is damaged: {wrong or (alone or ['setups is empty'])[0]}.")
+    tolerance = as_number(facts["tolerance"])
+    compared = [_with_baseline(entry, entries, found.objective, tolerance) for entry in entries]
+    return Comparison(**vars(found), entries=compared)
 
 
-def _entry(setup: Setup, results: list[JobResult], objective: Objective) -> Entry:
-    own = [result for result in results if result.job.without_seed == setup.overrides]
+def _entry(setup: Setup, found: JobResults) -> Entry:
+    own = [result for result in found.results if result.job.without_seed == setup.overrides]
     label = ", ".join(
         value if key == "policy" else f"{key.removesuffix('.name')} {value}" for key, value in setup.overrides.items()
     )
@@ -353,7 +349,9 @@ def _entry(setup: Setup, results: list[JobResult], objective: Objective) -> Entr
         for job in own
         if job.status == FINISHED and (rate := job.number("examples_per_second") or job.number("steps_per_second"))
     }
-    return Entry(setup.overrides, own, objective, policy=setup.policy, label=label or setup.policy, seconds=seconds)
+    return Entry(
+        setup.overrides, own, found.objective, policy=setup.policy, label=label or setup.policy, seconds=seconds
+    )
 
 
 def _with_baseline(entry: Entry, entries: list[Entry], objective: Objective, tolerance: float | None) -> Entry:

@@ -354,15 +354,20 @@ class SweepResults(JobResults):
         return not self.plan.missing and all(result.status != NOT_RUN for result in self.results)
 
 
-def read_results(sweep: SweepDirectory, objective: str | None = None) -> SweepResults:
-    """Return all results from the directory alone, ranked by `objective` or by that of the sweep; ConfigError for one
-    that no job reports.
+def read_jobs(sweep: SweepDirectory, objective: str | None = None) -> JobResults:
+    """Return what became of all jobs from the directory alone, to be ranked by `objective` or by that of the sweep;
+    ConfigError for one that no job reports.
     """
     plan = sweep.read_plan()
     results = [read_job(sweep, job) for job in plan.jobs]
     finished = [result.summary for result in results if result.status == FINISHED]
-    chosen = choose_objective(objective or plan.facts["objective"], finished)
-    return SweepResults(sweep, plan, chosen, results, rank(results, chosen))
+    return JobResults(sweep, plan, choose_objective(objective or plan.facts["objective"], finished), results)
+
+
+def read_results(sweep: SweepDirectory, objective: str | None = None) -> SweepResults:
+    """Return all results, ranked."""
+    found = read_jobs(sweep, objective)
+    return SweepResults(**vars(found), configurations=rank(found.results, found.objective))
 
 
 def rank(results: Sequence[JobResult], objective: Objective) -> list[Configuration]:
