@@ -17,15 +17,7 @@ from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.sweep.directory import (
-    FINISHED,
-    SEED,
-    Configuration,
-    JobResult,
-    JobResults,
-    SweepDirectory,
-    read_jobs,
-)
+from mpt_cli.sweep.directory import FINISHED, SEED, Configuration, JobResult, JobResults, SweepDirectory, read_jobs
 from mpt_cli.sweep.job_list import Job, Objective, SweepPlan, job_name, make_plan
 from mpt_cli.sweep.overrides import override_key, read_grid, varied_values
 from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference, count_seeds

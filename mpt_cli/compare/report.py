@@ -6,17 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.compare.comparison import (
-    EQUAL,
-    SAME,
-    UNCLEAR,
-    UNKNOWN,
-    Comparison,
-    Entry,
-    Quality,
-    SpeedUp,
-    format_rule,
-)
+from mpt_cli.compare.comparison import EQUAL, SAME, UNCLEAR, UNKNOWN, Comparison, Entry, Quality, SpeedUp, format_rule
 from mpt_cli.files import write_json
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page

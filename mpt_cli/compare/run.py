@@ -3,13 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from mpt_cli.compare.comparison import (
-    CompareDirectory,
-    Comparison,
-    Script,
-    make_comparison,
-    read_comparison,
-)
+from mpt_cli.compare.comparison import CompareDirectory, Comparison, Script, make_comparison, read_comparison
 from mpt_cli.compare.report import write_comparison
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.sweep.job_list import SweepPlan, check_objective

@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem, first_line, install_command
-from mpt_cli.jobs.capacity import (
-    THREAD_VARIABLES,
-    fitting_workers,
-    thread_environment,
-)
+from mpt_cli.jobs.capacity import THREAD_VARIABLES, fitting_workers, thread_environment
 from mpt_cli.jobs.local_processes import Executor, LocalExecutor
 from mpt_cli.redaction import REDACTED, note_passwords
 from mpt_cli.settings.key_type import read_number

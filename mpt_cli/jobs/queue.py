@@ -7,16 +7,7 @@ from typing import Any, Generic
 
 from mpt_cli.errors import MptError
 from mpt_cli.jobs.capacity import Share, free_gpus, least_used_cores
-from mpt_cli.jobs.local_processes import (
-    CannotStart,
-    Command,
-    Ending,
-    Executor,
-    Limits,
-    LocalExecutor,
-    Running,
-    Subject,
-)
+from mpt_cli.jobs.local_processes import CannotStart, Command, Ending, Executor, Limits, LocalExecutor, Running, Subject
 from mpt_cli.signals import Interruption, raise_for
 
 KILL_SECONDS = 5.0  # for the news of an end that was forced: a cluster may be slow to tell

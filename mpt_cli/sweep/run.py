@@ -27,15 +27,7 @@ from mpt_cli.sweep.directory import (
     read_results,
     sweep_exit_code,
 )
-from mpt_cli.sweep.job_list import (
-    Job,
-    Search,
-    SweepPlan,
-    choose_objective,
-    grow_plan,
-    job_count,
-    make_plan,
-)
+from mpt_cli.sweep.job_list import Job, Search, SweepPlan, choose_objective, grow_plan, job_count, make_plan
 from mpt_cli.sweep.overrides import override_key, values_of
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.recipe_sweep_section import swept_words

@@ -24,16 +24,7 @@ from mpt_cli.jobs.local_processes import Command, Ending, Running
 from mpt_cli.jobs.queue import Observer
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.settings.load import load_settings
-from mpt_cli.sweep.directory import (
-    FINISHED,
-    GOOD,
-    INTERRUPTED,
-    NOT_RUN,
-    SEED,
-    Configuration,
-    SweepDirectory,
-    read_job,
-)
+from mpt_cli.sweep.directory import FINISHED, GOOD, INTERRUPTED, NOT_RUN, SEED, Configuration, SweepDirectory, read_job
 from mpt_cli.sweep.job_list import (
     Job,
     Objective,
