@@ -77,12 +77,12 @@ class Cluster(Executor):
 
     def start(self, command: Command[Subject], share: Share = WHOLE_MACHINE) -> "ClusterCommand[Subject]":
         if not command.is_submitted:
-            self.submit([command], 1, share)
+            self.submit([command], 1)
         return ClusterCommand(command, share, self)
 
-    def submit(self, commands: Sequence[Command[Any]], at_a_time: int, share: Share = WHOLE_MACHINE) -> list[str]:
+    def submit(self, commands: Sequence[Command[Any]], at_a_time: int) -> list[str]:
         """Hand over all of them, of which so many are to run at a time, and note each one's job id beside its log."""
-        jobs = [ClusterJob(_as_dict(command, share)) for command in commands]
+        jobs = [ClusterJob(_as_dict(command)) for command in commands]
         parts = [jobs[first : first + MOST_OF_ARRAY] for first in range(0, len(jobs), MOST_OF_ARRAY)]
         return [job_id for part in parts for job_id in self._submit(part, max(1, at_a_time // len(parts)))]
 
@@ -143,13 +143,13 @@ class Cluster(Executor):
         self._looked_at = min(self._looked_at, time.monotonic() - LOOK_SECONDS + SOON_SECONDS)
 
 
-def _as_dict(command: Command[Any], share: Share) -> dict[str, Any]:
+def _as_dict(command: Command[Any]) -> dict[str, Any]:
     """Return the command as another machine takes it, with whole paths and none of this one's environment."""
     assert command.log is not None
     return {
         "arguments": [*command.arguments],
         "cwd": str((command.cwd or Path()).resolve()),
-        "environment": {**command.environment, **share.variables},
+        "environment": {**command.environment},
         "log": str(command.log.resolve()),
         "python": sys.executable,
     }

@@ -8,16 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import stub_job
-from command import wait_for
+from command import is_alive, wait_for
 
 from mpt_cli.jobs.capacity import Share
-from mpt_cli.jobs.launchers import LocalLauncher
+from mpt_cli.jobs.launchers import LocalLauncher, SubmititLauncher
 from mpt_cli.jobs.local_processes import Command, Executor, Running
 from mpt_cli.sweep.directory import SweepResults
 from mpt_cli.sweep.job_list import Job, Search
@@ -69,6 +69,26 @@ class InProcess(Executor):
 class Here(LocalLauncher):
     def executor(self, folder: Path) -> Executor:
         return InProcess()
+
+
+class SubmititHere(SubmititLauncher):
+    """Processes of this machine, which submitit starts: what is handed over and read back is as on Slurm."""
+
+    def executor(self, folder: Path) -> Executor:
+        from mpt_cli.jobs.cluster import ClusterJobState
+        from mpt_cli.jobs.submitit_executor import SlurmCluster
+
+        class Processes(SlurmCluster):
+            kind, poll_seconds = "local", 0.2
+
+            def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
+                return {job_id: ClusterJobState("RUNNING") for job_id in job_ids if is_alive(int(job_id))}
+
+            def cancel(self, job_id: str) -> None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(job_id), signal.SIGTERM)
+
+        return Processes(self.settings, folder / self.name)
 
 
 @dataclass
