@@ -177,7 +177,7 @@ class ClusterCommand(Running[Subject]):
         return 0.0 if self._cluster.state(self._job_id).waits else max(0.0, time.time() - began_at)
 
     @property
-    def waits_for(self) -> str:  # type: ignore[override]
+    def waits_for(self) -> str:
         waits = self._cluster.state(self._job_id).waits or self._cluster.silence
         return self._cluster.describe(self._files.log) if waits else ""
 

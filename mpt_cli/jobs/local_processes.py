@@ -102,7 +102,6 @@ class Running(ABC, Generic[Subject]):
     waits for longer than a library's own call.
     """
 
-    waits_for = ""  # what its cluster says of it while it does not run
     note = ""  # what its cluster says of its end
 
     def __init__(self, command: Command[Subject], share: Share) -> None:
@@ -116,6 +115,11 @@ class Running(ABC, Generic[Subject]):
     @abstractmethod
     def seconds(self) -> float:
         """Return how long it has run; 0 while it waits."""
+
+    @property
+    def waits_for(self) -> str:
+        """Return what its cluster says of it while it does not run; empty where it runs."""
+        return ""
 
     @abstractmethod
     def poll(self) -> int | None:
