@@ -18,7 +18,7 @@ import griffe
 from mkdocs.exceptions import PluginError
 
 from mpt_cli.cli import EXIT_CODES
-from mpt_cli.jobs.queue import Ending
+from mpt_cli.jobs.local_processes import Ending
 from mpt_cli.settings.key_type import REQUIRED, Key, format_range, format_type
 from mpt_cli.settings.schema import AUTO_FLOAT16, VARIANTS, choosing_key, key_versions, sections
 from mpt_cli.sweep.directory import SweepDirectory

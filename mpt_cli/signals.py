@@ -344,16 +344,6 @@ def signal_of(error: BaseException) -> signal.Signals | None:
     return signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
 
 
-@contextmanager
-def held_back(*numbers: signal.Signals) -> Iterator[None]:
-    """Hold these signals back, also from what is started inside; this process gets them afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def raise_for(number: signal.Signals | None) -> None:
     """Raise what the signal would have: KeyboardInterrupt, or SystemExit with code 143."""
     if number == signal.SIGINT:

@@ -23,15 +23,17 @@ FINISHED = {
     "best_metrics": {"val_accuracy": 0.6},
     "examples_per_second": 1000.0,
     "peak_memory_bytes": 2**30,
-    "seconds": 1.5,
+    "seconds": 0.001,
     "epochs_completed": 2,
 }
 OF_STUB = {"schema_version": 1, **FINISHED, "recipe": "stub", "run_dir": "x"}
 
 
-def write(run_dir: Path, **changes: object) -> None:
+def write(run_dir: Path, environment: object = None, **changes: object) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.yaml").write_text("recipe: stub\n")
+    if environment:
+        (run_dir / "environment.json").write_text(json.dumps(environment))
     (run_dir / "summary.json").write_text(json.dumps({**OF_STUB, **changes}))
     event = {"step": 3, "epoch": 1, "kind": "overflow", "scale_before": 4096.0, "scale_after": 512.0}
     (run_dir / "events.jsonl").write_text(json.dumps(event) + "\n")
@@ -46,7 +48,8 @@ def terminated(run_dir: Path) -> None:
     sys.exit(143)
 
 
-def main(manner: str, run_dir: Path, value: float) -> None:
+def main(manner: str, run_dir: Path, value: float, more: str = "{}") -> None:
+    """`more` is JSON: further fields of its summary, and what its environment.json holds."""
     with (run_dir.parent / "started.txt").open("a") as file:
         file.write(f"{run_dir.name} {os.getpid()}\n")
     run_dir.with_suffix(".environment").write_text(json.dumps(dict(os.environ)))
@@ -87,12 +90,14 @@ def main(manner: str, run_dir: Path, value: float) -> None:
     if manner == "parent" and os.fork() == 0:
         (run_dir.parent / "grandchild.txt").write_text(str(os.getpid()))
         time.sleep(60)
-    write(run_dir, metrics={"val_accuracy": value})
+    write(run_dir, metrics={"val_accuracy": value}, **json.loads(more))
+    if code := json.loads(more).get("exit_code"):
+        sys.exit(code)
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))
+        main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:])
     except SystemExit as ended:
         if ended.code == -signal.SIGKILL:
             os.kill(os.getpid(), signal.SIGKILL)

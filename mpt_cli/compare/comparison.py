@@ -14,20 +14,11 @@ from typing import Any, ClassVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.runs.expectations import known_values
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.sweep.directory import (
-    FINISHED,
-    SEED,
-    Configuration,
-    JobResult,
-    JobResults,
-    SweepDirectory,
-    read_job,
-)
-from mpt_cli.sweep.job_list import Job, Objective, SweepPlan, choose_objective, job_name, make_plan
+from mpt_cli.sweep.directory import FINISHED, SEED, Configuration, JobResult, JobResults, SweepDirectory, read_jobs
+from mpt_cli.sweep.job_list import Job, Objective, SweepPlan, job_name, make_plan
 from mpt_cli.sweep.overrides import override_key, read_grid, varied_values
 from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference, count_seeds
 from mpt_cli.telemetry.format import format_number
@@ -282,7 +273,7 @@ class Entry(Configuration):
     @property
     def jobs(self) -> dict[str, JobResult]:
         """Return the jobs by seed."""
-        return {result.job.overrides.get(SEED, ""): result for result in self.results}
+        return {result.seed: result for result in self.results}
 
     @property
     def is_faster(self) -> bool:
@@ -298,20 +289,6 @@ class Entry(Configuration):
     def step_seconds(self) -> float | None:
         """Return the median over the seeds."""
         return statistics.median(self.seconds.values()) if self.seconds else None
-
-    def values(self, name: str) -> dict[str, float]:
-        """Return a metric or a field of summary.json for each finished job, by seed."""
-        found = {
-            seed: as_number(known_values(job.summary).get(name))
-            for seed, job in self.jobs.items()
-            if job.status == FINISHED
-        }
-        return {seed: value for seed, value in found.items() if value is not None}
-
-    def mean_of(self, name: str) -> float | None:
-        """Return the mean over the seeds."""
-        values = self.values(name).values()
-        return statistics.fmean(values) if values else None
 
 
 @dataclass(frozen=True)
@@ -339,36 +316,34 @@ _FACTS = {"setups": list[dict[str, Any]], "tolerance": float | None, "workers": 
 
 def read_comparison(directory: CompareDirectory, objective: str | None = None) -> Comparison:
     """Read everything from the directory; DataError where its plan is damaged, ConfigError for an unknown objective."""
-    plan = directory.read_plan()
-    wrong = field_problem(_FACTS, plan.facts, [*_FACTS]) or next(
-        filter(None, (field_problem(Setup, entry, required_fields(Setup)) for entry in plan.facts["setups"])), None
+    found = read_jobs(directory, objective)
+    facts, required = found.plan.facts, required_fields(Setup)
+    wrong = field_problem(_FACTS, facts, [*_FACTS]) or next(
+        filter(None, (field_problem(Setup, entry, required) for entry in facts["setups"])), None
     )
-    if wrong is not None or not plan.facts["setups"]:
-        raise DataError(f"{directory.plan_json} is damaged: {wrong or 'setups is empty'}.")
-    setups = [Setup(**{name: entry[name] for name in required_fields(Setup)}) for entry in plan.facts["setups"]]
-    results = [read_job(directory, job) for job in plan.jobs]
-    finished = [result.summary for result in results if result.status == FINISHED]
-    chosen = choose_objective(objective or plan.facts["objective"], finished)
-    entries = [_entry(setup, results) for setup in setups]
-    if alone := [entry.label for entry in entries if not entry.results]:
-        raise DataError(f"{directory.plan_json} is damaged: no job is of {alone[0]}.")
-    tolerance = as_number(plan.facts["tolerance"])
-    return Comparison(
-        directory, plan, chosen, results, [_with_baseline(entry, entries, chosen, tolerance) for entry in entries]
-    )
+    setups = [] if wrong else [Setup(**{name: entry[name] for name in required}) for entry in facts["setups"]]
+    entries = [_entry(setup, found) for setup in setups]
+    alone = [f"no job is of {entry.label}" for entry in entries if not entry.results]
+    if wrong is not None or not entries or alone:
+        raise DataError(f"{directory.plan_json} is damaged: {wrong or (alone or ['setups is empty'])[0]}.")
+    tolerance = as_number(facts["tolerance"])
+    compared = [_with_baseline(entry, entries, found.objective, tolerance) for entry in entries]
+    return Comparison(**vars(found), entries=compared)
 
 
-def _entry(setup: Setup, results: list[JobResult]) -> Entry:
-    own = [result for result in results if result.job.without_seed == setup.overrides]
+def _entry(setup: Setup, found: JobResults) -> Entry:
+    own = [result for result in found.results if result.job.without_seed == setup.overrides]
     label = ", ".join(
         value if key == "policy" else f"{key.removesuffix('.name')} {value}" for key, value in setup.overrides.items()
     )
     seconds = {
-        job.job.overrides.get(SEED, ""): setup.batch_size / rate
+        job.seed: setup.batch_size / rate
         for job in own
         if job.status == FINISHED and (rate := job.number("examples_per_second") or job.number("steps_per_second"))
     }
-    return Entry(setup.overrides, own, policy=setup.policy, label=label or setup.policy, seconds=seconds)
+    return Entry(
+        setup.overrides, own, found.objective, policy=setup.policy, label=label or setup.policy, seconds=seconds
+    )
 
 
 def _with_baseline(entry: Entry, entries: list[Entry], objective: Objective, tolerance: float | None) -> Entry:
@@ -380,7 +355,7 @@ def _with_baseline(entry: Entry, entries: list[Entry], objective: Objective, tol
     baseline = next((other for other in group if other.policy == "float32"), group[0])
     if baseline is entry:
         return entry
-    theirs, own = baseline.values(objective.name), entry.values(objective.name)
+    theirs, own = dict(baseline.values), dict(entry.values)
     pairs = [(theirs[seed], own[seed]) for seed in own if seed in theirs]
     counts = known_environment(RunDirectory(entry.finished[0].run_dir)).get("examples") if entry.finished else None
     examples = (counts or {}).get("validation" if objective.name.startswith("val_") else "train")

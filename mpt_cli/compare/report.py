@@ -2,21 +2,11 @@
 And what it leaves for readers: the table, results.json and report.html.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.compare.comparison import (
-    EQUAL,
-    SAME,
-    UNCLEAR,
-    UNKNOWN,
-    Comparison,
-    Entry,
-    Quality,
-    SpeedUp,
-    format_rule,
-)
+from mpt_cli.compare.comparison import EQUAL, SAME, UNCLEAR, UNKNOWN, Comparison, Entry, Quality, SpeedUp, format_rule
 from mpt_cli.files import write_json
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
@@ -24,6 +14,7 @@ from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
 from mpt_cli.runs.directory import numbered_path
 from mpt_cli.sweep.directory import NOT_RUN
+from mpt_cli.sweep.job_list import Objective
 from mpt_cli.sweep.paired import FEWEST_SEEDS, MOST_SEEDS, RARE, count_seeds
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import ending_lines, format_difference, format_verdict, job_dict
@@ -212,7 +203,7 @@ def columns(found: Comparison) -> list[TableColumn[Entry]]:
     return [
         TableColumn("precision", lambda entry: entry.label, is_number=False),
         *([seeds] if found.seeds > 1 else []),
-        TableColumn(f"quality: {name}", lambda entry: format_number(entry.mean_of(name))),
+        TableColumn(f"quality: {name}", lambda entry: format_number(entry.mean)),
         TableColumn("difference", _paired_cell),
         TableColumn("skipped", _skipped_cell),
         TableColumn("step", _step_cell),
@@ -322,6 +313,7 @@ def comparison_dict(found: Comparison) -> dict[str, Any]:
 
 def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
     names = dict.fromkeys(name for job in entry.finished for name in job.summary.get("metrics", {}))
+    means = {name: replace(entry, objective=Objective(name, falls=True)).mean for name in names}
     speed = entry.speed
     return {
         "label": entry.label,
@@ -330,7 +322,7 @@ def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
         "baseline": None if entry.baseline is None else entry.baseline.label,
         "verdict": entry_verdict(found, entry),
         "quality": None if entry.baseline is None else asdict(entry.quality),
-        "metrics": {name: entry.mean_of(name) for name in names},
+        "metrics": means,
         "skipped_steps": _steps(entry, "skipped_steps"),
         "step_seconds": entry.step_seconds,
         "speed_up": None if speed is None else {**asdict(speed), "is_faster": speed.is_faster},

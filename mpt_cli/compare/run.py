@@ -3,18 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from mpt_cli.compare.comparison import (
-    CompareDirectory,
-    Comparison,
-    Script,
-    make_comparison,
-    read_comparison,
-)
+from mpt_cli.compare.comparison import CompareDirectory, Comparison, Script, make_comparison, read_comparison
 from mpt_cli.compare.report import write_comparison
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.sweep.job_list import SweepPlan, check_objective
 from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.run import Options, begin, exit_code, plan_facts, run_jobs, split_overrides
+from mpt_cli.sweep.run import Options, SweepRun, begin, exit_code, plan_facts, split_overrides
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ def resume_compare(path: str, options: Options, screen: Screen) -> tuple[Compari
 
 
 def _run(folder: CompareDirectory, plan: SweepPlan, options: Options, screen: Screen) -> tuple[Comparison, int]:
-    stopped_by = run_jobs(folder, plan, options, screen)
+    stopped_by = SweepRun(folder, plan, options, screen).run()
     found = read_comparison(folder, options.objective)
     write_comparison(found)
     return found, exit_code(stopped_by, found.results)

@@ -227,6 +227,10 @@ class ProcessGroup:
         self.signal = Signals(int(number)) if number else None
         return int(count)
 
+    def follows_first(self, is_wanted: bool) -> bool:
+        """Return whether the first process wants it, such as what depends on its clock; every process must ask."""
+        return bool(_broadcast_array(np.array(is_wanted, "int32")))
+
 
 def broadcast_from_rank0(message: dict[str, Any] | None) -> dict[str, Any]:
     """Return the `message` of rank 0, in every process. All must call it when they have met, the others with None."""

@@ -15,7 +15,6 @@ THREAD_VARIABLES = (
     "TF_NUM_INTEROP_THREADS",
     "NPROC",  # XLA's, under JAX
 )
-GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -85,31 +84,29 @@ def _read(path: Path) -> str:
         return ""
 
 
-@dataclass
-class GpuPool:
-    """GPUs that jobs take and give back. With more workers than GPUs, several jobs share one."""
+def free_gpus(names: Sequence[str], count: int, workers: int, taken: Sequence[Sequence[str]]) -> list[str] | None:
+    """Return up to `count` GPUs, those that the fewest `taken` shares have; None while too few are free. With more
+    workers than GPUs, several jobs share one. Without any GPUs, every job gets none.
+    """
+    wanted, most = min(count, len(names)), max(1, -(-workers // max(1, len(names))))
+    load = {name: sum(name in share for share in taken) for name in names}
+    free = sorted((name for name in names if load[name] < most), key=load.__getitem__)[:wanted]
+    return free if len(free) == wanted else None
 
-    names: Sequence[str]
-    workers: int
 
-    def __post_init__(self) -> None:
-        self.load = dict.fromkeys(self.names, 0)
+@dataclass(frozen=True)
+class Share:
+    """What of this machine a command has to itself. No cores: it may use them all; no list of GPUs: there are none."""
 
-    def take(self, count: int) -> list[str] | None:
-        """Take up to `count` GPUs; return None while too few are free. Without any GPUs, every job gets none."""
-        wanted, most = min(count, len(self.names)), max(1, -(-self.workers // max(1, len(self.names))))
-        free = sorted((name for name in self.names if self.load[name] < most), key=self.load.__getitem__)[:wanted]
-        if len(free) < wanted:
-            return None
-        for name in free:
-            self.load[name] += 1
-        return free
+    gpus: Sequence[str] | None = None
+    cores: frozenset[int] = frozenset()
 
-    def give_back(self, names: Sequence[str]) -> None:
-        for name in names:
-            self.load[name] -= 1
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return the variables that show it its GPUs and no others."""
+        if self.gpus is None:
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus) or "-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
-    def variables(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the variables that show a job these GPUs and no others; none where the machine has no GPU."""
-        values = (",".join(names) or "-1", "PCI_BUS_ID")
-        return dict(zip(GPU_VARIABLES, values, strict=True)) if self.names else {}
+
+WHOLE_MACHINE = Share()

@@ -3,6 +3,7 @@ Each runs under the program in `job_process`; both sides know of it by the files
 """
 
 import json
+import signal
 import sys
 import time
 import uuid
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mpt_cli.files import write_json
+from mpt_cli.jobs.capacity import WHOLE_MACHINE, Share
 from mpt_cli.jobs.job_process import KILL, ClusterJob, CommandFiles, read_note
-from mpt_cli.jobs.local_processes import WHOLE_MACHINE, Command, Ending, Executor, Lost, Share
+from mpt_cli.jobs.local_processes import Command, Executor, Lost, Running, Subject
 
 MOST_OF_ARRAY = 1000  # jobs in one, as Slurm has it by default (MaxArraySize)
 LOOK_SECONDS = 10.0  # between two questions to a cluster about all of its jobs
@@ -73,15 +75,14 @@ class Cluster(Executor):
         """Return what its files say of why it failed, if anything."""
         return ""
 
-    def start(self, command: Command[Any], share: Share) -> "ClusterHandle":
+    def start(self, command: Command[Subject], share: Share = WHOLE_MACHINE) -> "ClusterCommand[Subject]":
         if not command.is_submitted:
-            self.submit([command], 1, share)
-        assert command.log is not None
-        return ClusterHandle(self, CommandFiles(command.log))
+            self.submit([command], 1)
+        return ClusterCommand(command, share, self)
 
-    def submit(self, commands: Sequence[Command[Any]], at_a_time: int, share: Share = WHOLE_MACHINE) -> list[str]:
+    def submit(self, commands: Sequence[Command[Any]], at_a_time: int) -> list[str]:
         """Hand over all of them, of which so many are to run at a time, and note each one's job id beside its log."""
-        jobs = [ClusterJob(_as_dict(command, share)) for command in commands]
+        jobs = [ClusterJob(_as_dict(command)) for command in commands]
         parts = [jobs[first : first + MOST_OF_ARRAY] for first in range(0, len(jobs), MOST_OF_ARRAY)]
         return [job_id for part in parts for job_id in self._submit(part, max(1, at_a_time // len(parts)))]
 
@@ -142,35 +143,38 @@ class Cluster(Executor):
         self._looked_at = min(self._looked_at, time.monotonic() - LOOK_SECONDS + SOON_SECONDS)
 
 
-def _as_dict(command: Command[Any], share: Share) -> dict[str, Any]:
+def _as_dict(command: Command[Any]) -> dict[str, Any]:
     """Return the command as another machine takes it, with whole paths and none of this one's environment."""
     assert command.log is not None
     return {
         "arguments": [*command.arguments],
         "cwd": str((command.cwd or Path()).resolve()),
-        "environment": {**command.environment, **share.variables},
+        "environment": {**command.environment},
         "log": str(command.log.resolve()),
         "python": sys.executable,
     }
 
 
-class ClusterHandle:
+class ClusterCommand(Running[Subject]):
     """A job of a cluster: it has ended where its machine has written so, or where the cluster says so."""
 
-    def __init__(self, cluster: Cluster, files: CommandFiles) -> None:
-        self._cluster, self._files, self._job_id = cluster, files, str(read_note(files.submitted)["job_id"])
-        self._ending: Ending | None = None
+    def __init__(self, command: Command[Subject], share: Share, cluster: Cluster) -> None:
+        super().__init__(command, share)
+        assert command.log is not None
+        self._cluster, self._files = cluster, CommandFiles(command.log)
+        self._job_id = str(read_note(self._files.submitted)["job_id"])
+        self._ending: dict[str, Any] = {}
         self._over_at: float | None = None
 
     @property
-    def seconds(self) -> float | None:
-        if self._ending is not None:
-            return self._ending.seconds
+    def seconds(self) -> float:
+        if self._ending:
+            return float(self._ending["seconds"])
         try:
             began_at = self._files.began.stat().st_mtime
         except OSError:
-            return None
-        return None if self._cluster.state(self._job_id).waits else max(0.0, time.time() - began_at)
+            return 0.0
+        return 0.0 if self._cluster.state(self._job_id).waits else max(0.0, time.time() - began_at)
 
     @property
     def waits_for(self) -> str:
@@ -178,12 +182,12 @@ class ClusterHandle:
         return self._cluster.describe(self._files.log) if waits else ""
 
     def poll(self) -> int | None:
-        if self._ending is None and (found := read_note(self._files.ending)):
-            self._ending = Ending(**{name: found[name] for name in Ending.__dataclass_fields__})
+        if not self._ending and (found := read_note(self._files.ending)):
+            self._ending, self.note = found, found["note"]
             self._cluster.forget(self._job_id)
-        if self._ending is None:
+        if not self._ending:
             self._check_alive()
-        return None if self._ending is None else self._ending.exit_code
+        return self._ending.get("exit_code")
 
     def _check_alive(self) -> None:
         """Raise Lost where the job is over and has left no file about its end for long enough."""
@@ -197,10 +201,7 @@ class ClusterHandle:
             why = self._cluster.why(self._job_id)
             raise Lost(f"{self._cluster.name} job {self._job_id}: {state}{f', {why}' if why else ''}")
 
-    def terminate(self, how: str = "") -> None:
-        self._files.stop.write_text(how)
+    def _signal(self, number: signal.Signals) -> None:
+        self._files.stop.write_text(KILL if number == signal.SIGKILL else "")
         self._cluster.cancel(self._job_id)
         self._cluster.look_soon()
-
-    def kill(self) -> None:
-        self.terminate(KILL)

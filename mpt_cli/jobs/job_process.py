@@ -27,7 +27,6 @@ _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _HEARD = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR2)
 _LOOK_SECONDS = 0.5  # between two looks at whether the job was called off
-_GRACE_SECONDS = 30.0  # between SIGTERM and SIGKILL where no cluster sees to that
 _GROUP_SIGNAL_SECONDS = 2.0  # for a SIGTERM that the command may have got too: a second one could cut its end short
 _PREEMPTION_SECONDS = 20.0  # between Slurm's SIGTERM and the SIGUSR2 that asks to put the job back in the queue
 _TERMINATED = 143
@@ -156,7 +155,6 @@ class ClusterJob:
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> bool:
         """Wait for its end, and ask for it where the job is to end. Return whether Slurm has asked to put it back."""
-        is_alone = os.environ.get("SUBMITIT_EXECUTOR") == "local"  # a cluster signals all processes, and kills them
         is_asked_back = is_told = False
         while process.poll() is None:
             heard = signal.sigtimedwait(_HEARD, _LOOK_SECONDS)
@@ -164,10 +162,10 @@ class ClusterJob:
             is_asked_back = is_asked_back or number == signal.SIGUSR2
             if self._asked_at is None and (number == signal.SIGTERM or is_asked_back or called_off is not None):
                 self._asked_at = time.monotonic()
-            if not is_told and self._has_waited(0.0 if is_alone or is_asked_back else _GROUP_SIGNAL_SECONDS):
+            if not is_told and self._has_waited(0.0 if is_asked_back else _GROUP_SIGNAL_SECONDS):
                 is_told = True
                 signal_group(process.pid, signal.SIGTERM)
-            if called_off == KILL or (is_alone and self._has_waited(_GRACE_SECONDS)):
+            if called_off == KILL:
                 signal_group(process.pid, signal.SIGKILL)
         return is_asked_back
 

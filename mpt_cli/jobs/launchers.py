@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem, first_line, install_command
-from mpt_cli.jobs.capacity import (
-    THREAD_VARIABLES,
-    fitting_workers,
-    thread_environment,
-)
+from mpt_cli.jobs.capacity import THREAD_VARIABLES, fitting_workers, thread_environment
 from mpt_cli.jobs.local_processes import Executor, LocalExecutor
 from mpt_cli.redaction import REDACTED
 from mpt_cli.settings.key_type import read_number
@@ -37,6 +33,8 @@ class Launcher(ABC):
     settings: Mapping[str, str] = field(default_factory=dict)
     name: ClassVar[str]
     extra: ClassVar[str]  # of ours, which installs the library of the launcher's name
+    is_here: ClassVar[bool] = False  # its jobs take this machine's cores and GPUs
+    can_detach: ClassVar[bool] = False  # it takes all jobs at once and limits how many run at a time
 
     def check(self) -> None:
         """Raise ConfigError where it can't be used here."""
@@ -45,27 +43,17 @@ class Launcher(ABC):
             raise ConfigError(Problem("--launcher", f"{self.name} is not installed.", self.name, remedy))
 
     @property
-    def is_here(self) -> bool:
-        """Return whether its jobs take this machine's cores and GPUs."""
-        return False
-
-    @property
-    def can_detach(self) -> bool:
-        """Return whether it takes all jobs at once and limits how many run at a time."""
-        return False
-
-    @property
     def facts(self) -> dict[str, Any] | None:
         """Return what sweep.json holds of it."""
         return {"name": self.name, "settings": dict(self.settings)}
 
     def workers(self, jobs: int, gpus: int = 0) -> int:
         """Return how many jobs run at a time by default."""
-        return fitting_workers(jobs, gpus) if self.is_here else min(jobs, MOST_AT_A_TIME)
+        return min(jobs, MOST_AT_A_TIME)
 
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return variables with the threads of a job: its share of this machine where it runs here."""
-        return thread_environment(workers, environment) if self.is_here else {}
+        """Return variables with the threads of a job, where it is known how many."""
+        return {}
 
     @abstractmethod
     def executor(self, folder: Path) -> Executor:
@@ -84,15 +72,18 @@ class LocalLauncher(Launcher):
             remedy = "Name one with --launcher submitit or --launcher ray."
             raise ConfigError(Problem("launcher", "settings are for another launcher than local.", None, remedy))
 
+    def workers(self, jobs: int, gpus: int = 0) -> int:
+        return fitting_workers(jobs, gpus)
+
+    def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+        return thread_environment(workers, environment)
+
     def executor(self, folder: Path) -> Executor:
         return LocalExecutor()
 
 
-_LOCAL_SETTINGS = ("cluster", "timeout_min", "cpus_per_task")  # what submitit's processes of this machine take
-
-
 class SubmititLauncher(Launcher):
-    """A Slurm job each. With `cluster` local, submitit's processes on this machine, to try it out.
+    """A Slurm job each.
 
     Settings are the parameters of submitit's executor, those of Slurm alone without `slurm_`. `setup` is a line of
     shell before the job, `python` what starts Python there. `sbatch` and `srun` hold further options of these programs
@@ -101,26 +92,15 @@ class SubmititLauncher(Launcher):
 
     name = "submitit"
     extra = "slurm"
-
-    @property
-    def is_here(self) -> bool:
-        return self.settings.get("cluster") == "local"
-
-    @property
-    def can_detach(self) -> bool:
-        return not self.is_here
+    can_detach = True
 
     def check(self) -> None:
         super().check()
-        cluster = self.settings.get("cluster", "slurm")
-        if cluster not in ("slurm", "local"):
-            raise ConfigError(Problem("launcher.cluster", "must be slurm or local.", cluster))
-        if self.is_here and (of_slurm := [name for name in self.settings if name not in _LOCAL_SETTINGS]):
-            raise ConfigError([Problem(f"launcher.{name}", "is for launcher.cluster=slurm.") for name in of_slurm])
-        if not self.is_here and (missing := [program for program in _PROGRAMS if shutil.which(program) is None]):
-            remedy = "Start the sweep on a machine of the cluster, or try it out here with launcher.cluster=local."
+        if missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
             rule = f"must have Slurm on this machine: there is no {', '.join(missing)}."
-            raise ConfigError(Problem("launcher.cluster", rule, cluster, remedy))
+            raise ConfigError(
+                Problem("--launcher", rule, self.name, "Start the sweep on a machine of the cluster, or leave it out.")
+            )
         try:
             with tempfile.TemporaryDirectory() as folder:
                 self.executor(Path(folder)).prepared(Path(folder))
@@ -130,16 +110,13 @@ class SubmititLauncher(Launcher):
             ) from error
 
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return variables with as many threads as it was given cores, where that is said."""
-        if "cpus_per_task" in self.settings:
-            return dict.fromkeys(THREAD_VARIABLES, self.settings["cpus_per_task"])
-        return super().environment(workers, environment)
+        threads = self.settings.get("cpus_per_task")
+        return {} if threads is None else dict.fromkeys(THREAD_VARIABLES, threads)
 
     def executor(self, folder: Path) -> "SlurmCluster":
-        from mpt_cli.jobs.submitit_executor import ProcessesOfSubmitit, SlurmCluster
+        from mpt_cli.jobs.submitit_executor import SlurmCluster
 
-        kind = ProcessesOfSubmitit if self.is_here else SlurmCluster
-        return kind(self.settings, folder / self.name)
+        return SlurmCluster(self.settings, folder / self.name)
 
 
 class RayLauncher(Launcher):

@@ -15,24 +15,15 @@ from dataclasses import dataclass, field
 from multiprocessing import spawn
 from multiprocessing.spawn import spawn_main as spawn_main
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from mpt_cli.errors import TERMINATED
 from mpt_cli.files import open_regular
+from mpt_cli.jobs.capacity import WHOLE_MACHINE, Share
 from mpt_cli.jobs.job_process import signal_group, start_process
+from mpt_cli.signals import GRACE_SECONDS
 
 Subject = TypeVar("Subject")
-
-
-@dataclass(frozen=True)
-class Share:
-    """What of the machine a command has to itself. No cores: it may use them all. `variables` show it its GPUs."""
-
-    gpus: Sequence[str] = ()
-    cores: frozenset[int] = frozenset()
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-
-WHOLE_MACHINE = Share()
 
 
 @dataclass(frozen=True)
@@ -93,28 +84,85 @@ class CannotStart(Exception):
     """The command could not be started; the message says why."""
 
 
-class Handle(Protocol):
-    """A command that was started. Used from one thread; nothing here waits for longer than a library's own call."""
+@dataclass(frozen=True)
+class Limits:
+    """How much at a time and for how long. `gpus` are named where this machine has some; `cores_each`: how many a
+    command has to itself; None: all, as the others.
+    """
+
+    workers: int = 1
+    gpus: Sequence[str] = ()
+    cores_each: int | None = None
+    timeout_seconds: float | None = None
+    grace_seconds: float = GRACE_SECONDS
+
+
+class Running(ABC, Generic[Subject]):
+    """A command that was started, or given to a cluster in whose queue it may wait. Used from one thread; nothing here
+    waits for longer than a library's own call.
+    """
+
+    note = ""  # what its cluster says of its end
+
+    def __init__(self, command: Command[Subject], share: Share) -> None:
+        self.command, self.share = command, share
+        self.cause: str | None = None
+        self._is_killed = False
+        self._asked_at: float | None = None
+        self._limit_seconds: float | None = None
 
     @property
-    def seconds(self) -> float | None:
-        """Return how long it has run; None while it waits in a cluster's queue."""
+    @abstractmethod
+    def seconds(self) -> float:
+        """Return how long it has run; 0 while it waits."""
 
     @property
     def waits_for(self) -> str:
-        """Return what its cluster says of it while it waits."""
+        """Return what its cluster says of it while it does not run; empty where it runs."""
+        return ""
 
+    @abstractmethod
     def poll(self) -> int | None:
         """Return its exit code, negative for a signal; None while it runs. Lost where there will be none.
 
         Once there is one, whatever the command left running is gone.
         """
 
-    def terminate(self) -> None:
-        """Ask it once to save and end."""
+    @abstractmethod
+    def _signal(self, number: signal.Signals) -> None:
+        """Ask it to save and end (SIGTERM), or end it now with all that it started (SIGKILL)."""
 
-    def kill(self) -> None:
-        """End it now, with all that it started."""
+    def stop(self, cause: str) -> None:
+        """Ask once: `mpt train` saves a checkpoint and ends."""
+        if self._asked_at is None:
+            self._asked_at, self.cause = time.monotonic(), cause
+            self._signal(signal.SIGTERM)
+
+    def kill(self, cause: str | None = None) -> None:
+        self.cause = self.cause or cause
+        if not self._is_killed:
+            self._is_killed = True
+            self._signal(signal.SIGKILL)
+
+    def look(self, limits: Limits) -> Ending | None:
+        """Return how it ended; None while it runs. End it when its time is over, and kill it when the grace is over
+        too.
+        """
+        timeout = limits.timeout_seconds
+        if timeout is not None and self.seconds > timeout and self._asked_at is None:
+            self._limit_seconds = timeout
+            self.stop("timeout")
+        if self._asked_at is not None and time.monotonic() - self._asked_at > limits.grace_seconds:
+            self.kill()
+        try:
+            code = self.poll()
+        except Lost as lost:
+            self.note = "" if self._asked_at else f"the job was lost. {lost}"
+            code = TERMINATED
+        return None if code is None else self.ending(code)
+
+    def ending(self, code: int) -> Ending:
+        return Ending(code, round(self.seconds, 3), self.cause, self._limit_seconds, self.note)
 
 
 class Executor(ABC):
@@ -123,7 +171,7 @@ class Executor(ABC):
     poll_seconds: float  # between two looks at what runs
 
     @abstractmethod
-    def start(self, command: Command[Any], share: Share) -> Handle:
+    def start(self, command: Command[Subject], share: Share = WHOLE_MACHINE) -> Running[Subject]:
         """Start a command; CannotStart where that fails."""
 
     def under_way(self, logs: Iterable[Path]) -> set[Path]:
@@ -136,46 +184,38 @@ class LocalExecutor(Executor):
 
     poll_seconds = 0.05
 
-    def start(self, command: Command[Any], share: Share = WHOLE_MACHINE) -> "LocalHandle":
+    def start(self, command: Command[Subject], share: Share = WHOLE_MACHINE) -> "LocalProcess[Subject]":
         environment = {**command.environment, **share.variables}
         with ExitStack() as stack:
             try:
                 stderr: Any = subprocess.DEVNULL
                 if command.log is not None:
                     stderr = stack.enter_context(open(command.log, "ab", opener=open_regular))
-                return LocalHandle(start_process(command.arguments, command.cwd, environment, stderr, share.cores))
+                process = start_process(command.arguments, command.cwd, environment, stderr, share.cores)
             except (OSError, subprocess.SubprocessError) as error:
                 raise CannotStart(str(error)) from error
+        return LocalProcess(command, share, process)
 
 
-class LocalHandle:
+class LocalProcess(Running[Subject]):
     """A process of this machine, and its group."""
 
-    waits_for = ""
-
-    def __init__(self, process: "subprocess.Popen[Any]") -> None:
+    def __init__(self, command: Command[Subject], share: Share, process: "subprocess.Popen[Any]") -> None:
+        super().__init__(command, share)
         self._process, self._started_at = process, time.monotonic()
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._started_at
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def poll(self) -> int | None:
         if self._process.returncode is None and self._process.poll() is not None:
-            signal_group(self.pid, signal.SIGKILL)
+            signal_group(self._process.pid, signal.SIGKILL)
         return self._process.returncode
 
-    def terminate(self) -> None:
+    def _signal(self, number: signal.Signals) -> None:
         if self._process.returncode is None:
-            signal_group(self.pid, signal.SIGTERM)
-
-    def kill(self) -> None:
-        if self._process.returncode is None:
-            signal_group(self.pid, signal.SIGKILL)
+            signal_group(self._process.pid, number)
 
 
 @dataclass(frozen=True)

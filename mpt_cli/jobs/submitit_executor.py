@@ -1,9 +1,7 @@
-"""Commands as jobs of submitit: Slurm's, or processes here to try it out. Imports submitit, an extra."""
+"""Commands as jobs of Slurm, by submitit. Imports submitit, an extra."""
 
-import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +16,6 @@ from mpt_cli.jobs.cluster import Cluster, ClusterJobState, NoAnswer
 from mpt_cli.jobs.job_process import ClusterJob
 from mpt_cli.jobs.local_processes import CannotStart, call
 from mpt_cli.settings.key_type import read_number
-from mpt_cli.signals import held_back
 
 _ANSWER_SECONDS = 30.0
 _WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
@@ -49,7 +46,6 @@ class SlurmCluster(Cluster):
     def __init__(self, settings: Mapping[str, str], folder: Path) -> None:
         super().__init__(folder)
         values: dict[str, Any] = {"timeout_min": 60, **{name: _value(text) for name, text in settings.items()}}
-        values.pop("cluster", None)
         options, of_srun = _take_options(values, "sbatch."), _take_options(values, "srun.")
         self._python = values.pop("python", shlex.quote(sys.executable))
         if "setup" in values:
@@ -130,33 +126,3 @@ def _take_options(values: dict[str, Any], prefix: str) -> dict[str, Any]:
 def _state(word: str, reason: str) -> ClusterJobState:
     first = re.split(r"[ +]", word, maxsplit=1)[0]
     return ClusterJobState(word, reason, waits=first in _WAITS, is_over=first in _IS_OVER)
-
-
-class ProcessesOfSubmitit(SlurmCluster):
-    """submitit's processes on this machine, to try it out: each passes a SIGTERM on to its job."""
-
-    name = "submitit"
-    kind = "local"
-    poll_seconds = 0.2
-
-    def hand_over(self, jobs: Sequence[ClusterJob], list_file: Path, at_a_time: int) -> list[str]:
-        # they are in our group: what the terminal sends must not end them before their job
-        with held_back(signal.SIGINT, signal.SIGHUP):
-            return super().hand_over(jobs, list_file, at_a_time)
-
-    def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
-        return {job_id: ClusterJobState("RUNNING") for job_id in job_ids if _is_alive(int(job_id))}
-
-    def cancel(self, job_id: str) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(int(job_id), signal.SIGTERM)
-
-
-def _is_alive(pid: int) -> bool:
-    with suppress(ChildProcessError):  # it was started by another process, or has been asked after its end before
-        os.waitpid(pid, os.WNOHANG)
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True

@@ -11,13 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.plan.compiled_program import (
-    CompileTarget,
-    Planned,
-    assemble_program,
-    plan_problems,
-    prepare_compiler,
-)
+from mpt_cli.plan.compiled_program import CompileTarget, Planned, assemble_program, plan_problems, prepare_compiler
 from mpt_cli.plan.device import Device, load_device
 from mpt_cli.plan.program_text import Arrays, Exchange, Products, StepReader, parse_module
 from mpt_cli.report.tables import print_labelled, print_table, text_columns

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import BAD_DATA, MISMATCH, OK, TERMINATED, DataError, config_error
-from mpt_cli.jobs.local_processes import Command, Ending, LocalExecutor, mpt_command
-from mpt_cli.jobs.queue import Limits, Queue, run_one
+from mpt_cli.jobs.local_processes import Command, Ending, Limits, LocalExecutor, mpt_command
+from mpt_cli.jobs.queue import Queue, run_one
 from mpt_cli.reproduce.collection import ReproduceTarget
 from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, random_name, read_lines, read_summary
 from mpt_cli.runs.expectations import ExpectationCheck, check_expectations

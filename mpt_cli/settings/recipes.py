@@ -101,14 +101,15 @@ class Recipe:
     """A recipe with the files that it is composed of, in order, and what is wrong with them.
 
     `searchpath` are the folders that it and its bases add, `sweep` what `mpt sweep` is to vary, which no run reads: its
-    own, else that of the last recipe it starts from that has one. `unsure` are sections whose file is missing, `notes`
-    what a user should know of how a run came to its settings.
+    own, else that of the last recipe it starts from that has one, in the file `sweep_path`. `unsure` are sections whose
+    file is missing, `notes` what a user should know of how a run came to its settings.
     """
 
     path: Path
     layers: list[Layer] = field(default_factory=list)
     searchpath: list[Path] = field(default_factory=list)
     sweep: Any = None
+    sweep_path: Path = Path()
     problems: list[Problem] = field(default_factory=list)
     unsure: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -275,7 +276,7 @@ class _Files(ConfigRepository):
         """Return its sweep, and the folders where what it names is searched."""
         sweep, recipe = content.pop("sweep", None), self.recipe
         if recipe.sweep is None:  # the recipe is read first, and of those it starts from the last one
-            recipe.sweep = sweep
+            recipe.sweep, recipe.sweep_path = sweep, path
         folders = _take_searchpath(content, path, recipe.problems)
         search_in(folders)
         recipe.searchpath += folders

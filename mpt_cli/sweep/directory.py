@@ -22,7 +22,7 @@ from mpt_cli.signals import SIGNAL_EXIT_CODES, signal_name
 from mpt_cli.sweep.job_list import Job, Objective, Search, SweepPlan, choose_objective, plan_dict
 from mpt_cli.sweep.paired import FirstPlace, judge_first_place
 from mpt_cli.telemetry.format import format_seconds
-from mpt_cli.telemetry.record_types import field_problem
+from mpt_cli.telemetry.record_types import as_number, field_problem
 from mpt_cli.telemetry.sink_interface import File
 
 
@@ -158,7 +158,9 @@ def _read_job(entry: Any) -> Job:
 
 FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out"
 STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
+RUNNING, WAITING = "running", "waiting"  # of one that is watched
 GOOD = (FINISHED, STOPPED_EARLY)
+SEED = "seed"
 # by the exit code of a job that has saved, or that was lost
 _SIGNALLED = {code: signal_name(number) for number, code in SIGNAL_EXIT_CODES.items()}
 _PRUNED = "the pruner of the search ended it: its objective was behind that of others at the same epoch"
@@ -171,7 +173,8 @@ class JobResult:
     """A job and what became of it. `summary` is summary.json where the last attempt left one, `reason` why it failed.
 
     `seconds` is the time of the whole process, and of what it went on from: the training of the attempts before it up
-    to their checkpoint; so are those of `summary`, by which an objective of this name ranks. `exit_code` is what it
+    to their checkpoint, all of it where the process found it done; so are those of `summary`, by which an objective of
+    this name ranks. `exit_code` is what it
     counts as (143 for one that a signal ended).
     """
 
@@ -186,6 +189,10 @@ class JobResult:
     @property
     def is_good(self) -> bool:
         return self.status in GOOD
+
+    @property
+    def seed(self) -> str:
+        return self.job.overrides.get(SEED, "")
 
     def number(self, name: str) -> float | None:
         """Return a field of the summary as a number; None where there is none."""
@@ -207,7 +214,9 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
     status, exit_code, reason = _judge(ending, summary, sweep, job)
     attempts = past_attempts(run)  # of which the last one found in the checkpoint what those before it trained
     seconds = ending.seconds + (float(attempts[-1].get("earlier_seconds", 0.0)) if attempts else 0.0)
-    summary = {**summary, "seconds": seconds} if summary else summary
+    if summary:
+        seconds = max(seconds, as_number(summary.get("seconds")) or 0.0)
+        summary = {**summary, "seconds": seconds}
     return JobResult(job, run.path, status, exit_code, reason, seconds, summary)
 
 
@@ -251,21 +260,35 @@ def sweep_exit_code(results: Iterable[JobResult]) -> int:
     return gravest_code(TERMINATED if code is None else code for code in bad)
 
 
-SEED = "seed"
-
-
 @dataclass(frozen=True)
 class Configuration:
-    """The jobs of one setting of the varied keys. `mean` and `deviation` are of the objective over finished jobs.
-
-    `deviation` is that of the sample (n - 1), None for fewer than two. `rank` is None where nothing finished.
-    """
+    """The jobs of one setting of the varied keys. `rank` is None where nothing finished."""
 
     overrides: dict[str, str]
     results: list[JobResult]
-    mean: float | None = None
-    deviation: float | None = None
+    objective: Objective
     rank: int | None = None  # that of the first of those with the same mean
+
+    @cached_property
+    def values(self) -> list[tuple[str, float]]:
+        """Return the seed and the objective of each finished job that reports it."""
+        found = [(result.seed, self.objective.value(result.summary)) for result in self.finished]
+        return [(seed, value) for seed, value in found if value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(value for _, value in self.values) if self.values else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Return that of the sample (n - 1); None for fewer than two, and where one is not finite."""
+        values = [value for _, value in self.values]
+        return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
+
+    @property
+    def sort_key(self) -> tuple[bool, bool, float]:
+        """Return a key for sorting: the best comes first."""
+        return self.mean is None, not self.is_complete, self.objective.sort_key(self.mean)
 
     @property
     def finished(self) -> list[JobResult]:
@@ -308,7 +331,7 @@ class SweepResults(JobResults):
     @cached_property
     def first_place(self) -> FirstPlace:
         """Return what the seeds show of the first configuration beside each other ranked one."""
-        values = [_by_seed(row, self.objective) for row in self.ranked]
+        values = [dict(row.values) for row in self.ranked]
         first = values[0] if values else {}
         return judge_first_place(first, values[1:], lambda difference: (difference < 0) == self.objective.falls)
 
@@ -330,15 +353,20 @@ class SweepResults(JobResults):
         return not self.plan.missing and all(result.status != NOT_RUN for result in self.results)
 
 
-def read_results(sweep: SweepDirectory, objective: str | None = None) -> SweepResults:
-    """Return all results from the directory alone, ranked by `objective` or by that of the sweep; ConfigError for one
-    that no job reports.
+def read_jobs(sweep: SweepDirectory, objective: str | None = None) -> JobResults:
+    """Return what became of all jobs from the directory alone, to be ranked by `objective` or by that of the sweep;
+    ConfigError for one that no job reports.
     """
     plan = sweep.read_plan()
     results = [read_job(sweep, job) for job in plan.jobs]
     finished = [result.summary for result in results if result.status == FINISHED]
-    chosen = choose_objective(objective or plan.facts["objective"], finished)
-    return SweepResults(sweep, plan, chosen, results, rank(results, chosen))
+    return JobResults(sweep, plan, choose_objective(objective or plan.facts["objective"], finished), results)
+
+
+def read_results(sweep: SweepDirectory, objective: str | None = None) -> SweepResults:
+    """Return all results, ranked."""
+    found = read_jobs(sweep, objective)
+    return SweepResults(**vars(found), configurations=rank(found.results, found.objective))
 
 
 def rank(results: Sequence[JobResult], objective: Objective) -> list[Configuration]:
@@ -350,33 +378,9 @@ def rank(results: Sequence[JobResult], objective: Objective) -> list[Configurati
     groups: dict[tuple[tuple[str, str], ...], list[JobResult]] = {}
     for result in results:
         groups.setdefault(tuple(result.job.without_seed.items()), []).append(result)
-    rows = [configuration(dict(own), members, objective) for own, members in groups.items()]
-    rows.sort(key=lambda row: (row.mean is None, not row.is_complete, objective.sort_key(row.mean), _skips(row)))
-    first: dict[tuple[bool, float | None], int] = {}
-    ranks = [first.setdefault((row.is_complete, row.mean), place) for place, row in enumerate(rows, 1)]
-    return [replace(row, rank=rank if _is_ranked(row) else None) for row, rank in zip(rows, ranks, strict=True)]
-
-
-def configuration(overrides: dict[str, str], members: list[JobResult], objective: Objective) -> Configuration:
-    """Return what these jobs came to."""
-    finished = [result for result in members if result.status == FINISHED]
-    values = [value for result in finished if (value := objective.value(result.summary)) is not None]
-    if not values:
-        return Configuration(overrides, members)
-    is_sound = all(map(math.isfinite, values))
-    mean = statistics.fmean(values)
-    deviation = statistics.stdev(values) if len(values) > 1 and is_sound else None
-    return Configuration(overrides, members, mean, deviation)
-
-
-def _by_seed(row: Configuration, objective: Objective) -> dict[str, float]:
-    values = {result.job.overrides.get(SEED, ""): objective.value(result.summary) for result in row.finished}
-    return {seed: value for seed, value in values.items() if value is not None}
-
-
-def _skips(row: Configuration) -> float:
-    return sum(result.skipped_share or 0.0 for result in row.results)
-
-
-def _is_ranked(row: Configuration) -> bool:
-    return row.mean is not None and not math.isnan(row.mean)
+    rows = [Configuration(dict(own), members, objective) for own, members in groups.items()]
+    rows.sort(key=lambda row: (*row.sort_key, sum(result.skipped_share or 0.0 for result in row.results)))
+    first = dict[tuple[bool, bool, float], int]()
+    ranks = [first.setdefault(row.sort_key, place) for place, row in enumerate(rows, 1)]
+    has_rank = [row.mean is not None and not math.isnan(row.mean) for row in rows]
+    return [replace(row, rank=rank if has else None) for row, rank, has in zip(rows, ranks, has_rank, strict=True)]

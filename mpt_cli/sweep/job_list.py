@@ -20,15 +20,7 @@ from mpt_cli.settings.load import missing_backend
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep import SAMPLERS
-from mpt_cli.sweep.overrides import (
-    Grid,
-    each_once,
-    load_each,
-    override_key,
-    read_grid,
-    varied_keys,
-    varied_values,
-)
+from mpt_cli.sweep.overrides import Grid, each_once, load_each, override_key, read_grid, varied_keys, varied_values
 from mpt_cli.telemetry.record_types import as_number
 from mpt_cli.training.progress import MONITORED, falls
 from mpt_cli.training.run_from_settings import check_repeatable

@@ -5,7 +5,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Self, TextIO, TypeVar
 
 from rich.live import Live
@@ -14,11 +13,11 @@ from rich.text import Text
 from mpt_cli.errors import ConfigError, printable
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.launchers import recorded_launcher
-from mpt_cli.jobs.local_processes import Command, Ending
-from mpt_cli.jobs.queue import Observer, Running
+from mpt_cli.jobs.local_processes import Command, Ending, Running
+from mpt_cli.jobs.queue import Observer
 from mpt_cli.report.tables import TableColumn, plain_lines, rich_table
 from mpt_cli.runs.directory import latest_line, read_holder
-from mpt_cli.sweep.directory import NOT_RUN, JobResult, SweepDirectory, read_job
+from mpt_cli.sweep.directory import NOT_RUN, RUNNING, WAITING, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.job_list import Job
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.plain import StreamLines
@@ -187,16 +186,6 @@ def _format_summary(result: JobResult) -> str:
     return ", ".join([*parts, result.summary["verdict"], format_seconds(result.seconds or 0.0)])
 
 
-@dataclass(frozen=True)
-class JobState:
-    """Where a job is: it runs, waits or has a result; `waits_for` is what a cluster says of one that waits there."""
-
-    job: Job
-    is_running: bool = False
-    result: JobResult | None = None
-    waits_for: str = ""
-
-
 def find_cluster(sweep: SweepDirectory) -> Cluster | None:
     """Return the cluster that has the jobs of the sweep, where it can be asked from here."""
     launcher = recorded_launcher(sweep.read_plan().facts)
@@ -209,17 +198,19 @@ def find_cluster(sweep: SweepDirectory) -> Cluster | None:
     return None
 
 
-def job_states(sweep: SweepDirectory, cluster: Cluster | None = None) -> list[JobState]:
-    """Return the states of all jobs that are planned so far, as any process sees them that can read the directory."""
+def job_states(sweep: SweepDirectory, cluster: Cluster | None = None) -> list[JobResult]:
+    """Return how each job that is planned so far stands, also RUNNING, or WAITING with what a cluster says as the
+    reason, as any process sees it that can read the directory.
+    """
     jobs = sweep.read_plan().jobs
     under_way = cluster.under_way([sweep.log(job) for job in jobs]) if cluster else set()
     states = []
     for job in jobs:
-        holder, log = read_holder(sweep.run(job).lock_file), sweep.log(job)
+        run, log = sweep.run(job), sweep.log(job)
+        holder, result = read_holder(run.lock_file), read_job(sweep, job)
         if holder is not None and holder.is_gone is not True:
-            states.append(JobState(job, is_running=True))
-        elif (result := read_job(sweep, job)).status != NOT_RUN:
-            states.append(JobState(job, result=result))
-        else:
-            states.append(JobState(job, waits_for=cluster.describe(log) if cluster and log in under_way else ""))
+            result = JobResult(job, run.path, RUNNING)
+        elif result.status == NOT_RUN and cluster and log in under_way:
+            result = JobResult(job, run.path, WAITING, reason=cluster.describe(log))
+        states.append(result)
     return states

@@ -12,11 +12,13 @@ With --trials, a grid is the space of a search, whose numbers may be intervals. 
 that value, whatever the block says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.settings.limits import places_of
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.recipes import Recipe, read_recipe
 from mpt_cli.settings.schema import unknown_key_problem
@@ -24,34 +26,61 @@ from mpt_cli.settings.search_path import find_recipe, is_project_group, searchin
 from mpt_cli.sweep.overrides import override_key, read_grid, read_interval, values_of
 
 
-def swept_words(words: Sequence[str]) -> list[list[str]]:
-    """Return the command line of each grid: the words, with those of the recipe's block behind its `conf=`."""
+@contextmanager
+def swept_words(words: Sequence[str]) -> Iterator[list[list[str]]]:
+    """Yield the command line of each grid: the words, with those of the recipe's block behind its `conf=`. Add the
+    place in the block to what is found to be wrong with them meanwhile.
+    """
     confs = [word for word in words if word.startswith("conf=")]
     names = [values_of([word])["conf"] for axis in read_grid(confs).axes for word in axis]
     recipes = {name: read_recipe(find_recipe(name)) for name in names}
     swept = [name for name, recipe in recipes.items() if recipe.sweep is not None]
     if not swept:
-        return [[*words]]
+        yield [[*words]]
+        return
     if len(recipes) > 1:
         rule = "must be one recipe where it has a sweep: block."
         raise ConfigError(Problem("conf", rule, swept[0], "Name it alone, or take its block out."))
-    given = {*map(override_key, words)}
-    rest = [word for word in words if word not in confs]
-    return [
-        [*confs, *(word for word in grid if override_key(word) not in given), *rest]
-        for grid in read_block(recipes[swept[0]])
-    ]
+    recipe, given = recipes[swept[0]], {*map(override_key, words)}
+    rest, blocks = [word for word in words if word not in confs], read_block(recipe)
+    own = [[word for word in block if override_key(word) not in given] for block in blocks]
+    try:
+        yield [[*confs, *block, *rest] for block in own]
+    except ConfigError as error:
+        paths = [(path, {*map(override_key, block)}) for path, block in zip(_grids(recipe), own, strict=True)]
+        raise ConfigError([_placed_where_alone(problem, recipe, paths) for problem in error.problems]) from error
+
+
+def _grids(recipe: Recipe) -> dict[tuple[str, ...], Any]:
+    """Return each grid of the block, by the names on the way to it."""
+    if isinstance(recipe.sweep, list):
+        return {("sweep", str(number)): grid for number, grid in enumerate(recipe.sweep)}
+    return {} if recipe.sweep is None else {("sweep",): recipe.sweep}
 
 
 def read_block(recipe: Recipe) -> list[list[str]]:
     """Return the words of each grid of a recipe, none without a block. ConfigError with all that is wrong with it."""
-    content, problems = recipe.sweep, list[Problem]()
+    words, problems = list[list[str]](), list[Problem]()
     with searching(recipe.searchpath):
-        grids = content if isinstance(content, list) else [] if content is None else [content]
-        found = [_read_grid(grid, problems) for grid in grids]
+        for path, grid in _grids(recipe).items():
+            found = list[Problem]()
+            words.append(_read_grid(grid, found))
+            problems += [_placed(problem, recipe, path) for problem in found]
     if problems:
         raise ConfigError(problems)
-    return found
+    return words
+
+
+def _placed(problem: Problem, recipe: Recipe, path: tuple[str, ...]) -> Problem:
+    """Return the problem with the place of its key in the grid at `path`, else that of the grid."""
+    places = places_of(recipe.sweep_path)
+    return replace(problem, place=places.get((*path, problem.key.removeprefix("sweep.")), places.get(path)))
+
+
+def _placed_where_alone(problem: Problem, recipe: Recipe, paths: Sequence[tuple[tuple[str, ...], set[str]]]) -> Problem:
+    """Return the problem with its place where one grid alone has its key."""
+    holding = [path for path, keys in paths if problem.key in keys]
+    return _placed(problem, recipe, holding[0]) if len(holding) == 1 and not problem.place else problem
 
 
 def _read_grid(grid: Any, problems: list[Problem]) -> list[str]:

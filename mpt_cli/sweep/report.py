@@ -16,21 +16,8 @@ from mpt_cli.report.picture import Picture
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
-from mpt_cli.sweep.directory import (
-    GOOD,
-    INTERRUPTED,
-    NOT_RUN,
-    SEED,
-    Configuration,
-    JobResult,
-    JobResults,
-    SweepResults,
-)
-from mpt_cli.sweep.hyperparameters import (
-    importances,
-    job_label,
-    parallel_chart,
-)
+from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN, SEED, Configuration, JobResult, JobResults, SweepResults
+from mpt_cli.sweep.hyperparameters import importances, job_label, parallel_chart
 from mpt_cli.sweep.paired import FEWEST_SEEDS, LEVEL, MOST_SEEDS, count_seeds
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.telemetry.format import (

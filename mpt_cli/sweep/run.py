@@ -1,9 +1,10 @@
 """The story of a sweep on one screen: overrides in, processes run, results on disk."""
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.jobs.capacity import cores_each
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher
-from mpt_cli.jobs.local_processes import CannotStart, Command, Ending, Executor, mpt_command
-from mpt_cli.jobs.queue import Limits, Observer, Queue
+from mpt_cli.jobs.local_processes import CannotStart, Command, Ending, Executor, Limits, mpt_command
+from mpt_cli.jobs.queue import Queue
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
@@ -27,15 +28,7 @@ from mpt_cli.sweep.directory import (
     read_results,
     sweep_exit_code,
 )
-from mpt_cli.sweep.job_list import (
-    Job,
-    Search,
-    SweepPlan,
-    choose_objective,
-    grow_plan,
-    job_count,
-    make_plan,
-)
+from mpt_cli.sweep.job_list import Job, Search, SweepPlan, choose_objective, grow_plan, job_count, make_plan
 from mpt_cli.sweep.overrides import override_key, values_of
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.recipe_sweep_section import swept_words
@@ -114,17 +107,18 @@ def plan_new(
     """Return what a new sweep would run, all checked, and the directory where one is named."""
     words, path = split_overrides(overrides)
     options.check_detach(search)
-    grids, is_here = swept_words(words), options.launcher.is_here
-    if search is None:
-        plan = make_plan(*grids, objective=options.objective, is_here=is_here, say=screen.say)
-    else:
-        search.check()
-        if len(grids) > 1:
-            rule = "must be left out where the sweep: block of the recipe is a list: a search has one space."
-            raise ConfigError(Problem("--trials", rule, search.trials))
-        from mpt_cli.sweep.search import plan_search
+    is_here = options.launcher.is_here
+    with swept_words(words) as grids:
+        if search is None:
+            plan = make_plan(*grids, objective=options.objective, is_here=is_here, say=screen.say)
+        else:
+            search.check()
+            if len(grids) > 1:
+                rule = "must be left out where the sweep: block of the recipe is a list: a search has one space."
+                raise ConfigError(Problem("--trials", rule, search.trials))
+            from mpt_cli.sweep.search import plan_search
 
-        plan = plan_search(grids[0], search, options.objective, is_here, screen.say)
+            plan = plan_search(grids[0], search, options.objective, is_here, screen.say)
     return replace(plan, facts=plan_facts(["mpt", "sweep", *overrides], options)), path
 
 
@@ -169,7 +163,8 @@ def changed_plan(
     given = {*map(override_key, words)}
     own = split_overrides(plan.facts["command_line"][2:])[0]
     asked = [*(word for word in own if override_key(word) not in given), *words]
-    more = make_plan(*swept_words(asked), is_here=options.launcher.is_here, say=screen.say)
+    with swept_words(asked) as grids:
+        more = make_plan(*grids, is_here=options.launcher.is_here, say=screen.say)
     grown = grow_plan(plan, more)
     count = len(grown.jobs) - len(plan.jobs)
     screen.say(f"{job_count(count)} more, {len(more.jobs) - count} there already")
@@ -200,7 +195,7 @@ def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options, begun: int =
 def _run(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Screen) -> tuple[SweepResults, int]:
     """Run what is left, then what a search makes. Write the results however it ends."""
     try:
-        stopped_by = run_jobs(sweep, plan, options, screen)
+        stopped_by = SweepRun(sweep, plan, options, screen).run()
     finally:
         found = read_results(sweep)
         write_results(found)
@@ -209,99 +204,100 @@ def _run(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Scree
     return found, exit_code(stopped_by, found.results)
 
 
-def run_jobs(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Screen) -> signal.Signals | None:
-    """Run the jobs of the plan that are not good yet, and those that its search makes after them, each as a process of
-    its own; returns the signal that ended it before its time.
-    """
-    left = [job for job in plan.jobs if not read_job(sweep, job).is_good]
-    count = len(left) + plan.missing
-    limits = options.limits(left, max(count, 1))
-    shared = left[0].environment if left else options.job_environment(limits.workers)
-    observers: list[Observer[Job]] = []
-    search = None
-    if plan.search is not None:
-        from mpt_cli.sweep.search import SearchJobs
+@dataclass(frozen=True)
+class SweepRun:
+    """The jobs of a plan, run in its directory and shown on a screen."""
 
-        search = SearchJobs(sweep, plan, plan.search, shared)
-        search.tell_ended_jobs()
-        observers.append(search)
-    if not count:
-        screen.say(f"{sweep.path}: nothing is left to run")
-        return None
-    screen.say(f"{job_count(count)}, {limits.workers} at a time, in {sweep.path}")
-    executor = options.launcher.executor(sweep.path / "logs")
-    cwd = Path(plan.facts["working_directory"])
-    known = remaining_commands(sweep, left, options, cwd, executor)
-    going_on = sum(command.is_submitted for command in known)
-    if going_on:
-        screen.say(f"{job_count(going_on)} of them were submitted before and are waited for")
-    if options.detach and isinstance(executor, Cluster):
-        screen.say(detach(sweep, [command for command in known if not command.is_submitted], limits, executor))
-        return None
+    sweep: SweepDirectory
+    plan: SweepPlan
+    options: Options
+    screen: Screen
 
-    def commands() -> Iterator[Command[Job]]:
-        yield from known
-        for job in search.new_jobs() if search else ():
-            yield make_command(sweep, job, options, cwd)
+    @property
+    def working_directory(self) -> Path:
+        """Return the directory that the sweep was started in."""
+        return Path(self.plan.facts["working_directory"])
 
-    def record(command: Command[Job], ending: Ending) -> None:
-        sweep.write_ending(command.subject, ending)
+    def run(self) -> signal.Signals | None:
+        """Run the jobs of the plan that are not good yet, and those that its search makes after them, each as a process
+        of its own; return the signal that ended it before its time.
+        """
+        sweep, plan, say = self.sweep, self.plan, self.screen.say
+        left = [job for job in plan.jobs if not read_job(sweep, job).is_good]
+        count = len(left) + plan.missing
+        limits = self.options.limits(left, max(count, 1))
+        search = None
+        if plan.search is not None:
+            from mpt_cli.sweep.search import SearchJobs
 
-    limits = replace(limits, workers=max(limits.workers, going_on))
-    with SweepProgress(screen, sweep, count, limits.workers) as progress:
-        stopped_by = Queue(limits, executor, record, [progress, *observers]).run(commands())
-    if stopped_by is None and search is not None and (why := search.missing_trials_sentence()):
-        screen.say(why)
-    return stopped_by
+            shared = left[0].environment if left else self.options.job_environment(limits.workers)
+            search = SearchJobs(sweep, plan, plan.search, shared)
+            search.tell_ended_jobs()
+        if not count:
+            say(f"{sweep.path}: nothing is left to run")
+            return None
+        say(f"{job_count(count)}, {limits.workers} at a time, in {sweep.path}")
+        executor = self.options.launcher.executor(sweep.path / "logs")
+        known = self._commands_of(left, executor)
+        going_on = sum(command.is_submitted for command in known)
+        if going_on:
+            say(f"{job_count(going_on)} of them were submitted before and are waited for")
+        if self.options.detach and isinstance(executor, Cluster):
+            say(self._hand_over([command for command in known if not command.is_submitted], limits, executor))
+            return None
+        limits = replace(limits, workers=max(limits.workers, going_on))
+        with SweepProgress(self.screen, sweep, count, limits.workers) as progress:
+            queue = Queue(limits, executor, self._record, [progress, *([search] if search else [])])
+            stopped_by = queue.run(chain(known, map(self._command, search.new_jobs() if search else ())))
+        if stopped_by is None and search is not None and (why := search.missing_trials_sentence()):
+            say(why)
+        return stopped_by
 
+    def _commands_of(self, jobs: Sequence[Job], executor: Executor) -> list[Command[Job]]:
+        """Return the commands of these jobs. Those that a cluster still has are only waited for; the runs of failed
+        ones are set aside. DataError where one runs that the cluster does not have.
+        """
+        sweep = self.sweep
+        under_way = executor.under_way([sweep.log(job) for job in jobs if sweep.read_ending(job) is None])
+        fresh = [job for job in jobs if sweep.log(job) not in under_way]
+        for run in map(sweep.run, fresh):
+            if run.lock_file.exists():
+                with run.lock():
+                    pass
+        for job in fresh:
+            if read_job(sweep, job).status == FAILED:
+                sweep.set_aside(job)
+        made = [self._command(job, is_submitted=sweep.log(job) in under_way) for job in jobs]
+        return sorted(made, key=lambda command: not command.is_submitted)
 
-def remaining_commands(
-    sweep: SweepDirectory, left: Sequence[Job], options: Options, cwd: Path, executor: Executor
-) -> list[Command[Job]]:
-    """Return the commands of these jobs. Those that a cluster still has are only waited for; the runs of failed ones
-    are set aside. DataError where one runs that the cluster does not have.
-    """
-    under_way = executor.under_way([sweep.log(job) for job in left if sweep.read_ending(job) is None])
-    fresh = [job for job in left if sweep.log(job) not in under_way]
-    for run in map(sweep.run, fresh):
-        if run.lock_file.exists():
-            with run.lock():
-                pass
-    for job in fresh:
-        if read_job(sweep, job).status == FAILED:
-            sweep.set_aside(job)
-    made = [make_command(sweep, job, options, cwd, is_submitted=sweep.log(job) in under_way) for job in left]
-    return sorted(made, key=lambda command: not command.is_submitted)
+    def _command(self, job: Job, is_submitted: bool = False) -> Command[Job]:
+        sweep, cwd = self.sweep, self.working_directory
+        if not is_submitted:
+            sweep.ending_json(job).unlink(missing_ok=True)  # from here on the job counts as not run
+        run_dir = (sweep.path if cwd == Path.cwd() else sweep.path.resolve()) / job.name
+        arguments, log = self.options.launch(job, run_dir), sweep.log(job)
+        return Command(job.name, arguments, job, log, cwd, job.environment, job.gpus, is_submitted=is_submitted)
 
+    def _record(self, command: Command[Job], ending: Ending) -> None:
+        self.sweep.write_ending(command.subject, ending)
 
-def detach(sweep: SweepDirectory, commands: Sequence[Command[Job]], limits: Limits, executor: Cluster) -> str:
-    """Hand them over; says as what, and how to see them."""
-    try:
-        job_ids = executor.submit(commands, limits.workers) if commands else []
-    except CannotStart as error:
-        raise DataError(f"The jobs could not be submitted: {error}") from error
-    names = ", ".join(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)) or "none"
-    watch, again = shell_command("watch", sweep.path), shell_command("sweep", "--resume", sweep.path)
-    return (
-        f"{job_count(len(commands))} submitted as {names}, {limits.workers} at a time. `{watch}` shows them, "
-        f"`{again}` waits for them and ranks them."
-    )
+    def _hand_over(self, commands: Sequence[Command[Job]], limits: Limits, cluster: Cluster) -> str:
+        """Submit them; return as what, and how to see them."""
+        try:
+            job_ids = cluster.submit(commands, limits.workers) if commands else []
+        except CannotStart as error:
+            raise DataError(f"The jobs could not be submitted: {error}") from error
+        names = ", ".join(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)) or "none"
+        watch, again = shell_command("watch", self.sweep.path), shell_command("sweep", "--resume", self.sweep.path)
+        return (
+            f"{job_count(len(commands))} submitted as {names}, {limits.workers} at a time. `{watch}` shows them, "
+            f"`{again}` waits for them and ranks them."
+        )
 
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:
     """Return 130 or 143 where a signal ended it, else what its jobs came to."""
     return SIGNAL_EXIT_CODES[stopped_by] if stopped_by is not None else sweep_exit_code(results)
-
-
-def make_command(
-    sweep: SweepDirectory, job: Job, options: Options, cwd: Path, is_submitted: bool = False
-) -> Command[Job]:
-    """Return the command of a job; `cwd` is the directory that the sweep was started in."""
-    if not is_submitted:
-        sweep.ending_json(job).unlink(missing_ok=True)  # from here on the job counts as not run
-    run_dir = (sweep.path if cwd == Path.cwd() else sweep.path.resolve()) / job.name
-    arguments, log = options.launch(job, run_dir), sweep.log(job)
-    return Command(job.name, arguments, job, log, cwd, job.environment, job.gpus, is_submitted=is_submitted)
 
 
 def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:

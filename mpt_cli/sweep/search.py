@@ -20,20 +20,11 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.jobs.local_processes import Command, Ending
-from mpt_cli.jobs.queue import Observer, Running
+from mpt_cli.jobs.local_processes import Command, Ending, Running
+from mpt_cli.jobs.queue import Observer
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.settings.load import load_settings
-from mpt_cli.sweep.directory import (
-    FINISHED,
-    GOOD,
-    INTERRUPTED,
-    NOT_RUN,
-    SEED,
-    SweepDirectory,
-    configuration,
-    read_job,
-)
+from mpt_cli.sweep.directory import FINISHED, GOOD, INTERRUPTED, NOT_RUN, SEED, Configuration, SweepDirectory, read_job
 from mpt_cli.sweep.job_list import (
     Job,
     Objective,
@@ -121,7 +112,9 @@ def read_space(words: Sequence[str]) -> Space:
         if not grid.varied:
             space.fixed.extend(each for axis in grid.axes for each in axis)
         elif key == SEED:
-            space.seeds.extend(dict.fromkeys(texts))
+            if len({*texts}) < len(texts):
+                problems.append(Problem(SEED, "must be given once each: every trial is run with all of them.", texts))
+            space.seeds.extend(texts)
         else:
             space.axes[key] = Axis(CategoricalDistribution(texts))
     if SEED in space.axes:
@@ -335,6 +328,6 @@ class SearchJobs(Observer[Job]):
             return
         if statuses == {FINISHED}:
             objective = choose_objective(self.plan.facts["objective"], [each.summary for each in results])
-            self.study.tell(first, objective.sort_key(configuration({}, results, objective).mean))
+            self.study.tell(first, objective.sort_key(Configuration({}, results, objective).mean))
         else:  # the mean of the other seeds would be of easier ones
             self.study.end(self.study.trial_of(first), TrialState.PRUNED if statuses <= {*GOOD} else TrialState.FAIL)

@@ -311,13 +311,19 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         """Take a sample only at the regular lines of the log, so that it depends on neither the calls nor a resumption;
         nor where it would take too much of the time."""
         step, every = self.counters.seen, self.settings.log_every_steps
-        if self.sampler is None or self.last_chunk is None or not self.sampler.is_due(step, every):
+        if self.sampler is None or self.last_chunk is None:
             return None
-        if not self.sampler.is_affordable(self.stopwatch.expected_run_seconds(self._steps_to_come())):
+        run_seconds = self.stopwatch.expected_run_seconds(self._steps_to_come())
+        if not self._all_sample(self.sampler.is_due(step, every) and self.sampler.is_affordable(run_seconds)):
             return None
         self.telemetry.progress(step, self.progress.epoch, "sampling gradients")
         look = self.take_sample(self.sampler, self._last_batch())
         return None if look is None else look.sample
+
+    def _all_sample(self, is_wanted: bool) -> bool:
+        """Return whether a sample is taken, with several processes as the first one's clock says: all take part in it,
+        and one alone would wait for the others for ever."""
+        return is_wanted if self.process_group is None else self.process_group.follows_first(is_wanted)
 
     def _sample_at_end(self) -> None:
         """Take one more sample, where the run was too short for one, or trained on since the latest."""
@@ -325,7 +331,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         if self.sampler is None or self.last_chunk is None or self._signal() is not None:
             return
         is_new = latest is None or latest.step < step
-        if is_new and self.sampler.is_affordable(self.stopwatch.run_seconds, is_over=True):
+        if self._all_sample(is_new and self.sampler.is_affordable(self.stopwatch.run_seconds, is_over=True)):
             self.take_sample(self.sampler, self._last_batch())
 
     def _last_batch(self) -> Any:

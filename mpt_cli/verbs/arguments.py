@@ -231,7 +231,7 @@ more examples:
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
       'loss_scale.initial_scale=2**int(interval(8,24))' --trials 30      a search
   mpt sweep conf=digits_cnn 'seed=range(20)' --launcher submitit launcher.partition=gpu launcher.timeout_min=30 \\
-      launcher.gpus_per_node=1 launcher.cpus_per_task=8      a Slurm job each; launcher.cluster=local to try it here
+      launcher.gpus_per_node=1 launcher.cpus_per_task=8      a Slurm job each
 
 launchers, and their settings as launcher.KEY=VALUE:
   local      processes of this machine

@@ -78,7 +78,7 @@ def _print_new_lines(path: Path, offset: int) -> int:
 
 
 def _watch_sweep(path: Path) -> int:
-    from mpt_cli.sweep.directory import JobResult, sweep_exit_code
+    from mpt_cli.sweep.directory import NOT_RUN, RUNNING, WAITING, JobResult, sweep_exit_code
     from mpt_cli.sweep.progress import RunningLines, Screen, find_cluster, format_job, format_result, job_states
     from mpt_cli.verbs.report import result_kind
 
@@ -93,17 +93,17 @@ def _watch_sweep(path: Path) -> int:
     with RunningLines(screen) as below:
         for abandoned in watch_directory(path, SWEEP_LOOK_SECONDS):
             jobs = job_states(sweep, cluster)
-            results = [state.result for state in jobs if state.result is not None]
+            running = [job for job in jobs if job.status == RUNNING]
+            queued = [job for job in jobs if job.status == WAITING]
+            results = [job for job in jobs if job.status not in (RUNNING, WAITING, NOT_RUN)]
             for result in results:
                 if told.get(result.job.name) != result:
                     told[result.job.name] = result
                     screen.say(format_result(result), "" if result.is_good else "red")
-            if abandoned >= LOOKS_TO_BE_SURE and not any(state.is_running or state.waits_for for state in jobs):
+            if abandoned >= LOOKS_TO_BE_SURE and not running and not queued:
                 break
             if below.is_due:
-                running = [state for state in jobs if state.is_running]
-                queued = [state for state in jobs if state.waits_for][:MOST_QUEUED]
-                lines = [format_job(sweep, state.job, state.waits_for) for state in [*running, *queued]]
+                lines = [format_job(sweep, each.job, each.reason) for each in [*running, *queued[:MOST_QUEUED]]]
                 below.show([*lines, f"{len(results)} of {len(jobs)} jobs done, {len(running)} running"])
     code = sweep_exit_code(results) if len(results) == len(jobs) else TERMINATED
     kind.print_table(kind.read(sweep), screen, None)

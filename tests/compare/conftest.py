@@ -1,6 +1,7 @@
 """Comparisons of stubs: the real words, queue and files, without Keras and without pictures."""
 
 import io
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stub_job
 
 from mpt_cli.compare import report, run
 from mpt_cli.compare.comparison import Comparison
 from mpt_cli.sweep.job_list import Job
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options
-
-STUB = Path(__file__).with_name("stub_run.py")
 
 
 @dataclass
@@ -47,8 +47,16 @@ class Outcomes:
         policy = next(word.partition("=")[2] for word in job.words if word.startswith("policy="))
         seed = int(job.overrides.get("seed", 0))
         values = self.accuracy.get(policy, [0.9])
-        figures = [values[seed % len(values)], self.rate.get(policy, 1000.0), self.code.get(policy, 0), self.examples]
-        return [sys.executable, "-S", str(STUB), str(run_dir), *map(str, figures)]
+        code = self.code.get(policy, 0)
+        more = {
+            "exit_code": code,
+            "status": "finished" if code == 0 else "stopped",
+            "skipped_steps": 0,
+            "examples_per_second": self.rate.get(policy, 1000.0),
+            "environment": {"schema_version": 1, "examples": {"validation": self.examples or None}},
+        }
+        accuracy = str(values[seed % len(values)])
+        return [sys.executable, "-S", stub_job.__file__, "good", str(run_dir), accuracy, json.dumps(more)]
 
 
 @pytest.fixture

@@ -120,6 +120,7 @@ def test_both_processes_see_the_same_and_end_with_the_same_weights(tmp_path: Pat
     first, second = two_seen(tmp_path, *words)
     assert first == second
     assert (first["replicas"], first["seen"], first["skips"]) == (2, 46, [3, 7])
+    assert first["is_sampled"]  # by both, though the clock of the second said no
     assert first["scales"] == [2**13, 2**15, 2**15]  # lowest, highest, last: grown at steps 22 and 37
 
 

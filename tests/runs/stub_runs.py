@@ -1,10 +1,12 @@
 """Stands in for the runs that `mpt reproduce` starts: what each comes to is said by the test."""
 
 import contextlib
+import signal
 from collections.abc import Callable
 from typing import Any
 
-from mpt_cli.jobs.local_processes import Command, Share
+from mpt_cli.jobs.capacity import Share
+from mpt_cli.jobs.local_processes import Command, Running
 
 SUMMARY: dict[str, Any] = {
     "status": "finished",
@@ -31,22 +33,17 @@ expect:
 """
 
 
-class StubHandle:
+class StubRun(Running):
     """A run that has ended, or (None) that ends once it is asked to."""
 
-    seconds, waits_for = 1.0, ""
-
-    def __init__(self, code: int | None) -> None:
-        self.code = code
+    seconds = 1.0
+    code: int | None = None
 
     def poll(self) -> int | None:
         return self.code
 
-    def terminate(self) -> None:
-        self.code = 143
-
-    def kill(self) -> None:
-        self.code = -9
+    def _signal(self, number: signal.Signals) -> None:
+        self.code = 143 if number == signal.SIGTERM else -number
 
 
 class StubExecutor(contextlib.nullcontext):
@@ -58,5 +55,7 @@ class StubExecutor(contextlib.nullcontext):
     def __enter__(self) -> "StubExecutor":
         return self
 
-    def start(self, command: Command, share: Share) -> StubHandle:
-        return StubHandle(self.run(command))
+    def start(self, command: Command, share: Share) -> StubRun:
+        run = StubRun(command, share)
+        run.code = self.run(command)
+        return run

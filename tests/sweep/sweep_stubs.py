@@ -8,17 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import stub_job
-from command import wait_for
+from command import is_alive, wait_for
 
-from mpt_cli.jobs.launchers import LocalLauncher
-from mpt_cli.jobs.local_processes import Command, Executor, Share
+from mpt_cli.jobs.capacity import Share
+from mpt_cli.jobs.launchers import LocalLauncher, SubmititLauncher
+from mpt_cli.jobs.local_processes import Command, Executor, Running
 from mpt_cli.sweep.directory import SweepResults
 from mpt_cli.sweep.job_list import Job, Search
 from mpt_cli.sweep.progress import Screen
@@ -37,25 +37,58 @@ def stub_work(folder: Path, number: int, manner: str = "good", gpus: int = 0) ->
     return Command(job.name, stub_command(folder / job.name, manner), job, folder / f"{job.name}.log", gpus=gpus)
 
 
+class Ended(Running):
+    """What has ended when it is started."""
+
+    seconds = 0.0
+    code = 0
+
+    def poll(self) -> int:
+        return self.code
+
+    def _signal(self, number: signal.Signals) -> None:
+        raise AssertionError("it has ended")
+
+
 class InProcess(Executor):
     """Runs a stub that waits for nothing in this process, when it is started."""
 
     poll_seconds = 0.0
 
-    def start(self, command: Command, share: Share) -> SimpleNamespace:
+    def start(self, command: Command, share: Share) -> Ended:
         *_, manner, run_dir, value = command.arguments
-        code = 0
+        running = Ended(command, share)
         with command.log.open("w") as log, contextlib.redirect_stderr(log):
             try:
                 stub_job.main(manner, Path(run_dir), float(value))
             except SystemExit as ended:
-                code = ended.code
-        return SimpleNamespace(poll=lambda: code, seconds=0.0, waits_for="")
+                running.code = ended.code
+        return running
 
 
 class Here(LocalLauncher):
     def executor(self, folder: Path) -> Executor:
         return InProcess()
+
+
+class SubmititHere(SubmititLauncher):
+    """Processes of this machine, which submitit starts: what is handed over and read back is as on Slurm."""
+
+    def executor(self, folder: Path) -> Executor:
+        from mpt_cli.jobs.cluster import ClusterJobState
+        from mpt_cli.jobs.submitit_executor import SlurmCluster
+
+        class Processes(SlurmCluster):
+            kind, poll_seconds = "local", 0.2
+
+            def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
+                return {job_id: ClusterJobState("RUNNING") for job_id in job_ids if is_alive(int(job_id))}
+
+            def cancel(self, job_id: str) -> None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(job_id), signal.SIGTERM)
+
+        return Processes(self.settings, folder / self.name)
 
 
 @dataclass

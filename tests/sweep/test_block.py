@@ -25,7 +25,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def plan_of(block: str, *words: str) -> SweepPlan:
     Path("mine.yaml").write_text(f"{BASE}sweep: {block}\n")
-    return make_plan(*swept_words(["conf=./mine.yaml", *words]))
+    with swept_words(["conf=./mine.yaml", *words]) as grids:
+        return make_plan(*grids)
 
 
 def points(plan: SweepPlan) -> list[str]:
@@ -81,7 +82,8 @@ def test_words_take_the_place_of_the_blocks_also_in_what_starts_from_it(capsys) 
         ["conf=./mine.yaml", "seed=1", "optimizer=adamw"]
     ]
     Path("child.yaml").write_text("defaults: [./mine.yaml]\n")
-    assert len(make_plan(*swept_words(["conf=./child.yaml", "trainer.epochs=1"])).jobs) == 2
+    with swept_words(["conf=./child.yaml", "trainer.epochs=1"]) as found:
+        assert len(make_plan(*found).jobs) == 2
     assert load_settings(["conf=./child.yaml"]).seed == 0  # no run reads it
 
 
@@ -105,6 +107,26 @@ def test_all_that_is_wrong_with_a_block_is_said(block) -> None:
         plan_of(block)
     found, said = sorted(map(str, caught.value.problems)), sorted(WRONG[block])
     assert [text[: len(rule)] for text, rule in zip(found, said, strict=True)] == said
+
+
+PLACES = {  # where each is, in the file of `plan_of`, whose block begins in line 3
+    "{seed: [1, 2],\n  trainer.epoch: [1]}": "mine.yaml:4:3",
+    "[{seed: [1]},\n  {seed: 'range(0,1,0)'}]": "mine.yaml:4:4",
+    "\n  - {trainer.epochs: [1, 0], seed: 1}\n  - {seed: [1]}": "mine.yaml:4:6",
+    "\n  - {trainer.epochs: [0]}\n  - {trainer.epochs: [1]}": None,  # which of them is not told
+    "3": "mine.yaml:3:1",
+}
+
+
+@pytest.mark.parametrize(("block", "place"), PLACES.items(), ids=range(len(PLACES)))
+def test_what_is_wrong_has_its_place_in_the_block_also_what_its_jobs_are_checked_for(block, place) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(block)
+    places = [
+        problem.place and f"{problem.place.file}:{problem.place.line}:{problem.place.column}"
+        for problem in caught.value.problems
+    ]
+    assert places == [place]
 
 
 def test_what_is_wrong_with_a_block_is_said_where_nothing_is_swept(capsys, monkeypatch) -> None:

@@ -5,17 +5,13 @@ from pathlib import Path
 
 import pytest
 from command import wait_for
-from sweep_stubs import processes_of
+from sweep_stubs import SubmititHere, processes_of
 
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.jobs.launchers import Launcher, SubmititLauncher, choose_launcher, recorded_launcher
+from mpt_cli.jobs.launchers import SubmititLauncher, choose_launcher, recorded_launcher
 from mpt_cli.sweep.job_list import Search
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, plan_new
-
-
-def submitit_here() -> Launcher:
-    return choose_launcher("submitit", ["launcher.cluster=local", "launcher.timeout_min=5"])
 
 
 def wait_until_none_is_left(folder: Path) -> None:
@@ -25,7 +21,12 @@ def wait_until_none_is_left(folder: Path) -> None:
 @pytest.mark.long
 def test_each_job_ends_as_it_would_here(stubs, tmp_path):
     stubs.manners = {2: "raises", 3: "killed", 4: "hangs", 5: "deaf"}
-    given = {"launcher": submitit_here(), "workers": 5, "timeout_seconds": 3.0, "grace_seconds": 10.0}
+    given = {
+        "launcher": SubmititHere({"timeout_min": "5"}),
+        "workers": 5,
+        "timeout_seconds": 3.0,
+        "grace_seconds": 10.0,
+    }
     found, code = stubs.start(["conf=digits_mlp", "seed=range(5)", f"sweep_dir={tmp_path / 's'}"], **given)
     ends = [(result.status, result.exit_code) for result in found.results[:4]]
     assert ends == [("finished", 0), ("failed", 2), ("killed", 143), ("timed out", 143)], found.results
@@ -33,18 +34,16 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path):
     assert found.results[3].summary["status"] == "terminated"  # it was asked, and saved
     assert found.results[4].status == "timed out"
     assert code == 2
-    assert recorded_launcher(found.plan.facts) == given["launcher"]
+    assert recorded_launcher(found.plan.facts) == SubmititLauncher({"timeout_min": "5"})
     wait_until_none_is_left(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("submitit", ["launcher.cluster=pbs"], "launcher.cluster: must be slurm or local. Received:"),
         ("submitit", ["launcher.timeout_min=long"], "launcher: must have settings of submitit."),
         ("submitit", ["launcher.nodes=two"], 'Parameter "nodes" expected type'),
         ("submitit", ["launcher.partiton=gpu"], "Unknown argument 'partiton' for executor 'slurm'"),
-        ("submitit", ["launcher.cluster=local", "launcher.qos=high"], "launcher.qos: is for launcher.cluster=slurm."),
         (
             "ray",
             ["launcher.num_cpu=1"],
@@ -56,7 +55,7 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path):
             "launcher.num_cpus: must be address, or a number for num_cpus, num_gpus, memory_gb. Received: 'x'.",
         ),
         ("ray", [], "launcher.address: must be given, or RAY_ADDRESS be set. A password in it is not recorded"),
-        ("local", ["launcher.cluster=local"], "launcher: settings are for another launcher than local."),
+        ("local", ["launcher.qos=high"], "launcher: settings are for another launcher than local."),
     ],
 )
 def test_what_is_wrong_with_a_launcher_is_said(name, words, message, monkeypatch, tmp_path):

@@ -4,7 +4,7 @@ import os
 
 from mpt_cli import machine
 from mpt_cli.jobs import capacity
-from mpt_cli.jobs.capacity import GpuPool, cores_each, fitting_workers, least_used_cores, thread_environment
+from mpt_cli.jobs.capacity import cores_each, fitting_workers, free_gpus, least_used_cores, thread_environment
 from mpt_cli.machine import visible_gpus
 
 
@@ -46,10 +46,8 @@ def test_gpus_are_those_that_the_user_shows(monkeypatch):
 
 
 def test_a_job_waits_until_enough_gpus_are_free_and_more_jobs_than_gpus_share_them_evenly():
-    pool = GpuPool(["0", "1"], workers=2)
-    assert pool.take(1) == ["0"] and pool.take(2) is None
-    assert pool.take(1) == ["1"] and pool.take(1) is None
-    pool.give_back(["0"])
-    assert pool.take(1) == ["0"]
-    pool = GpuPool(["0", "1"], workers=4)
-    assert [pool.take(1) for _ in range(5)] == [["0"], ["1"], ["0"], ["1"], None]
+    gpus = ["0", "1"]
+    assert free_gpus(gpus, 1, 2, []) == ["0"] and free_gpus(gpus, 2, 2, [["0"]]) is None
+    assert free_gpus(gpus, 1, 2, [["0"]]) == ["1"] and free_gpus(gpus, 1, 2, [["0"], ["1"]]) is None
+    assert free_gpus(gpus, 1, 4, [["0"], ["1"]]) == ["0"] and free_gpus(gpus, 1, 4, [["1"], ["0"], ["0"]]) == ["1"]
+    assert free_gpus(gpus, 1, 4, [["0"], ["1"]] * 2) is None and free_gpus([], 1, 4, []) == []

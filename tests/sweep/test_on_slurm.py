@@ -87,7 +87,7 @@ def test_a_detached_sweep_is_one_array_that_can_be_watched_and_collected(stubs, 
     assert ask("squeue", "-h", "-o", "%i").split() == [f"{array}_[0-4%2]"]
     sweep = SweepDirectory.open("s")
     states = job_states(sweep, find_cluster(sweep))
-    assert [state.waits_for for state in states][:1] == [f"Slurm job {array}_0: PENDING (JobHeldUser)"]
+    assert [state.reason for state in states][:1] == [f"Slurm job {array}_0: PENDING (JobHeldUser)"]
     ask("scontrol", "release", array)
     found, code = stubs.resume(Path("s"), launcher=choose_launcher("submitit", []))
     assert code == 2 and sum(result.is_good for result in found.results) == 4 and len(started(Path("s"))) == 5

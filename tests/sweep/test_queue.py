@@ -11,8 +11,8 @@ import pytest
 from command import is_alive, wait_for
 from sweep_stubs import signal_when, stub_work
 
-from mpt_cli.jobs.local_processes import Command, Ending, LocalExecutor
-from mpt_cli.jobs.queue import Limits, Observer, Queue
+from mpt_cli.jobs.local_processes import Command, Ending, Limits, LocalExecutor
+from mpt_cli.jobs.queue import Observer, Queue
 from mpt_cli.sweep.job_list import Job
 
 

@@ -14,6 +14,8 @@ from rich.console import Console
 from sweep_stubs import started
 
 from mpt_cli.cli import main
+from mpt_cli.jobs.launchers import LocalLauncher
+from mpt_cli.jobs.local_processes import Ending
 from mpt_cli.report.tables import plain_lines
 from mpt_cli.runs.directory import latest_line
 from mpt_cli.sweep import report
@@ -240,15 +242,19 @@ def test_the_last_whole_line_and_the_last_sentence_of_the_log_are_read(tmp_path)
 
 
 def test_seconds_are_those_of_the_process_and_of_what_it_went_on_from_in_the_ranking_too(stubs):
-    """The stub's summary has 1.5, as a run its training alone; its process takes less."""
-    found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2"], objective="seconds:min")
+    """The stub's summary has 0.001, as a run its training alone."""
+    words = ["conf=digits_mlp", "trainer.epochs=1,2"]
+    found, _ = stubs.start(words, objective="seconds:min", launcher=LocalLauncher())
     jobs = [report.job_dict(found, result) for result in found.results]
     assert [job["seconds"] for job in jobs] == [result.seconds for result in found.results]
-    assert found.configurations[0].mean == min(each.mean for each in found.configurations) != 1.5
+    assert found.configurations[0].mean == min(each.mean for each in found.configurations) > 0.001
     own = found.results[0].seconds
     attempts = [{"attempt": 1, "earlier_seconds": 0.0}, {"attempt": 2, "earlier_seconds": 40.0}]
     (found.results[0].run_dir / "environment.json").write_text(json.dumps({"schema_version": 1, "attempts": attempts}))
     assert read_results(found.directory).results[0].seconds == own + 40.0
+    # it had finished before its sweep was killed: the process that found it so was of no length
+    found.directory.write_ending(found.plan.jobs[1], Ending(0, 0.0))
+    assert read_results(found.directory).results[1].seconds == 0.001
 
 
 def test_an_earlier_attempts_summary_is_not_taken_for_this_ones(stubs):
