@@ -1,5 +1,6 @@
 """Which engine makes the steps of a run, and whether XLA compiles them: chosen once, before the first step."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +27,10 @@ def build_engine(
     return JaxEngine(model, jit_compile, distribution, step_wrapper)
 
 
-# Compiling takes 5 to 8 s of CPU; a step saves 8 ns for each number that it reads or writes, 9 ms for two blocks of a
-# transformer.
-FEWEST_STEPS = 1_000
+# CPU seconds on 2 cores: what XLA takes to compile two programs and, for each trainable variable, their parts; and what
+# a step saves for each number that it reads or writes (5 to 17 ns measured, more for recurrent layers)
+COMPILE_SECONDS, COMPILE_SECONDS_PER_VARIABLE = 5.0, 0.08
+SAVED_SECONDS_PER_NUMBER = 8e-9
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,9 @@ def choose_jit(settings: Settings, platform: Platform, model: Any, steps: int | 
     """Resolve `trainer.jit_compile` for a run of `steps` (None: nobody knows how many).
 
     JAX always compiles, and a GPU always gains, unless a layer says that it can't, as in Keras's `fit`. On a CPU
-    TensorFlow compiles runs of `FEWEST_STEPS` or more, and nothing that convolves: there XLA runs convolutions inside
-    the loop on one thread (small CNN: 4 steps per second instead of 120 to 170). It goes by counts alone, not by a
-    measurement, so that the same run is the same again.
+    TensorFlow compiles runs that are long enough to win the compiling back, and nothing that convolves: there XLA runs
+    convolutions inside the loop on one thread (small CNN: 4 steps per second instead of 120 to 170). It goes by counts
+    alone, not by a measurement, so that the same run is the same again.
     """
     asked = settings.trainer.jit_compile
     if isinstance(asked, bool):
@@ -62,9 +64,25 @@ def choose_jit(settings: Settings, platform: Platform, model: Any, steps: int | 
         return JitChoice(False, "slow at convolutions on a CPU")
     if steps is None:
         return JitChoice(False, "the length of the run is unknown, so compiling may not pay")
-    if steps < FEWEST_STEPS:
+    saved = steps * numbers_per_step(model, settings.trainer.batch_size) * SAVED_SECONDS_PER_NUMBER
+    if saved < COMPILE_SECONDS + COMPILE_SECONDS_PER_VARIABLE * len(model.trainable_variables):
         return JitChoice(False, f"{steps:,} steps are too few to repay compiling")
     return JitChoice(True)
+
+
+def numbers_per_step(model: Any, batch_size: int) -> int:
+    """Return how many numbers a step reads and writes: the trainable weights, and what the layers of a graph of layers
+    put out for a batch. A subclassed model shows no outputs without being run.
+
+    >>> inputs = keras.Input((4,))
+    >>> model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dense(3)(inputs)))
+    >>> numbers_per_step(model, batch_size=10) - (4 * 3 + 3 + 3 * 2 + 2)
+    50
+    """
+    layers = [layer for layer in layers_of(model) if not isinstance(layer, (keras.Model, keras.layers.InputLayer))]
+    outputs = keras.tree.flatten([layer.output for layer in layers if hasattr(layer, "output")])
+    shapes = [(batch_size, *tensor.shape[1:]) for tensor in outputs] + [v.shape for v in model.trainable_variables]
+    return sum(math.prod(size or 1 for size in shape) for shape in shapes)
 
 
 ON_TENSORFLOW_ALONE = ("Hashing", "HashedCrossing", "IntegerLookup", "StringLookup", "TextVectorization")
