@@ -35,10 +35,22 @@ def run_queue(work, **limits) -> tuple[Record, signal.Signals | None]:
     return record, Queue(Limits(**limits), LocalExecutor(), record, [record]).run(work)
 
 
+MEETS = """import pathlib, sys, time
+here, number = pathlib.Path(sys.argv[1]), sys.argv[2]
+(here / f"began-{number}").touch()
+while len([*here.glob("began-*")]) < 3:
+    time.sleep(0.01)
+"""
+
+
 def test_every_job_runs_and_no_more_at_a_time_than_asked_also_where_one_can_not_be_started(tmp_path):
-    jobs = [stub_work(tmp_path, number, "once") for number in range(1, 5)]  # half a second each
+    """The first three wait for each other, so that none ends before all of them run."""
+    jobs = [
+        replace(stub_work(tmp_path, number), arguments=[sys.executable, "-c", MEETS, str(tmp_path), str(number)])
+        for number in range(1, 5)
+    ]
     nowhere = replace(stub_work(tmp_path, 5), arguments=["/no/such/program"])
-    record, stopped_by = run_queue([nowhere, *jobs], workers=3)
+    record, stopped_by = run_queue([nowhere, *jobs], workers=3, timeout_seconds=60)
     codes = {number: ending.exit_code for number, ending in record.endings.items()}
     assert codes == {5: None, **dict.fromkeys(range(1, 5), 0)}
     assert "No such file" in record.endings[5].note and record.most_running == 3 and stopped_by is None
