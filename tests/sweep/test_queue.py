@@ -21,13 +21,18 @@ class Record(Observer):
 
     def __init__(self) -> None:
         self.endings: dict[int, Ending] = {}
+        self.running: set[str] = set()
         self.most_running = 0
 
     def __call__(self, command: Command, ending: Ending) -> None:
         self.endings[command.subject.number] = ending
 
-    def tick(self, running) -> None:
-        self.most_running = max(self.most_running, len(running))
+    def started(self, running) -> None:
+        self.running.add(running.command.name)
+        self.most_running = max(self.most_running, len(self.running))
+
+    def ended(self, command: Command, ending: Ending) -> None:
+        self.running.discard(command.name)
 
 
 def run_queue(work, **limits) -> tuple[Record, signal.Signals | None]:
