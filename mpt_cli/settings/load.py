@@ -277,16 +277,16 @@ class Composition:
     unread: int
     unsure: set[str]
     places: Callable[[Path], Mapping[tuple[str, ...], SourcePlace]]
-    rules_alone: Callable[[], Collection[tuple[str, str]]]  # that the recipe breaks without any word
+    alone: Callable[[], "RecipeAlone"]
 
     def checked(self) -> Settings:
         """Return the settings, whose keys fit each other; ConfigError with every problem.
 
-        One that only a word of the command line makes is shown at no line: the line is right by itself.
+        One that only words make of a line of the recipe is shown without it: the line is right by itself.
         """
         if problems := self.all_problems():
-            alone = self.rules_alone()
-            raise ConfigError([self.with_place(each) if (each.key, each.rule) in alone else each for each in problems])
+            found, alone = map(self.with_place, problems), self.alone()
+            raise ConfigError([replace(each, place=None) if alone.is_right(each) else each for each in found])
         return replace(self.settings, expect=read_expect(self.settings.expect))
 
     def all_problems(self) -> list[Problem]:
@@ -374,13 +374,27 @@ def _compose(recipe: Recipe, below: Recipe, given: ParsedOverrides, unsure: set[
     note_secrets(plain, "", problems)
     unread = len(problems)
     settings = build_settings(plain, unsure, problems)
-    places, alone = cache(places_of), cache(partial(_rules_alone, given.conf))  # once, however many problems
+    places, alone = cache(places_of), cache(partial(_compose_alone, given.conf))  # once, however many problems
     return Composition(recipe, given, layers, whole, plain, settings, problems, unread, unsure, places, alone)
 
 
-def _rules_alone(conf: str | None) -> set[tuple[str, str]]:
-    with composed([] if conf is None else [f"conf={conf}"]) as composition:
-        return {(problem.key, problem.rule) for problem in composition.all_problems()}
+@dataclass(frozen=True)
+class RecipeAlone:
+    """The files of a recipe without what the command line adds, and the rules that it breaks."""
+
+    files: Collection[str]
+    broken: Collection[tuple[str, str]]
+
+    def is_right(self, problem: Problem) -> bool:
+        """Return whether the line of a problem is one of its own that breaks nothing by itself."""
+        is_own = problem.place is not None and problem.place.file in self.files
+        return is_own and (problem.key, problem.rule) not in self.broken
+
+
+def _compose_alone(conf: str | None) -> RecipeAlone:
+    with composed([] if conf is None else [f"conf={conf}"]) as found:
+        broken = {(problem.key, problem.rule) for problem in found.all_problems()}
+        return RecipeAlone({str(layer.path) for layer in found.layers}, broken)
 
 
 def note_secrets(value: Any, path: str, problems: list[Problem]) -> None:

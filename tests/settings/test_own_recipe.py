@@ -225,6 +225,10 @@ def test_a_line_that_is_wrong_only_with_the_words_is_not_pointed_at(write_recipe
     assert found.keys() == {"trainer.epochs", "trainer.batch_size", "optimizer.clipnorm"}
     assert found["trainer.epochs"] is found["optimizer.clipnorm"] is None
     assert found["trainer.batch_size"] is not None and found["trainer.batch_size"].line == 4
+    Path("conf/optimizer").mkdir(parents=True)
+    Path("conf/optimizer/mine.yaml").write_text("name: sgd\nclipnorm: 0\n")
+    (chosen,) = [each.place for each in problems(own, "optimizer=mine") if each.key == "optimizer.clipnorm"]
+    assert chosen is not None and (chosen.file, chosen.line) == ("conf/optimizer/mine.yaml", 2)
 
 
 FOUND_BY_BUILD = {
