@@ -432,7 +432,8 @@ def configure_check(parser: Parser) -> None:
   mpt check conf=./mine.yaml policy=mixed_float16
   mpt check conf=digits_cnn --build      the dtype of every layer
   mpt check conf=digits_cnn optimizer=sgd --show > mine.yaml     a complete file"""
-    parser.notes = "--show imports and runs nothing, and names the functions that the recipe would import."
+    parser.notes = """--show imports and runs nothing, and names the functions that the recipe would import. --build
+prepares the run as `mpt train` does, up to its first step, and finds what that would refuse."""
 
 
 def configure_list(parser: Parser) -> None:

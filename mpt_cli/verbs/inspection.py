@@ -32,9 +32,8 @@ from mpt_cli.settings.search_path import (
     expanded,
     group_files,
     group_names,
-    is_project_group,
     is_shipped,
-    project_conf_directories,
+    project_groups,
     recipe_paths,
     shell_command,
 )
@@ -126,8 +125,7 @@ def _files_of(group: str, prefix: str = "") -> list[dict[str, str]]:
 
 def _groups() -> list[dict[str, str]]:
     """Return the files of every group, the project's own groups last."""
-    own = {path.name for root in project_conf_directories() for path in root.iterdir() if is_project_group(path.name)}
-    return [entry for group in [*group_names(), *sorted(own)] for entry in _files_of(group, f"{group}=")]
+    return [entry for group in [*group_names(), *sorted(project_groups())] for entry in _files_of(group, f"{group}=")]
 
 
 def _heading(path: Path) -> str:

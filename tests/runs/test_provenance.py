@@ -2,6 +2,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from command import mpt
 
 from mpt_cli import machine
 from mpt_cli.files import strict_json
@@ -68,6 +69,17 @@ def test_each_state_of_a_checkout_has_its_own_hash(checkout: Path) -> None:
         assert state is not None and state["modified"]
         hashes.add(state["diff_hash"])
     assert len(hashes) == 2
+
+
+@pytest.mark.slow
+def test_a_resumed_run_says_that_the_code_has_changed(checkout: Path) -> None:
+    words = ["train", "conf=digits_mlp", "run_dir=r", "resume=auto", "backend=tensorflow"]
+    first, same = (mpt(*words, f"trainer.max_steps={steps}", cwd=checkout) for steps in (2, 4))
+    (checkout / "a.py").write_text("2\n")
+    changed = mpt(*words, "trainer.max_steps=6", cwd=checkout)
+    assert (first.returncode, same.returncode, changed.returncode) == (0, 0, 0)
+    said = "changed since: git.working_directory.modified: False -> True"
+    assert said in changed.stdout and "changed since: git" not in first.stdout + same.stdout
 
 
 def test_without_a_checkout_or_without_git_there_is_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
