@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from mpt_cli.errors import Problem, did_you_mean
-from mpt_cli.settings.key_type import overlap, read_number
+from mpt_cli.settings.key_type import map_texts, overlap, read_number
 from mpt_cli.settings.model_data_optimizer_keys import (
     PYTHON,
     CustomOptimizer,
@@ -54,10 +54,7 @@ EXPECTED_PARTS = ("min", "max", "value", *TOLERANCES)
 
 def read_expect(value: Any) -> Any:
     """Return `expect:` with its numbers read: 2**15 as text becomes 32768; what is none stays."""
-    if isinstance(value, dict):
-        return {name: read_expect(part) for name, part in value.items()}
-    number = read_number(value) if isinstance(value, str) else None
-    return value if number is None else number
+    return map_texts(value, lambda text: text if (number := read_number(text)) is None else number)
 
 
 def check_expect(settings: Settings) -> Iterator[Problem]:

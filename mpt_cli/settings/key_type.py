@@ -151,6 +151,19 @@ class Key:
         return section_of_list(self.type)
 
 
+def map_texts(tree: Any, change: Callable[[str], Any]) -> Any:
+    """Return mappings and lists within each other with each text in them changed.
+
+    >>> map_texts({"a": ["b", 1]}, str.upper)
+    {'a': ['B', 1]}
+    """
+    if isinstance(tree, dict):
+        return {name: map_texts(part, change) for name, part in tree.items()}
+    if isinstance(tree, list):
+        return [map_texts(part, change) for part in tree]
+    return change(tree) if isinstance(tree, str) else tree
+
+
 INDEX = "N"  # in the paths of keys inside a list of sections: phases.N.epochs
 
 

@@ -28,6 +28,7 @@ from mpt_cli.settings.key_type import (
     Key,
     evaluate,
     format_type,
+    map_texts,
     overlap,
     read_value,
     section_content,
@@ -80,20 +81,15 @@ def resolved_yaml(settings: Settings) -> str:
 
 
 def resolved_tree(settings: Settings) -> dict[str, Any]:
-    """Return every key with its value, as `resolved_yaml` writes it."""
-    tree: dict[str, Any] = _escape_texts(asdict(settings))
+    """Return every key with its value, as `resolved_yaml` writes it: a "${" is escaped, secrets of the environment are
+    read anew.
+    """
+
+    def escaped(text: str) -> str:
+        return "".join(piece if is_kept else escape_interpolation(piece) for piece, is_kept in redaction.split(text))
+
+    tree: dict[str, Any] = map_texts(asdict(settings), escaped)
     return tree
-
-
-def _escape_texts(value: Any) -> Any:
-    """Escape texts with a "${", which keep the backslashes before it; secrets of the environment are read anew."""
-    if isinstance(value, dict):
-        return {name: _escape_texts(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_escape_texts(part) for part in value]
-    if not isinstance(value, str):
-        return value
-    return "".join(piece if is_kept else escape_interpolation(piece) for piece, is_kept in redaction.split(value))
 
 
 def compose_tree(
@@ -157,25 +153,22 @@ def above_defaults(tree: DictConfig, unsure: Collection[str] = ()) -> DictConfig
     return OmegaConf.create(merge_keys(below, OmegaConf.to_container(tree)))
 
 
-def resolve_tree(whole: DictConfig, problems: list[Problem]) -> dict[str, Any]:
-    """Return the plain tree with interpolations resolved."""
-    return {name: resolve(whole, name, name, problems) for name in map(str, whole)}
+def resolved(node: DictConfig | ListConfig, path: str, problems: list[Problem]) -> Any:
+    """Return the content of a node with interpolations resolved one by one, so that each bad one is reported."""
 
+    def value(name: Any, inner: str) -> Any:
+        if OmegaConf.is_missing(node, name):
+            return REQUIRED
+        try:
+            found = node[name]
+        except FAULTS as error:
+            problems.append(Problem(inner, f"cannot be resolved: {reason_of(error)}."))
+            return None
+        return resolved(found, inner, problems) if isinstance(found, DictConfig | ListConfig) else found
 
-def resolve(node: DictConfig | ListConfig, name: Any, path: str, problems: list[Problem]) -> Any:
-    """Return the content under `name` with interpolations resolved one by one, so that each bad one is reported."""
-    if OmegaConf.is_missing(node, name):
-        return "???"
-    try:
-        value = node[name]
-    except FAULTS as error:
-        problems.append(Problem(path, f"cannot be resolved: {reason_of(error)}."))
-        return None
-    if isinstance(value, DictConfig):
-        return {key: resolve(value, key, f"{path}.{key!s}", problems) for key in value}
-    if isinstance(value, ListConfig):
-        return [resolve(value, index, path, problems) for index in range(len(value))]
-    return value
+    if isinstance(node, DictConfig):
+        return {name: value(name, f"{path}.{name!s}".lstrip(".")) for name in node}
+    return [value(index, path) for index in range(len(node))]
 
 
 def build_settings(
@@ -368,7 +361,7 @@ def _compose(recipe: Recipe, below: Recipe, given: ParsedOverrides, unsure: set[
     recipe.notes += _notes(tree, below, layers[len(below.layers) :], given)
     _choose_backend(tree, recipe, given, problems)
     whole = above_defaults(tree, unsure)
-    plain = resolve_tree(whole, problems)
+    plain = resolved(whole, "", problems)
     if "recipe" not in tree:
         plain["recipe"] = recipe.path.stem
     note_secrets(plain, "", problems)

@@ -334,8 +334,11 @@ VARIANTS: dict[str, dict[str, type]] = {
     "optimizer": OPTIMIZER_VARIANTS,
     "loss_scale": {mode: mode_settings(mode) for mode in SCALE_MODES},
 }
-_NAMED = {f"{group}.name": group for group in ("model", "data", "optimizer", "policy", "backend", "distribute")}
-CHOOSING_KEYS = {**_NAMED, "loss_scale.mode": "loss_scale"}  # such a key acts as its group: model.name=cnn as model=cnn
+_CHOOSING = {
+    **dict.fromkeys(("model", "data", "optimizer", "policy", "backend", "distribute"), "name"),
+    "loss_scale": "mode",
+}
+CHOOSING_KEYS = {f"{group}.{key}": group for group, key in _CHOOSING.items()}  # model.name=cnn acts as model=cnn
 
 
 def choosing_key(group: str) -> str:
@@ -344,7 +347,7 @@ def choosing_key(group: str) -> str:
     >>> choosing_key("model"), choosing_key("loss_scale"), choosing_key("trainer")
     ('name', 'mode', '')
     """
-    return next((path.partition(".")[2] for path, chosen in CHOOSING_KEYS.items() if chosen == group), "")
+    return _CHOOSING.get(group, "")
 
 
 def chosen_variant(section: str, given: Any) -> str:

@@ -214,7 +214,7 @@ def script_title(rest: list[str]) -> str:
 def script_settings(overrides: list[str]) -> Settings:
     """Return the settings for these overrides; ConfigError for keys that only the script can decide."""
     from mpt_cli.settings.checks import check_combinations
-    from mpt_cli.settings.load import above_defaults, build_settings, compose_tree, resolve_tree
+    from mpt_cli.settings.load import above_defaults, build_settings, compose_tree, resolved
     from mpt_cli.settings.overrides import parse_overrides
     from mpt_cli.settings.recipes import GroupChoice
 
@@ -225,7 +225,7 @@ def script_settings(overrides: list[str]) -> Settings:
     given.choices.setdefault("policy", GroupChoice("policy", "mixed_float16", "policy"))
     tree, _ = compose_tree([], given, problems, set())
     raise_problems(problems)
-    settings = build_settings(resolve_tree(above_defaults(tree), problems), set(), problems)
+    settings = build_settings(resolved(above_defaults(tree), "", problems), set(), problems)
     if settings.policy.is_auto:
         problems.append(
             Problem(
