@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from mpt_cli.errors import TERMINATED
 from mpt_cli.files import write_json
 from mpt_cli.jobs.capacity import WHOLE_MACHINE, Share
 from mpt_cli.jobs.job_process import KILL, ClusterJob, CommandFiles, read_note
-from mpt_cli.jobs.local_processes import Command, Executor, Lost, Running, Subject
+from mpt_cli.jobs.local_processes import Command, Executor, Running, Subject
 
 MOST_OF_ARRAY = 1000  # jobs in one, as Slurm has it by default (MaxArraySize)
 LOOK_SECONDS = 10.0  # between two questions to a cluster about all of its jobs
@@ -182,24 +183,25 @@ class ClusterCommand(Running[Subject]):
         return self._cluster.describe(self._files.log) if waits else ""
 
     def poll(self) -> int | None:
-        if not self._ending and (found := read_note(self._files.ending)):
-            self._ending, self.note = found, found["note"]
-            self._cluster.forget(self._job_id)
         if not self._ending:
-            self._check_alive()
+            self._ending = read_note(self._files.ending) or self._ending_of_lost()
+        if self._ending:
+            self.note = self._ending["note"]
+            self._cluster.forget(self._job_id)
         return self._ending.get("exit_code")
 
-    def _check_alive(self) -> None:
-        """Raise Lost where the job is over and has left no file about its end for long enough."""
-        state = self._cluster.state(self._job_id)
+    def _ending_of_lost(self) -> dict[str, Any]:
+        """Return how it ended where it is over and has left no file about its end for long enough; else nothing."""
+        cluster, state = self._cluster, self._cluster.state(self._job_id)
         if not state.is_over:
             self._over_at = None
-            return
+            return {}
         self._over_at = self._over_at or time.monotonic()
-        if not self._files.began.exists() or time.monotonic() - self._over_at > ENDING_SECONDS:
-            self._cluster.forget(self._job_id)
-            why = self._cluster.why(self._job_id)
-            raise Lost(f"{self._cluster.name} job {self._job_id}: {state}{f', {why}' if why else ''}")
+        if self._files.began.exists() and time.monotonic() - self._over_at <= ENDING_SECONDS:
+            return {}
+        why = cluster.why(self._job_id)
+        note = f"the job was lost. {cluster.name} job {self._job_id}: {state}{f', {why}' if why else ''}"
+        return {"exit_code": TERMINATED, "seconds": self.seconds, "note": "" if self._asked_at else note}
 
     def _signal(self, number: signal.Signals) -> None:
         self._files.stop.write_text(KILL if number == signal.SIGKILL else "")

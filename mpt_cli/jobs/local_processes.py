@@ -17,7 +17,6 @@ from multiprocessing.spawn import spawn_main as spawn_main
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from mpt_cli.errors import TERMINATED
 from mpt_cli.files import open_regular
 from mpt_cli.jobs.capacity import WHOLE_MACHINE, Share
 from mpt_cli.jobs.job_process import signal_group, start_process
@@ -74,12 +73,6 @@ def module_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
-class Lost(Exception):
-    """The command ended without an exit code: its machine went away, or it never began. The message says what is
-    known.
-    """
-
-
 class CannotStart(Exception):
     """The command could not be started; the message says why."""
 
@@ -123,7 +116,7 @@ class Running(ABC, Generic[Subject]):
 
     @abstractmethod
     def poll(self) -> int | None:
-        """Return its exit code, negative for a signal; None while it runs. Lost where there will be none.
+        """Return its exit code, negative for a signal, TERMINATED where it was lost; None while it runs.
 
         Once there is one, whatever the command left running is gone.
         """
@@ -154,11 +147,7 @@ class Running(ABC, Generic[Subject]):
             self.stop("timeout")
         if self._asked_at is not None and time.monotonic() - self._asked_at > limits.grace_seconds:
             self.kill()
-        try:
-            code = self.poll()
-        except Lost as lost:
-            self.note = "" if self._asked_at else f"the job was lost. {lost}"
-            code = TERMINATED
+        code = self.poll()
         return None if code is None else self.ending(code)
 
     def ending(self, code: int) -> Ending:
