@@ -56,8 +56,8 @@ APPLIED = {  # keys that act in what is only recorded, or are known of it, by se
 NO_SAMPLES = "losses of half precision by layer: mpt.fit samples them"
 LOOK = "mpt.diagnose(model, x, y) looks at a compiled model."
 UNSEEN = (
-    "its step can't be repeated: a loss of its own, weights outside of the models that it calls, shapes that are not "
-    "known in tracing, or several replicas. " + LOOK
+    "its step can't be repeated: a loss of its own, derivatives in the loss, weights outside of the models that it "
+    "calls, shapes that are not known in tracing, or several replicas. mpt compare holds a script against float32."
 )
 TOO_LONG = "it would take too long beside the training. " + LOOK
 HIDDEN = "gradients of the loss are 0 or nearly so before they come to the model. Raise the loss scale to keep them."
