@@ -80,6 +80,7 @@ CHRONIC_SHARE = 0.05
 PROBE_MARGIN = 2.0  # twice the share that probing alone explains
 CHRONIC_SKIPS = 3  # in a short run one or two skips are above any share and prove nothing
 FLUSHED_SHARE = 0.1  # chosen, not measured: a few per cent are lost in most healthy nets (exact zeros not counted)
+SMALL_NOISE = 0.002  # of the outputs, over their variance: what rounding leaves of deep nets that train as in float32
 WELL_LEARNT = 0.25  # of the first loss: layers without a gradient do no harm to a run that came so far
 LATE_STEPS = 100  # while there are fewer, a share of skips ends no run
 FLOOR_STREAK = 3  # one overflow at the floor may be a bad batch
@@ -373,9 +374,18 @@ def _remark_bad_values(run_state: RunState) -> str | None:
     )
 
 
+def _remark_noise(run_state: RunState) -> str | None:
+    noise = run_state.output_noise
+    if noise is None or noise <= SMALL_NOISE:
+        return None
+    words = _as_sentence(describe_digits(noise, [], 0.0, _format_sampled(run_state)))
+    return f"{words}: in half precision targets can hardly be met more closely than that."
+
+
 # what a good verdict adds where it holds
 REMARKS = (
     _remark_bad_values,
+    _remark_noise,
     _describe_dead,
 )
 
