@@ -430,13 +430,19 @@ def computing_in_float32(model: Any) -> Iterator[None]:
     """Let every layer of `model` compute in float32 inside this context, whatever its policy.
 
     The public setter of `dtype_policy` quantizes, and writes into the policies that layers share. What a layer took
-    over from its policy when it was made, or casts to float16 by name, stays.
+    over from its policy when it was made, or casts to float16 by name, stays. Layers that a model makes in its call are
+    in float32 too.
     """
+    before, policy = keras.config.dtype_policy(), keras.DTypePolicy("float32")
     with policies_kept(model) as layers:
-        policy = keras.DTypePolicy("float32")
         for layer in layers:
             layer._dtype_policy = policy
-        yield
+        if isinstance(model, keras.Model):
+            keras.config.set_dtype_policy(policy)
+        try:
+            yield
+        finally:
+            keras.config.set_dtype_policy(before)
 
 
 def float32_stand_in(variable: Any) -> Any:

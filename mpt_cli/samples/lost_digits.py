@@ -80,8 +80,9 @@ def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     with computing_in_float32(model):
         exact = _outputs(model, x)
-    noise = _noise(_outputs(model, x), exact)
-    of_targets = _noise_of_targets(model, x, y)
+    dtypes = set[str]()
+    noise = _noise(_outputs(model, x, dtypes=dtypes), exact)
+    of_targets = _noise_of_targets(dtypes & set(NARROW), y)
     if of_targets is not None and of_targets > max(LOST, noise or 0.0):
         return LostDigits(of_targets, (TARGETS,))
     if noise is None:
@@ -203,9 +204,16 @@ def _outputs_in_training(model: Any, x: Any) -> tuple[Outputs, Outputs]:
         return rounded, _outputs(model, x, training=True)
 
 
-def _outputs(model: Any, x: Any, training: bool = False) -> Outputs:
-    """Return those of the model."""
-    return _numbers(call_sampled(model, lambda x: _float_values(model(x, training=training)), x))
+def _outputs(model: Any, x: Any, training: bool = False, dtypes: set[str] | None = None) -> Outputs:
+    """Return those of the model, whose dtypes go into `dtypes`."""
+
+    def call(x: Any) -> list[Any]:
+        outputs = model(x, training=training)
+        if dtypes is not None:
+            dtypes.update(keras.backend.standardize_dtype(out.dtype) for out in keras.tree.flatten(outputs))
+        return _float_values(outputs)
+
+    return _numbers(call_sampled(model, call, x))
 
 
 def _outputs_of_layers(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Outputs]]]:
@@ -272,10 +280,8 @@ def _suspects(model: Any, of_layers: Sequence[tuple[int, float]], least: float) 
     return [run for place, run in enumerate(halves) if run and run not in halves[:place]]
 
 
-def _noise_of_targets(model: Any, x: Any, y: Any) -> float | None:
+def _noise_of_targets(narrow: set[str], y: Any) -> float | None:
     """Return the noise of targets that are cast to the outputs' half precision before the loss compares them."""
-    dtypes = {keras.backend.standardize_dtype(out.dtype) for out in keras.tree.flatten(model.outputs or [])}
-    narrow = dtypes & set(NARROW)
     floats = list(filter(is_float_tensor, keras.tree.flatten(y)))
     if not narrow or not floats:
         return None

@@ -376,6 +376,8 @@ def _remark_bad_values(run_state: RunState) -> str | None:
 
 def _remark_noise(run_state: RunState) -> str | None:
     noise = run_state.output_noise
+    if noise is None and run_state.flushed_share is not None:
+        return "Whether rounding leaves the outputs enough digits could not be measured."
     if noise is None or noise <= SMALL_NOISE:
         return None
     words = _as_sentence(describe_digits(noise, [], 0.0, _format_sampled(run_state)))

@@ -245,3 +245,32 @@ def test_a_fault_that_is_over_by_the_end_is_looked_at_again(tmp_path, monkeypatc
         given = {"policy": "mixed_float16", "epochs": 2, "batch_size": 1, "callbacks": [Mend()]}
         run = mpt.fit(model, x, x[:, :1], run_dir=place, settings=QUIET, **given)
         assert (run.verdict, run.summary["gradients"]["step"]) == found, run.explanation
+
+
+class Made(keras.Model):
+    """Without outputs that are known beforehand, and with a layer that its call makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = layers.Dense(4, name="first"), layers.Dense(1, dtype="float32")
+
+    def call(self, x):
+        return self.head(self.first(x) + layers.Activation("linear")(x))
+
+
+@only_on("tensorflow")
+@pytest.mark.parametrize(("offset", "verdict"), [(100, DIGITS_LOST), (0, "healthy")])
+def test_a_subclassed_model_that_makes_layers_in_its_call_is_measured(offset, verdict, tmp_path):
+    x = np.random.default_rng(0).normal(0, 0.05, (128, 4)).astype("float32")
+    keras.utils.set_random_seed(0)
+    with mpt.Policy("mixed_bfloat16").scope():
+        model = Made()
+        model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+        run = mpt.fit(model, offset + x, x.sum(1), run_dir=tmp_path / "run", settings=QUIET)
+    assert run.verdict == verdict and run.summary["gradients"]["output_noise"] is not None, run.explanation
+    assert (run.summary["applied_steps"], run.summary["skipped_steps"]) == (4, 0)
+
+
+def test_digits_that_could_not_be_measured_are_said_to_be_unknown(tmp_path):
+    run = fit(tmp_path, [layers.Dense(2), layers.Dense(1)], np.ones((64, 2), "float32"), np.ones((64, 1), "float32"))
+    assert run.verdict == "healthy" and run.explanation.endswith("enough digits could not be measured.")
