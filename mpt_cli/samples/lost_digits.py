@@ -103,7 +103,8 @@ def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
     if (_noise(again, exact) or 0.0) > CURED * noise:
         return None
     for suspects in _suspects(model, of_layers, least):
-        with ExitStack() as stack:
+        left = None
+        with suppress(Exception), ExitStack() as stack:  # layers that can't take its outputs make it no remedy
             for layer in suspects:
                 stack.enter_context(computing_in_float32(layer))
             left = _noise(_outputs_of_layers(model, x)[0], exact)

@@ -187,13 +187,20 @@ def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: 
         return f"{words}, because the targets are cast to the dtype of the outputs. Use policy.head=float32."
     if layers[0] == ALL_LAYERS:
         return f"{words}, and keeping a few layers in float32 does not help. Use policy=float32."
-    names = [layer.rpartition("/")[2] for layer in layers]
-    overrides = ", ".join(f"{name}: float32" for name in names)
+    names = _last_names(layers)
     return (
         f"{words}, and by {noise_left:.2g} with {_name_layers(names)} in float32, tried on the same batch. Use "
-        f'policy.overrides={{{overrides}}} (in a script dtype="float32" where the layer is made), or give the '
-        "model smaller numbers: subtract an offset, or use integers for identifiers."
+        f"{_overrides(names)}, or give the model smaller numbers: subtract an offset, or use integers for identifiers."
     )
+
+
+def _last_names(layers: Sequence[str]) -> list[str]:
+    return [layer.rpartition("/")[2] for layer in layers]
+
+
+def _overrides(names: Sequence[str]) -> str:
+    kept = ", ".join(f"{name}: float32" for name in names)
+    return f'policy.overrides={{{kept}}} (in a script dtype="float32" where the layer is made)'
 
 
 def describe_stale(layers: Sequence[str]) -> str:
@@ -202,12 +209,10 @@ def describe_stale(layers: Sequence[str]) -> str:
     >>> describe_stale(["norm"])[:72]
     'The state that layer norm keeps itself, such as a running mean, does not'
     """
-    names = [layer.rpartition("/")[2] for layer in layers]
-    overrides = ", ".join(f"{name}: float32" for name in names)
+    names = _last_names(layers)
     return (
         f"The state that {_name_layers(names)} keeps itself, such as a running mean, does not move: half precision "
-        "rounds its updates away, which float32 keeps. Compute them in float32: "
-        f'policy.overrides={{{overrides}}} (in a script dtype="float32" where the layer is made).'
+        f"rounds its updates away, which float32 keeps. Compute them in float32: {_overrides(names)}."
     )
 
 
