@@ -21,11 +21,11 @@ from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.samples.gradient_pass import GradientPass
 from mpt_cli.samples.lost_digits import measure_digits
 from mpt_cli.samples.value_ranges import RangeCounter, RangeMap, ValueRanges, is_rounded
-from mpt_cli.settings.python_references import model_problem
 from mpt_cli.settings.schema import PolicySettings
 from mpt_cli.telemetry.step_counters import StepRecords
 from mpt_cli.training.build_run_parts import Assembly, assemble, build_metrics
 from mpt_cli.training.run_from_settings import Program
+from mpt_cli.user_code import model_problem
 
 
 @dataclass
