@@ -256,10 +256,10 @@ def diagnose(
 ) -> "Diagnosis":
     """Measure `.layers` (ranges of gradients), `.window` (the safe scales) and `.recommended` (a scale).
 
-    `model` is compiled, and its data are those of Keras's `fit`. It stays as it is: copies of it are measured, under
-    `policy`, else in its own dtypes where it computes in float16, else under mixed_float16. `batches` of the
-    data are measured `after_steps` of training, for which it may be trained over `epochs`. ConfigError and DataError
-    for what can't be measured.
+    `model` is compiled, and its data are those of Keras's `fit`. It is measured under
+    `policy`, else in its own dtypes where it computes in float16, else under mixed_float16, and is as it was
+    afterwards. `batches` of the data are measured `after_steps` of training, for which it may be trained over `epochs`.
+    ConfigError and DataError for what can't be measured.
     """
     least = {"batches": (batches, 1), "after_steps": (after_steps, 0)}
     if problems := [Problem(name, f"must be >= {low}.", value) for name, (value, low) in least.items() if value < low]:
@@ -277,6 +277,7 @@ def diagnose(
     policy = policy or (None if computes_in_float16(model) else "mixed_float16")
     tree = {"trainer": {"epochs": epochs, "batch_size": size, "save_model": False}}
     settings = given_settings(model, RunArguments(policy, loss_scale, tree=tree))
-    program = given.ModelProgram(settings, given.copied_model(model, data, size), data, policy)
+    program, request = given.ModelProgram(settings, model, data, policy), ExaminationRequest(after_steps, batches)
     say: Callable[[str], None] = (lambda text: None) if quiet else partial(print, flush=True)
-    return examine(program, program.prepare_backend(), ExaminationRequest(after_steps, batches), say)
+    with given.model_kept(model, data, size):
+        return examine(program, program.prepare_backend(), request, say)

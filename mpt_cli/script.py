@@ -520,8 +520,10 @@ def _tapes(seen: ScriptRun) -> Iterator[Patch]:
             flat = tf.nest.flatten(sources)
             is_ours = _calling_module().startswith("mpt_cli.")
             if is_ours or not any(isinstance(each, (keras.Variable, tf.Variable)) for each in flat):
+                seen.calls.derive()
                 return gradient(tape, target, sources, output_gradients, **named)
             found = seen.passes.find(target, flat, seen.first_scale)
+            seen.calls.derive(tape)
             calls = seen.calls.calls_with(flat) if _replicas() == 1 else []
 
             def take(seeds: Any) -> Any:
@@ -560,7 +562,15 @@ def _tapes(seen: ScriptRun) -> Iterator[Patch]:
 
         return noted
 
+    def make_jvp(jvp: Any) -> Any:
+        def taken(*arguments: Any, **named: Any) -> Any:
+            seen.calls.derive()
+            return jvp(*arguments, **named)
+
+        return _as_it_is(taken)
+
     yield tf.GradientTape, "gradient", make
+    yield tf.autodiff.ForwardAccumulator, "jvp", make_jvp
     yield tf.GradientTape, "__enter__", make_enter
     yield tf.GradientTape, "__exit__", make_exit
     yield keras.Layer, "__call__", make_call

@@ -26,7 +26,7 @@ from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, write_summary
 from mpt_cli.runs.provenance import collect_environment
-from mpt_cli.samples.gradient_samples import build_sampler
+from mpt_cli.samples.gradient_samples import EAGER_SECONDS, build_sampler
 from mpt_cli.samples.latest_step import LatestStep, steps_of
 from mpt_cli.settings.load import resolved_tree
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimizer, LossScaleSettings
@@ -56,8 +56,8 @@ APPLIED = {  # keys that act in what is only recorded, or are known of it, by se
 NO_SAMPLES = "losses of half precision by layer: mpt.fit samples them"
 LOOK = "mpt.diagnose(model, x, y) looks at a compiled model."
 UNSEEN = (
-    "its step can't be repeated: a loss of its own, weights outside of the models that it calls, shapes that are not "
-    "known in tracing, or several replicas. " + LOOK
+    "its step can't be repeated: a loss of its own, derivatives in the loss, weights outside of the models that it "
+    "calls, shapes that are not known in tracing, or several replicas. mpt compare holds a script against float32."
 )
 TOO_LONG = "it would take too long beside the training. " + LOOK
 HIDDEN = "gradients of the loss are 0 or nearly so before they come to the model. Raise the loss scale to keep them."
@@ -291,7 +291,7 @@ class Recording(Record, ABC):
         say = self.telemetry.message
         samplers = [build_sampler(step.model, "auto", say, is_seeded=step.is_seeded) for step in steps]
         is_spent = budget.samples > budget.share * budget.trainings
-        if is_spent or not all(sampler.is_affordable(seconds) for sampler in samplers):
+        if is_spent or not all(sampler.is_affordable(seconds, EAGER_SECONDS) for sampler in samplers):
             self.unchecked = TOO_LONG
             return
         self.unchecked = OVERFLOWED

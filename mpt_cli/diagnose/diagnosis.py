@@ -116,8 +116,7 @@ def diagnose(
     trained = f" after {request.after_steps} steps of training" if request.after_steps else ""
     say(f"measuring {request.batches} batches{trained}")
     examination.measure_at(request.after_steps)
-    digits = examination.measure_digits()
-    return replace(_with_layers_in_float32(examination, _verify(examination, [], say), say), digits=digits)
+    return replace(_with_layers_in_float32(examination, _verify(examination, [], say), say), digits=examination.digits)
 
 
 def _check_step(request: ExaminationRequest, parts: Assembly) -> None:

@@ -19,12 +19,13 @@ from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
 from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.samples.gradient_pass import GradientPass
-from mpt_cli.samples.lost_digits import LostDigits, measure_digits
+from mpt_cli.samples.lost_digits import measure_digits
 from mpt_cli.samples.value_ranges import RangeCounter, RangeMap, ValueRanges, is_rounded
 from mpt_cli.settings.schema import PolicySettings
 from mpt_cli.telemetry.step_counters import StepRecords
 from mpt_cli.training.build_run_parts import Assembly, assemble, build_metrics
 from mpt_cli.training.run_from_settings import Program
+from mpt_cli.user_code import model_problem
 
 
 @dataclass
@@ -102,7 +103,7 @@ def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
                 f"{type(model).__name__} has a train_step of its own: the gradients that it "
                 "takes can't be inspected from outside.",
                 None,
-                "mpt train records its overflows, and the variable of each.",
+                "mpt train, and mpt run of a script, record its overflows and the variable of each.",
             )
         )
     program.compile_copy(settings, model, data)
@@ -164,7 +165,10 @@ class _Measurement:
 
 
 class Examination:
-    """Trains the run and measures a copy of it. The copy has weights of its own: training never notices it."""
+    """Trains the run and then measures a copy of it, or where it is a program's model that model itself.
+
+    `digits` are what half precision leaves of the outputs, of the run's own model where it has half precision; None
+    where they can't be compared."""
 
     def __init__(self, program: Program, platform: Platform, request: ExaminationRequest) -> None:
         assert program.settings.seed is not None
@@ -174,29 +178,25 @@ class Examination:
         if not computes_in_float16(self.parts.model):
             self.policy = replace(self.policy, name="mixed_float16")
         self._stepper = RunStepper(self.parts)
-        self._build_examined()
-        self._in_float32 = GradientPass(RangeCounter(self._examined, in_float32=True))
-        self._consumers = self._in_float32.counter.probes.consumers
 
     def measure_at(self, step: int) -> None:
         """Train up to `step` of the run and measure there; NumericalError where float32 itself is not finite."""
         self._stepper.train_to(step)
         weights = weights_and_state(self.parts.model)
-        put_weights(self._examined, weights)
         batches = self._stepper.peek_batches(self.request.batches)
-        counted = add_up([self._in_float32(batch) for batch in batches])
+        is_measured = is_rounded(self.parts.model)
+        self.digits = measure_digits(self.parts.model, batches[0]) if is_measured else None
+        self._build_examined()
+        put_weights(self._examined, weights)
+        if not is_measured:
+            self.digits = measure_digits(self._examined, batches[0])
+        in_float32 = GradientPass(RangeCounter(self._examined, in_float32=True))
+        self._consumers = in_float32.counter.probes.consumers
+        counted = add_up([in_float32(batch) for batch in batches])
         _check_finite(counted, step)
         self._trace_examined(batches[0])
         scale = float(self.parts.optimizer.loss_scale) if self.parts.scaling.scales else 1.0
         self._measured = _Measurement(step, scale, counted, batches, weights)
-
-    def measure_digits(self) -> LostDigits | None:
-        """Measure what half precision leaves of the outputs, in the run's own model where it has half precision.
-
-        None where the outputs can't be compared.
-        """
-        model = self.parts.model if is_rounded(self.parts.model) else self._examined
-        return measure_digits(model, self._stepper.peek_batches(1)[0])
 
     def point(self) -> ExaminedPoint:
         """Return what was measured, with the dtypes of the model as it is examined now."""
@@ -246,11 +246,14 @@ class Examination:
     def _trace_examined(self, batch: Any) -> None:
         """Run one pass, which shows the dtypes of the outputs of the layers.
 
-        ConfigError where the device can't do it: JAX on a CPU has no float16 attention.
+        ConfigError where the model mixes dtypes, and where the device can't do it: JAX on a CPU has no float16
+        attention.
         """
         try:
             self._in_float16(batch)
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, TypeError, NotImplementedError) as error:
+            if (problem := model_problem("model", error)) is not None:
+                raise ConfigError(problem) from None
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise ConfigError(
                 Problem(

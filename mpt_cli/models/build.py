@@ -107,7 +107,8 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
         rule = "the model must take the data's examples."
         unfit_problem = Problem(key, rule, shapes.input_shape, f"The data gives {shapes}. Keras says: {said}")
         raise ConfigError(problem or unfit_problem) from error
-    if shapes.num_classes is not None and not own_step and not shapes.targets_as_given:
+    has_own_loss = own_step or model.compiled  # which may compare what it likes
+    if shapes.num_classes is not None and not has_own_loss and not shapes.targets_as_given:
         _check_outputs(outputs, shapes, key)
     return model
 

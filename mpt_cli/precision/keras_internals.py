@@ -414,21 +414,35 @@ def large_variables_without_values(most_elements: int) -> Iterator[None]:
 
 
 @contextmanager
+def policies_kept(model: Any) -> Iterator[list[Any]]:
+    """Yield the model and its layers, which have the policies of now again after this context."""
+    layers = [model, *inner_layers(model)]
+    kept = [layer._dtype_policy for layer in layers]
+    try:
+        yield layers
+    finally:
+        for layer, own in zip(layers, kept, strict=True):
+            layer._dtype_policy = own
+
+
+@contextmanager
 def computing_in_float32(model: Any) -> Iterator[None]:
     """Let every layer of `model` compute in float32 inside this context, whatever its policy.
 
     The public setter of `dtype_policy` quantizes, and writes into the policies that layers share. What a layer took
-    over from its policy when it was made, or casts to float16 by name, stays.
+    over from its policy when it was made, or casts to float16 by name, stays. Layers that a model makes in its call are
+    in float32 too.
     """
-    layers, policy = [model, *inner_layers(model)], keras.DTypePolicy("float32")
-    kept = [layer._dtype_policy for layer in layers]
-    try:
+    before, policy = keras.config.dtype_policy(), keras.DTypePolicy("float32")
+    with policies_kept(model) as layers:
         for layer in layers:
             layer._dtype_policy = policy
-        yield
-    finally:
-        for layer, own in zip(layers, kept, strict=True):
-            layer._dtype_policy = own
+        if isinstance(model, keras.Model):
+            keras.config.set_dtype_policy(policy)
+        try:
+            yield
+        finally:
+            keras.config.set_dtype_policy(before)
 
 
 def float32_stand_in(variable: Any) -> Any:

@@ -34,8 +34,9 @@ LARGEST_FLOAT16 = 65504.0
 EVERY_STEPS, MOST_SHARE = 2000, 0.01  # of an interval that adapts
 # What compiling the first sample takes, in seconds of a core, and for each layer (on JAX and an Intel Xeon an MLP: 0.7
 # to 1.2, a CNN: 1.0 to 1.5, 24 normalised layers: 5 to 9 s). It may be up to this share of the run, or once that is
-# over, when no step waits for it, so many seconds: without a sample nobody knows whether the run is healthy.
-COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER = 0.5, 0.1
+# over, when no step waits for it, so many seconds: without a sample nobody knows whether the run is healthy. One that
+# is not compiled takes EAGER_SECONDS: a run of a few seconds has it at its end, which tells more than step 100 does.
+COMPILE_SECONDS, COMPILE_SECONDS_PER_LAYER, EAGER_SECONDS = 0.5, 0.1, 0.2
 MOST_FIRST_SHARE, MOST_SECONDS_AT_END = 0.05, 2.0
 
 
@@ -80,13 +81,13 @@ class GradientSampler:
         is_wanted = before < first <= step or before // self.every_steps < step // self.every_steps
         return self._works and is_wanted
 
-    def is_affordable(self, run_seconds: float, is_over: bool = False) -> bool:
-        """Return whether the next sample takes no more of the time than it may, in a run that is to take `run_seconds`
-        in all, or has taken them where it `is_over`."""
+    def is_affordable(self, run_seconds: float, first_seconds: float = 0.0) -> bool:
+        """Return whether the next sample takes no more of the time than it may, in a run of `run_seconds` in all; the
+        first may take `first_seconds` in any run."""
         if self.most_share is None:
             return True
         if self._ended_at == -math.inf:
-            return self.compile_seconds <= max(MOST_FIRST_SHARE * run_seconds, MOST_SECONDS_AT_END * is_over)
+            return self.compile_seconds <= max(MOST_FIRST_SHARE * run_seconds, first_seconds)
         return self._passes * self._pass_seconds <= self.most_share * (time.monotonic() - self._ended_at)
 
     def take(self, batch: Any, step: int, scale: float) -> SampleResult | None:
@@ -176,7 +177,7 @@ def build_sampler(model: Any, every_steps: int | str, say: Callable[[str], None]
     if isinstance(every_steps, int):
         return GradientSampler(model, every_steps, say, **options)
     compiles = is_compiled_once(model)
-    compile_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * len(parts_of(model)) if compiles else 0.0
+    compile_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * len(parts_of(model)) if compiles else EAGER_SECONDS
     return GradientSampler(model, EVERY_STEPS, say, MOST_SHARE, compile_seconds, **options)
 
 

@@ -145,6 +145,7 @@ class TapedCalls:
     def __init__(self) -> None:
         self._tapes: set[int] = set()  # that are open
         self._is_inside = False  # of a call that is noted
+        self._are_derived = False  # since then
         self._calls: list[TapedCall] = []  # since the first of the tapes was opened
         self._collected: list[tuple[Any, Any]] | None = None
         self._kept: dict[int, tuple[Any, Callable[[], Any]]] = {}  # models and what reads their latest step
@@ -153,11 +154,16 @@ class TapedCalls:
     def open(self, tape: Any) -> None:
         """Note calls from here on."""
         if not self._tapes:
-            self._calls = []
+            self._calls, self._are_derived = [], False
         self._tapes.add(id(tape))
 
     def close(self, tape: Any) -> None:
         self._tapes.discard(id(tape))
+
+    def derive(self, own: Any = None) -> None:
+        """Note that a derivative was taken while a tape other than its `own` is open, which may take derivatives of it
+        again: the gradients of the outputs are then not all that the weights get."""
+        self._are_derived = self._are_derived or bool(self._tapes - {id(own)})
 
     def note(self, model: Any, call: Callable[[], Any], inputs: Any) -> Any:
         """Return what `call` of `model` with these inputs returns."""
@@ -173,13 +179,14 @@ class TapedCalls:
         return outputs
 
     def calls_with(self, sources: Iterable[Any]) -> list[TapedCall]:
-        """Return those of models that hold any of these variables; not what was called in a function of its own."""
+        """Return those of models that hold any of these variables; not what was called in a function of its own, nor
+        under derivatives of derivatives."""
         import tensorflow as tf
 
         from mpt_cli.precision.apply_or_skip_tensorflow import is_readable
 
         self._eager_steps += tf.executing_eagerly()
-        if tf.executing_eagerly() and self._eager_steps % EAGER_STEPS != 1:
+        if self._are_derived or (tf.executing_eagerly() and self._eager_steps % EAGER_STEPS != 1):
             return []
         ids = ids_of(sources)
         own = (call for call in self._calls if ids & ids_of(call.model.trainable_variables))

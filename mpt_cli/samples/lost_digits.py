@@ -22,16 +22,16 @@ from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.precision.rounded_weights import NARROW
 from mpt_cli.samples.gradient_pass import call_sampled
 from mpt_cli.samples.value_ranges import pure_loss
-from mpt_cli.telemetry.health_and_verdict import describe_digits, describe_stale
+from mpt_cli.telemetry.health_and_verdict import SMALL_NOISE, describe_digits, describe_stale
 from mpt_cli.telemetry.record_types import ALL_LAYERS, TARGETS
 
 Outputs = list[NDArray[np.float64]]  # each of shape (examples, values)
 MOST_EXAMPLES, MOST_VALUES = 64, 4096  # of an output: a language model has 50 million for each example
 LOST = 0.02  # of the spread of the outputs: beyond what rounding leaves in deep nets, well below what stops learning
-# likewise, where the loss of the batch is more than so many times that in float32: what is left may be a small
-# part of the spread; or where the outputs of a layer differ by so much of their own spread: a net may have learnt
-# not to read them
-LOST_WITH_HARM, MOST_LOSS, LOST_IN_LAYER = 0.002, 1.5, 0.5
+# more than SMALL_NOISE is too much where the loss of the batch is more than so many times that in float32: what is left
+# may be a small part of the spread; or where the outputs of a layer differ by so much of their own spread: a net may
+# have learnt not to read them
+MOST_LOSS, LOST_IN_LAYER = 1.5, 0.5
 CURED = 0.25  # of the noise: what may be left where a layer in float32 is called the remedy
 MOST_COUNTED, MOST_FEATURES = 65536, 64  # examples and features whose distinct values are counted
 SMALLEST_SPREAD = 1e-6  # of the size of the outputs: float32 itself tells no more apart
@@ -80,14 +80,16 @@ def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     with computing_in_float32(model):
         exact = _outputs(model, x)
-    noise = _noise(_outputs(model, x), exact)
-    of_targets = _noise_of_targets(model, x, y)
+    dtypes = set[str]()
+    noise = _noise(_outputs(model, x, dtypes=dtypes), exact)
+    of_targets = _noise_of_targets(dtypes & set(NARROW), y)
     if of_targets is not None and of_targets > max(LOST, noise or 0.0):
         return LostDigits(of_targets, (TARGETS,))
     if noise is None:
         return None
-    if noise <= LOST_WITH_HARM:
+    if noise <= SMALL_NOISE:
         return LostDigits(noise)
+    noise = min(noise, _noise(*_outputs_in_training(model, x)) or 0.0)
     rounded_layers = _outputs_of_layers(model, x)[1]
     with computing_in_float32(model):
         again, exact_layers = _outputs_of_layers(model, x)
@@ -95,13 +97,14 @@ def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
     of_layers = [(index, _noise(one, other) or 0.0) for (index, one), (_, other) in pairs]
     loses_a_layer = any(found > LOST_IN_LAYER for _, found in of_layers)
     harms = noise <= LOST and (loses_a_layer or (has_loss and _raises_loss(model, batch)))
-    least = LOST_WITH_HARM if harms else LOST
-    if noise <= least or (_noise(*_outputs_in_training(model, x)) or 0.0) <= least:
+    least = SMALL_NOISE if harms else LOST
+    if noise <= least:
         return LostDigits(noise)
     if (_noise(again, exact) or 0.0) > CURED * noise:
         return None
     for suspects in _suspects(model, of_layers, least):
-        with ExitStack() as stack:
+        left = None
+        with suppress(Exception), ExitStack() as stack:  # layers that can't take its outputs make it no remedy
             for layer in suspects:
                 stack.enter_context(computing_in_float32(layer))
             left = _noise(_outputs_of_layers(model, x)[0], exact)
@@ -202,9 +205,16 @@ def _outputs_in_training(model: Any, x: Any) -> tuple[Outputs, Outputs]:
         return rounded, _outputs(model, x, training=True)
 
 
-def _outputs(model: Any, x: Any, training: bool = False) -> Outputs:
-    """Return those of the model."""
-    return _numbers(call_sampled(model, lambda x: _float_values(model(x, training=training)), x))
+def _outputs(model: Any, x: Any, training: bool = False, dtypes: set[str] | None = None) -> Outputs:
+    """Return those of the model, whose dtypes go into `dtypes`."""
+
+    def call(x: Any) -> list[Any]:
+        outputs = model(x, training=training)
+        if dtypes is not None:
+            dtypes.update(keras.backend.standardize_dtype(out.dtype) for out in keras.tree.flatten(outputs))
+        return _float_values(outputs)
+
+    return _numbers(call_sampled(model, call, x))
 
 
 def _outputs_of_layers(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Outputs]]]:
@@ -271,10 +281,8 @@ def _suspects(model: Any, of_layers: Sequence[tuple[int, float]], least: float) 
     return [run for place, run in enumerate(halves) if run and run not in halves[:place]]
 
 
-def _noise_of_targets(model: Any, x: Any, y: Any) -> float | None:
+def _noise_of_targets(narrow: set[str], y: Any) -> float | None:
     """Return the noise of targets that are cast to the outputs' half precision before the loss compares them."""
-    dtypes = {keras.backend.standardize_dtype(out.dtype) for out in keras.tree.flatten(model.outputs or [])}
-    narrow = dtypes & set(NARROW)
     floats = list(filter(is_float_tensor, keras.tree.flatten(y)))
     if not narrow or not floats:
         return None

@@ -80,6 +80,7 @@ CHRONIC_SHARE = 0.05
 PROBE_MARGIN = 2.0  # twice the share that probing alone explains
 CHRONIC_SKIPS = 3  # in a short run one or two skips are above any share and prove nothing
 FLUSHED_SHARE = 0.1  # chosen, not measured: a few per cent are lost in most healthy nets (exact zeros not counted)
+SMALL_NOISE = 0.002  # of the outputs, over their variance: what rounding leaves of deep nets that train as in float32
 WELL_LEARNT = 0.25  # of the first loss: layers without a gradient do no harm to a run that came so far
 LATE_STEPS = 100  # while there are fewer, a share of skips ends no run
 FLOOR_STREAK = 3  # one overflow at the floor may be a bad batch
@@ -186,13 +187,20 @@ def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: 
         return f"{words}, because the targets are cast to the dtype of the outputs. Use policy.head=float32."
     if layers[0] == ALL_LAYERS:
         return f"{words}, and keeping a few layers in float32 does not help. Use policy=float32."
-    names = [layer.rpartition("/")[2] for layer in layers]
-    overrides = ", ".join(f"{name}: float32" for name in names)
+    names = _last_names(layers)
     return (
         f"{words}, and by {noise_left:.2g} with {_name_layers(names)} in float32, tried on the same batch. Use "
-        f'policy.overrides={{{overrides}}} (in a script dtype="float32" where the layer is made), or give the '
-        "model smaller numbers: subtract an offset, or use integers for identifiers."
+        f"{_overrides(names)}, or give the model smaller numbers: subtract an offset, or use integers for identifiers."
     )
+
+
+def _last_names(layers: Sequence[str]) -> list[str]:
+    return [layer.rpartition("/")[2] for layer in layers]
+
+
+def _overrides(names: Sequence[str]) -> str:
+    kept = ", ".join(f"{name}: float32" for name in names)
+    return f'policy.overrides={{{kept}}} (in a script dtype="float32" where the layer is made)'
 
 
 def describe_stale(layers: Sequence[str]) -> str:
@@ -201,12 +209,10 @@ def describe_stale(layers: Sequence[str]) -> str:
     >>> describe_stale(["norm"])[:72]
     'The state that layer norm keeps itself, such as a running mean, does not'
     """
-    names = [layer.rpartition("/")[2] for layer in layers]
-    overrides = ", ".join(f"{name}: float32" for name in names)
+    names = _last_names(layers)
     return (
         f"The state that {_name_layers(names)} keeps itself, such as a running mean, does not move: half precision "
-        "rounds its updates away, which float32 keeps. Compute them in float32: "
-        f'policy.overrides={{{overrides}}} (in a script dtype="float32" where the layer is made).'
+        f"rounds its updates away, which float32 keeps. Compute them in float32: {_overrides(names)}."
     )
 
 
@@ -373,9 +379,20 @@ def _remark_bad_values(run_state: RunState) -> str | None:
     )
 
 
+def _remark_noise(run_state: RunState) -> str | None:
+    noise = run_state.output_noise
+    if noise is None and run_state.flushed_share is not None:
+        return "Whether rounding leaves the outputs enough digits could not be measured."
+    if noise is None or noise <= SMALL_NOISE:
+        return None
+    words = _as_sentence(describe_digits(noise, [], 0.0, _format_sampled(run_state)))
+    return f"{words}: in half precision targets can hardly be met more closely than that."
+
+
 # what a good verdict adds where it holds
 REMARKS = (
     _remark_bad_values,
+    _remark_noise,
     _describe_dead,
 )
 

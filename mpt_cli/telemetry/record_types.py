@@ -189,7 +189,7 @@ class GradientSample:
     are all 0 in float32 too (dead), where weights of half precision stay as they are, whatever the optimizer adds
     (unmoved), and the one whose rounding leaves the outputs of the model too few digits (digits).
 
-    `output_noise` is what rounding does to the outputs of the model, at most 64 examples of them, in inference: the
+    `output_noise` is what rounding does to the outputs of the model, at most 64 examples of them: the
     squared difference from those in float32 over the variance of those over the examples; None where that could not be
     had. `output_noise_left` is what is left of it with the layer in float32 that `faults` names for its digits.
     """

@@ -11,9 +11,9 @@ from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.step_batches import Feed, StepChunk
 from mpt_cli.precision.keras_internals import run_by_calls
 from mpt_cli.precision.train_step import optimizers_of
-from mpt_cli.samples.gradient_samples import GradientSampler
+from mpt_cli.samples.gradient_samples import MOST_SECONDS_AT_END, GradientSampler
 from mpt_cli.signals import Interruption
-from mpt_cli.telemetry.health_and_verdict import HealthRules
+from mpt_cli.telemetry.health_and_verdict import FLUSHED_SHARE, HealthRules
 from mpt_cli.telemetry.record_types import Event, GradientSample
 from mpt_cli.telemetry.sink_interface import Telemetry
 from mpt_cli.telemetry.step_counters import StepCounters
@@ -326,12 +326,15 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return is_wanted if self.process_group is None else self.process_group.follows_first(is_wanted)
 
     def _sample_at_end(self) -> None:
-        """Take one more sample, where the run was too short for one, or trained on since the latest."""
+        """Take one more sample, where the run was too short for one, or trained on since the latest, which may take no
+        time but where it saw a fault: that may be over."""
         step, latest = self.counters.seen, self.counters.sample
         if self.sampler is None or self.last_chunk is None or self._signal() is not None:
             return
         is_new = latest is None or latest.step < step
-        if self._all_sample(is_new and self.sampler.is_affordable(self.stopwatch.run_seconds, is_over=True)):
+        is_doubted = latest is not None and (bool(latest.faults) or latest.flushed_share > FLUSHED_SHARE)
+        may = is_doubted or self.sampler.is_affordable(self.stopwatch.run_seconds, MOST_SECONDS_AT_END)
+        if self._all_sample(is_new and may):
             self.take_sample(self.sampler, self._last_batch())
 
     def _last_batch(self) -> Any:

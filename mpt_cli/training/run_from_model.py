@@ -4,7 +4,8 @@ What is recorded of it are its settings; the objects themselves are the caller's
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import isgenerator
 from typing import Any, NamedTuple
@@ -23,11 +24,10 @@ from mpt_cli.data.batch_streams import (
 from mpt_cli.data.examples import DataSet, Examples, Stream, map_arrays, on_values
 from mpt_cli.data.prepare_data_set import class_factors, look_at, shape_problems
 from mpt_cli.engine.backend import Platform, running_platform
-from mpt_cli.errors import DataError, config_error, first_line
+from mpt_cli.errors import DataError, config_error
 from mpt_cli.models.build import freeze_layers
 from mpt_cli.precision import LossScaleOptimizer, has_custom_train_step, layers_of
-from mpt_cli.precision.keras_internals import compiled_loss_weights, inner_layers
-from mpt_cli.precision.policy import remake_layer
+from mpt_cli.precision.keras_internals import compiled_loss_weights, policies_kept
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.precision.train_step import can_be_called, has_custom_compute_loss, unwrapped
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimizer
@@ -84,14 +84,13 @@ class ModelProgram(Program):
         return model
 
     def build_copy(self, settings: Settings, data: DataSet) -> Any:
-        """Return a copy that does not share its weights; ConfigError for a model that Keras can't clone."""
+        """Return the model itself, which only its author can make again, or where its variables change dtype a copy."""
         as_built = self.policy is None and settings.policy.name == self.settings.policy.name
-        return put_under_policy(settings, cloned(self.model), data, everywhere=not as_built)
+        return put_under_policy(settings, self.model, data, everywhere=not as_built)
 
     def compile_copy(self, settings: Settings, model: Any, data: DataSet) -> None:
-        model.compile(
-            optimizer=None, loss=self.model.loss, loss_weights=compiled_loss_weights(self.model), auto_scale_loss=False
-        )
+        if model is not self.model:
+            model.compile(None, self.model.loss, compiled_loss_weights(self.model), auto_scale_loss=False)
 
     @property
     def callbacks(self) -> Sequence[Any]:
@@ -109,44 +108,25 @@ class ModelProgram(Program):
         return f"{how} ({', '.join(parts)})"
 
 
-def cloned(model: Any) -> Any:
-    """Return a model of the same layers that is not compiled; ConfigError for one that Keras can't make again."""
-    # Keras makes a Lambda from its code, if it does; a subclassed model makes its own
-    has_lambda = any(type(layer) is keras.layers.Lambda for layer in inner_layers(model))
-    own = {"clone_function": remake_layer, "recursive": True} if has_lambda else {}
-    try:
-        return keras.models.clone_model(model, **own)
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise config_error(
-            "model",
-            "must be one that Keras can clone, as copies of it are measured in float32 and in float16: "
-            f"Sequential, functional, or with a get_config. Keras: {first_line(error)}",
-            type(model).__name__,
-        ) from None
-
-
-def compiled_copy(model: Any) -> Any:
-    """Return a model of the same layers, compiled with the loss and an optimizer like that of `model`."""
-    copy = cloned(model)
-    copy.compile(
-        optimizer=copied_optimizer(unwrapped(model.optimizer)),
-        loss=model.loss,
-        loss_weights=compiled_loss_weights(model),
-        auto_scale_loss=False,
-    )
-    return copy
-
-
-def copied_model(model: Any, data: DataSet, batch_size: int) -> Any:
-    """Return a compiled copy with the weights and the optimizer's state of `model`, which may be trained without it."""
-    copy, inner = compiled_copy(model), unwrapped(model.optimizer)
-    build_metrics(copy, data.train, batch_size)
-    copy.set_weights(model.get_weights())
+@contextmanager
+def model_kept(model: Any, data: DataSet, batch_size: int) -> Iterator[None]:
+    """Put weights, policies and optimizer of the compiled model back after this context, in which an optimizer like its
+    own trains it."""
+    build_metrics(model, data.train, batch_size)
+    own, inner = model.optimizer, unwrapped(model.optimizer)
+    kept = [keras.ops.copy(variable.value) for variable in model.variables]  # on JAX a loop gives its buffers away
+    model.optimizer = copied_optimizer(inner)
     if inner.built:
-        copy.optimizer.build(copy.trainable_variables)
-        for variable, kept in zip(copy.optimizer.variables, inner.variables, strict=True):
-            variable.assign(keras.ops.copy(kept))  # on JAX the loop gives its buffers away
-    return copy
+        model.optimizer.build(model.trainable_variables)
+        for variable, value in zip(model.optimizer.variables, inner.variables, strict=True):
+            variable.assign(keras.ops.copy(value))
+    try:
+        with policies_kept(model):
+            yield
+    finally:
+        for variable, value in zip(model.variables, kept, strict=True):
+            variable.assign(value)
+        model.optimizer, model.train_function = own, None
 
 
 def check_trainable(model: Any) -> None:

@@ -56,7 +56,9 @@ NO_SAMPLE_YET = (
     "there was no sample in so short a run; trainer.gradient_health_every_steps=10 takes one after 10 "
     "steps, whatever it costs."
 )
-LOSS_IS_ITS_OWN = "the model's own train_step has a loss that only it can compute."
+LOSS_IS_ITS_OWN = (
+    "the model's own train_step has a loss that only it can compute. mpt compare holds it against float32."
+)
 
 
 def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> "Session":

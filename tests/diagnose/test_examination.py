@@ -12,6 +12,7 @@ from examined import PLATFORM, diagnosed, net_settings
 from mpt_cli.data.sources import load_data
 from mpt_cli.diagnose.float32_examination import Examination, ExaminationRequest, RunStepper
 from mpt_cli.errors import ConfigError, NumericalError
+from mpt_cli.samples.gradient_pass import GradientPass
 from mpt_cli.training.build_run_parts import assemble
 from mpt_cli.training.checkpoint import collect_state
 from mpt_cli.training.run_from_settings import Program
@@ -67,14 +68,14 @@ def test_a_run_with_another_number_of_the_same_layers_keeps_its_names():
 
 @only_on("tensorflow")
 def test_a_device_that_cannot_do_float16_is_said_without_a_traceback(monkeypatch):
-    def refuse(layer, inputs, training=None):
-        if inputs.dtype == "float16":
+    def refuse(own, batch, scale=1.0):
+        if not own.counter.in_float32:
             raise ValueError("The precision 'F16_F16_F32' is not supported\nand more")
-        return dense(layer, inputs)
+        return call(own, batch, scale)
 
-    dense, settings = keras.layers.Dense.call, net_settings("sequential")
+    call, settings = GradientPass.__call__, net_settings("sequential")
     examination = Examination(Program(settings), PLATFORM, ExaminationRequest(batches=1))
-    monkeypatch.setattr(keras.layers.Dense, "call", refuse)
+    monkeypatch.setattr(GradientPass, "__call__", refuse)
     rule = "policy.name: can't be computed on this device: .* Diagnose it on a GPU, or with the other backend."
     with pytest.raises(ConfigError, match=rule):
         examination.measure_at(0)

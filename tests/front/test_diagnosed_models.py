@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 import mpt_cli as mpt
 from mpt_cli.errors import ConfigError
@@ -45,19 +46,64 @@ def test_the_scale_follows_the_gradients_of_the_model_and_the_model_stays_as_it_
     assert light.window.highest_power == first.window.highest_power + 3  # gradients are that much smaller
 
 
+class Own(keras.Model):
+    """No config, a Lambda, a loss in its call, and one that is registered nowhere."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.hidden = keras.layers.Dense(8, activation=lambda x: ops.tanh(x))
+        self.twice = keras.layers.Lambda(lambda x: 2 * x)
+        self.head = keras.layers.Dense(size, dtype="float32")
+
+    def call(self, x):
+        x = self.twice(self.hidden(x))
+        self.add_loss(0.5 * ops.mean(ops.square(ops.cast(x, "float32"))))
+        return self.head(x)
+
+
+class WithLoss(Own):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.mean(ops.square(y - ops.cast(y_pred, y.dtype))) + sum(self.losses)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "policy"),
+    [(Own, lambda y, y_pred: ops.mean(ops.square(y - y_pred)), None), (WithLoss, None, "mixed_bfloat16")],
+)
+def test_a_model_that_only_its_author_can_make_again_is_examined_itself(kind, loss, policy):
+    keras.utils.set_random_seed(1)
+    model = kind(2)
+    model.compile(keras.optimizers.SGD(0.125), loss, jit_compile=False)
+    given = {"policy": policy} if policy else {}
+    with mpt.Policy("float32").scope():
+        model.fit(X, Y, batch_size=32, verbose=0)
+    before = [*map(np.array, model.get_weights())]
+    found = mpt.diagnose(model, X, Y, after_steps=2, **given, **QUIET)
+    assert (found.policy.name, found.point.step) == ("mixed_float16", 2)
+    assert found.recommended is not None and not found.faults
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert {layer.dtype_policy.name for layer in model.layers} == {"float32"}
+    assert type(model.optimizer) is keras.optimizers.SGD and int(model.optimizer.iterations) == 2
+    model.fit(X, Y, batch_size=32, verbose=0)
+    assert int(model.optimizer.iterations) == 4
+
+
+class Mixing(Own):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.mean(ops.square(y - y_pred))
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX mixes dtypes")
+def test_a_loss_that_mixes_dtypes_is_told_by_its_place():
+    mixing = Mixing(2)
+    mixing.compile("sgd", None, jit_compile=False)
+    with pytest.raises(ConfigError, match=r"model: it must give Sub one dtype .*in compute_loss.*float16 × float32"):
+        mpt.diagnose(mixing, X, Y, **QUIET)
+
+
 def test_what_can_not_be_diagnosed_is_said():
-    class Uncloned(keras.Model):
-        def __init__(self, size):
-            super().__init__()
-            self.head = keras.layers.Dense(size)
-
-        def call(self, x):
-            return self.head(x)
-
-    own = Uncloned(2)
-    own.compile("sgd", "mse")
     for words, call in {
-        r"model: must be one that Keras can clone": lambda: mpt.diagnose(own, X, Y, **QUIET),
         r"y: must be given with arrays": lambda: mpt.diagnose(net(), X, **QUIET),
         r"model: must be a keras.Model": lambda: mpt.diagnose("conf=digits_mlp", X),
     }.items():

@@ -214,3 +214,40 @@ def test_a_run_of_a_recipe_can_be_judged_as_strictly(tmp_path):
     assert done.returncode == 4 and (run.verdict, run.exit_code) == ("chronic overflow", 0), done.stderr
     assert not (tmp_path / "run/preprocessing.json").exists()  # values are used as they are
     assert f"mpt train: --fail-on-verdict: the verdict is chronic overflow. {run.explanation}\n" in done.stderr
+
+
+DERIVED = """
+import keras, numpy as np, tensorflow as tf
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1, dtype="float32")])
+optimizer, x = keras.optimizers.SGD(0.01), tf.linspace([-1.0], [1.0], 8)
+def slope():
+    with tf.GradientTape() as inner:
+        inner.watch(x)
+        value = model(x, training=True)
+    return inner.gradient(value, x)
+def directional():
+    with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as forward:
+        value = model(x, training=True)
+    return forward.jvp(value)
+def step(derivative):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((derivative() - 1) ** 2) + tf.reduce_mean(model(x, training=True) ** 2)
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", ["step(slope)", "step(directional)"])
+def test_a_loss_of_derivatives_of_the_model_is_not_judged_by_the_gradients_of_its_outputs(lines, tmp_path):
+    (tmp_path / "derived.py").write_text(DERIVED + lines)
+    mpt("run", "run_dir=run", "policy=mixed_bfloat16", "derived.py", cwd=tmp_path)
+    run = load_run(tmp_path / "run")
+    assert (run.verdict, run.summary["applied_steps"], run.summary["skipped_steps"]) == ("not checked", 1, 0)
+    assert "derivatives in the loss" in run.explanation
+
+
+@pytest.mark.slow
+def test_derivatives_that_no_gradient_is_taken_of_leave_a_step_to_be_judged(tmp_path):
+    (tmp_path / "apart.py").write_text(DERIVED + "fixed = slope()\nstep(lambda: fixed)")
+    mpt("run", "run_dir=run", "policy=mixed_bfloat16", "apart.py", cwd=tmp_path)
+    assert load_run(tmp_path / "run").verdict == "healthy"

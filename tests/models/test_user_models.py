@@ -85,6 +85,13 @@ def test_one_output_is_enough_for_two_classes(build):
     assert build(source, num_classes=2).output_shape == (None, 1)
     with pytest.raises(ConfigError, match=r"the model has 1 outputs, the data 2 targets; they must agree"):
         build(source, num_classes=2, task="regression")
+    quantiles = """
+def build():
+    model = keras.Sequential([layers.Dense(3)])
+    model.compile("sgd", lambda y, y_pred: keras.ops.mean(keras.ops.abs(y - y_pred)))
+    return model
+"""
+    assert build(quantiles, num_classes=1, task="regression").output_shape == (None, 3)  # its own loss takes them
 
 
 def test_outputs_without_a_last_dimension_count_as_one(build):

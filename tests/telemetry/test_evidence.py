@@ -128,6 +128,11 @@ def test_no_verdict_names_a_cause_that_no_event_or_sample_has(run_state):
             "digits lost",
             "because the targets are cast to the dtype of the outputs. Use policy.head=float32.",
         ),
+        (
+            {"output_noise": 0.006, "sample_step": 100},
+            "healthy",
+            "by 0.006 times the variance between examples at step 100: in half precision targets can hardly be met",
+        ),
         ({"flushed_share": 0.9, "scaling": Scaling(NoScale())}, "healthy", "nothing needed it"),  # of bfloat16
     ],
 )

@@ -179,6 +179,6 @@ def test_a_first_sample_that_is_compiled_waits_for_a_run_long_enough_to_pay_for_
         return GradientSampler(None, 2000, pytest.fail, MOST_SHARE, seconds)
 
     small, deep = sampler(10), sampler(98)  # 1.5 s and 10.3 s
-    assert small.is_affordable(30.1) and not small.is_affordable(29.9) and small.is_affordable(3.0, is_over=True)
-    assert deep.is_affordable(207.0) and not deep.is_affordable(205.0) and not deep.is_affordable(205.0, is_over=True)
+    assert small.is_affordable(30.1) and not small.is_affordable(29.9) and small.is_affordable(3.0, 2.0)
+    assert deep.is_affordable(207.0) and not deep.is_affordable(205.0) and not deep.is_affordable(205.0, 2.0)
     assert build_sampler(None, 2000, pytest.fail).is_affordable(0.0) and sampler(0).is_affordable(0.0)
