@@ -256,13 +256,7 @@ def load_data(settings: DataSettings, seed: int, targets_as_given: bool = False)
     'digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes'
     """
     load = SOURCES[settings.name]
-    try:
-        return load(settings, seed, targets_as_given) if load in _READ_BY_DTYPE else load(settings, seed)
-    except MemoryError as error:
-        raise DataError(
-            f"data: {settings.name} needs more memory than there is ({str(error) or 'it is full'}). "
-            "Take fewer examples, or let a data.loader return a tf.data.Dataset or a generator."
-        ) from error
+    return load(settings, seed, targets_as_given) if load in _READ_BY_DTYPE else load(settings, seed)
 
 
 def has_targets_as_given(settings: DataSettings) -> bool:
