@@ -10,7 +10,7 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any
 
-from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
+from mpt_cli.errors import ConfigError, DataError, Problem, config_error, did_you_mean
 from mpt_cli.report.run import Run, load_run
 from mpt_cli.settings.checks import check_combinations
 from mpt_cli.settings.load import build_settings
@@ -122,8 +122,8 @@ def _batch_size(batch_size: int | None, data: "DataSet") -> int:
     if isinstance(data.train, Examples):
         return 32 if batch_size is None else batch_size
     if batch_size is not None:
-        raise ConfigError(
-            Problem("batch_size", "must be left out with a tf.data.Dataset or PyDataset, which is batched.", batch_size)
+        raise config_error(
+            "batch_size", "must be left out with a tf.data.Dataset or PyDataset, which is batched.", batch_size
         )
     first = data.train.first()
     assert first is not None
@@ -188,7 +188,7 @@ def _known_mode(name: Any) -> str:
     if isinstance(name, str) and name in modes:
         return name
     rule = f"must be one of {', '.join(modes)}, a number or a ScaleRule."
-    raise ConfigError(Problem("loss_scale.mode", rule, name, did_you_mean(name, modes)))
+    raise config_error("loss_scale.mode", rule, name, did_you_mean(name, modes))
 
 
 def _set(tree: dict[str, Any], path: str, value: Any) -> Problem | None:

@@ -10,7 +10,7 @@ from mpt_cli.data.examples import DataSet
 from mpt_cli.data.paths import damage_of
 from mpt_cli.engine import backend
 from mpt_cli.engine.distribution import Distribution, undistributed
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import DataError, config_error
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import is_recorded, stored_settings
 from mpt_cli.settings.schema import Settings
@@ -97,5 +97,5 @@ def load_trained(run: RunDirectory, settings: Settings, data: DataSet) -> Any:
 def _split(data: DataSet, split: str) -> Any:
     examples = data.train if split == "train" else data.validation
     if examples is None:
-        raise ConfigError(Problem("--split", "this run's data has no validation split.", split, "Use --split train."))
+        raise config_error("--split", "this run's data has no validation split.", split, "Use --split train.")
     return examples

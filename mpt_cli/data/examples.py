@@ -346,12 +346,7 @@ def split_examples(
             "Use more examples (data.limit), or data.validation_fraction=0 for none."
         )
     held_out = min(max(round(number * fraction), 1), number - 1)
-    train, validation = _split_indices(number, held_out, seed, in_order)
-    return examples.take(train), examples.take(validation)
-
-
-def _split_indices(number: int, held_out: int, seed: int, in_order: bool) -> tuple["Array | slice", "Array | slice"]:
     if in_order:
-        return slice(0, number - held_out), slice(number - held_out, number)
+        return examples.take(slice(0, number - held_out)), examples.take(slice(number - held_out, number))
     order = np.random.default_rng([seed, 1]).permutation(number)
-    return order[held_out:], order[:held_out]
+    return examples.take(order[held_out:]), examples.take(order[:held_out])

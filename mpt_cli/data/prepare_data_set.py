@@ -62,10 +62,9 @@ def _numeric(array: Array, name: str) -> Array:
 
 def _as_text(array: Array) -> Array | None:
     """Return the bytes of UTF-8; None for what is no text."""
-    if array.dtype.kind == "O" and array.size and all(isinstance(each, (str, bytes)) for each in array.flat):
-        array = np.array([each if isinstance(each, bytes) else each.encode() for each in array.flat]).reshape(
-            array.shape
-        )
+    for kind in (str, bytes):
+        if array.dtype.kind == "O" and array.size and all(isinstance(each, kind) for each in array.flat):
+            array = array.astype(kind)
     if array.dtype.kind == "U":
         return np.char.encode(array, "utf-8")
     return array if array.dtype.kind == "S" else None
@@ -422,16 +421,8 @@ def _standardise(raw: RawArrays, target: TargetSpec) -> RawArrays:
     if target.task == "regression":
         y_mean, y_deviation = _moments(raw.train.y)
         done["targets"] = _with_moments(raw, "targets", y_mean, y_deviation)
-        note = "; ".join(
-            filter(
-                None,
-                [
-                    note,
-                    f"targets standardised by mean {_numbers(y_mean)} and deviation "
-                    f"{_numbers(y_deviation)}, metrics are in standard deviations",
-                ],
-            )
-        )
+        note += f"{'; ' if note else ''}targets standardised by mean {_numbers(y_mean)} and deviation "
+        note += f"{_numbers(y_deviation)}, metrics are in standard deviations"
 
     def apply(part: Examples) -> Examples:
         y = part.y if target.task != "regression" else _scaled(part.y, y_mean, y_deviation)

@@ -165,43 +165,21 @@ class Returned:
     targets_as_given: bool
 
 
-def _returned_data_set(returned: Returned, settings: DataSettings) -> DataSet:
-    title = returned.title
+def _returned_data_set(returned: Returned, settings: Loader) -> DataSet:
     train, validation = _read_returned(returned)
-    if isinstance(train, Examples) and not isinstance(validation, Stream):
-        raw = RawArrays(
-            title,
-            train,
-            validation,
-            "auto",
-            _num_classes(settings),
-            targets_as_given=returned.targets_as_given,
-        )
-        return build_data_set(raw, settings, returned.seed)
-    return _loader_stream_set(returned, train, validation, settings)
-
-
-def _num_classes(settings: DataSettings) -> int | None:
-    return getattr(settings, "num_classes", None)
-
-
-def _loader_stream_set(
-    returned: Returned, train: Examples | Stream, validation: Examples | Stream | None, settings: DataSettings
-) -> DataSet:
-    title = returned.title
+    title, as_given = returned.title, returned.targets_as_given
+    raw = RawArrays(title, train, validation, num_classes=settings.num_classes, targets_as_given=as_given)
     if isinstance(train, Examples):
-        raise DataError(
-            f"{title}: the validation data is a stream, but the training data is in memory. Return arrays "
-            "of both, or batches of both."
-        )
+        if isinstance(validation, Stream):
+            raise DataError(
+                f"{title}: the validation data is a stream, but the training data is in memory. Return arrays "
+                "of both, or batches of both."
+            )
+        return build_data_set(raw, settings, returned.seed)
     if isinstance(validation, Stream) and validation.endless:
         raise DataError(f"{title}: the validation dataset never ends. Use dataset.take(n).")
     note = "its own batches" + (", no validation" if validation is None else "")
-    classes = _num_classes(settings)
-    raw = RawArrays(
-        title, train, validation, num_classes=classes, note=note, targets_as_given=returned.targets_as_given
-    )
-    data = build_stream_set(raw)
+    data = build_stream_set(replace(raw, note=note))
     return replace(data, warnings=warn_of_workers(train, validation))
 
 
@@ -278,13 +256,7 @@ def load_data(settings: DataSettings, seed: int, targets_as_given: bool = False)
     'digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes'
     """
     load = SOURCES[settings.name]
-    try:
-        return load(settings, seed, targets_as_given) if load in _READ_BY_DTYPE else load(settings, seed)
-    except MemoryError as error:
-        raise DataError(
-            f"data: {settings.name} needs more memory than there is ({str(error) or 'it is full'}). "
-            "Take fewer examples, or let a data.loader return a tf.data.Dataset or a generator."
-        ) from error
+    return load(settings, seed, targets_as_given) if load in _READ_BY_DTYPE else load(settings, seed)
 
 
 def has_targets_as_given(settings: DataSettings) -> bool:

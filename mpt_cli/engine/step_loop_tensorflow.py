@@ -51,7 +51,7 @@ class TensorFlowEngine(Engine):
         return tf.nest.map_structure(_tensor, arrays)
 
     def _run_training(self, source: Any, batch_indices: BatchIndices, control: LoopControl) -> LoopResult:
-        last = _constants(control)
+        last = tf.nest.map_structure(tf.constant, control)
         if not self.trains_in_whole_batches:  # else a program for that length: a step of a small CNN takes 7 % less
             self._trace(self._train, source, last)
         result: LoopResult = self._train(source, tf.convert_to_tensor(batch_indices), last)
@@ -138,10 +138,6 @@ def _of_any_length(array: Any) -> Any:
         shape = (None, *array.shape[1:])
         return tf.RaggedTensorSpec(shape, array.dtype, array.ragged_rank, array.row_splits.dtype)
     return None if array is None else tf.TensorSpec((None, *array.shape[1:]), array.dtype)
-
-
-def _constants(control: LoopControl) -> LoopControl:
-    return LoopControl(*map(tf.constant, control))
 
 
 def _tensor(array: Any) -> Any:

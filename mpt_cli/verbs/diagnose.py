@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpt_cli.diagnose.preparation import diagnosis_directory, find_overflow, on_one_device
 from mpt_cli.engine.backend import prepare_backend, set_import_variables
-from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem, printable_tree, raise_problems
+from mpt_cli.errors import MISMATCH, OK, Problem, config_error, printable_tree, raise_problems
 from mpt_cli.files import write_json
 from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.runs.resume import stored_settings
@@ -94,7 +94,7 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
     if run_dirs and run_dirs[0].endswith(".py"):
         rule = "must be a recipe or a run directory: the model of a script is made by the script."
         remedy = "There mpt.diagnose(model, x, y) measures it before it trains (docs/guides/script-overflow.md)."
-        raise ConfigError(Problem(run_dirs[0], rule, None, remedy))
+        raise config_error(run_dirs[0], rule, None, remedy)
     if run_dirs and len(arguments.overrides) > 1:
         others = [text for text in arguments.overrides if text != run_dirs[0]]
         problems.append(Problem("RUN_DIR", "must be given alone: a run has its own configuration.", " ".join(others)))
@@ -120,7 +120,7 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
             "There, mpt.diagnose(model, x, y) examines its layers before it trains, after import mpt_cli as mpt "
             "(docs/guides/script-overflow.md)."
         )
-        raise ConfigError(Problem(run_dir, rule, None, remedy))
+        raise config_error(run_dir, rule, None, remedy)
     settings = on_one_device(stored, say)
     with diagnosis_directory(arguments.out, run.path) as directory:
         platform = prepare_backend(settings)

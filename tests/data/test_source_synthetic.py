@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from mpt_cli.data.sources import SOURCES, load_data
-from mpt_cli.errors import DataError
+from mpt_cli.data.sources import load_data
 from mpt_cli.settings.model_data_optimizer_keys import Synthetic
 
 
@@ -21,12 +20,3 @@ def test_four_of_five_tokens_follow_from_the_one_before():
     assert (x[:, 1:] == y[:, :-1]).all()
     follower = np.array([np.bincount(y[x == token]).argmax() for token in range(25)])
     assert (follower[x] == y).mean() == pytest.approx(0.8 + 0.2 / 25, abs=0.015)  # 16,000 draws: deviation 0.003
-
-
-def test_data_for_which_there_is_no_memory_is_told(monkeypatch) -> None:
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setitem(SOURCES, "synthetic", fail)
-    with pytest.raises(DataError, match=r"^data: synthetic needs more memory than there is \(it is full\)"):
-        load_data(Synthetic(), seed=0)
