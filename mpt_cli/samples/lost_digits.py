@@ -29,9 +29,10 @@ Outputs = list[NDArray[np.float64]]  # each of shape (examples, values)
 MOST_EXAMPLES, MOST_VALUES = 64, 4096  # of an output: a language model has 50 million for each example
 LOST = 0.02  # of the spread of the outputs: beyond what rounding leaves in deep nets, well below what stops learning
 # more than SMALL_NOISE is too much where the loss of the batch is more than so many times that in float32: what is left
-# may be a small part of the spread; or where the outputs of a layer differ by so much of their own spread: a net may
-# have learnt not to read them
-MOST_LOSS, LOST_IN_LAYER = 1.5, 0.5
+# may be a small part of the spread; where the squared error from the targets is less than so many times what rounding
+# does to the outputs, to which a net that has learnt rounded values can be at its best; or where the outputs of a layer
+# differ by so much of their own spread: a net may have learnt not to read them
+MOST_LOSS, LEAST_ERROR, LOST_IN_LAYER = 1.5, 2.0, 0.5
 CURED = 0.25  # of the noise: what may be left where a layer in float32 is called the remedy
 MOST_COUNTED, MOST_FEATURES = 65536, 64  # examples and features whose distinct values are counted
 SMALLEST_SPREAD = 1e-6  # of the size of the outputs: float32 itself tells no more apart
@@ -81,7 +82,8 @@ def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
     with computing_in_float32(model):
         exact = _outputs(model, x)
     dtypes = set[str]()
-    noise = _noise(_outputs(model, x, dtypes=dtypes), exact)
+    rounded = _outputs(model, x, dtypes=dtypes)
+    noise = _noise(rounded, exact)
     of_targets = _noise_of_targets(dtypes & set(NARROW), y)
     if of_targets is not None and of_targets > max(LOST, noise or 0.0):
         return LostDigits(of_targets, (TARGETS,))
@@ -96,7 +98,8 @@ def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
     pairs = zip(rounded_layers, exact_layers, strict=False)
     of_layers = [(index, _noise(one, other) or 0.0) for (index, one), (_, other) in pairs]
     loses_a_layer = any(found > LOST_IN_LAYER for _, found in of_layers)
-    harms = noise <= LOST and (loses_a_layer or (has_loss and _raises_loss(model, batch)))
+    hides_error = _hides_error(_numbers(y), rounded, exact)
+    harms = noise <= LOST and (loses_a_layer or hides_error or (has_loss and _raises_loss(model, batch)))
     least = SMALL_NOISE if harms else LOST
     if noise <= least:
         return LostDigits(noise)
@@ -142,6 +145,15 @@ def _stale_layers(model: Any, batch: Any) -> tuple[str, ...]:
         name for (name, _), (stays, moved) in zip(named, moves, strict=True) if 2 * (stays & moved).sum() > moved.sum()
     ]
     return tuple(dict.fromkeys(stale))
+
+
+def _hides_error(targets: Outputs, rounded: Outputs, exact: Outputs) -> bool:
+    """Return whether what rounding does to the outputs is as large as their error, of targets of their shape."""
+    if [array.shape for array in targets] != [array.shape for array in rounded]:
+        return False
+    pairs = zip(targets, rounded, exact, strict=True)
+    errors = [(np.square(y - out).sum(), np.square(out - other).sum()) for y, out, other in pairs]
+    return any(error < LEAST_ERROR * of_rounding for error, of_rounding in errors)
 
 
 def _raises_loss(model: Any, batch: Any) -> bool:
