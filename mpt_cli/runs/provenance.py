@@ -31,9 +31,10 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
     Untracked files are not part of it. `modified` is None where git took too long to tell.
     """
-    commit, diff = _git(folder, "rev-parse", "HEAD"), _git(folder, *DIFF)
+    commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
+    diff = _git(folder, *DIFF)
     modified = None if diff is None else bool(diff)
     digest = hashlib.sha256(diff).hexdigest() if diff else None
     return {"commit": commit.decode().strip(), "modified": modified, "diff_hash": digest}

@@ -37,8 +37,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     allows_unchecked = arguments.allow_unchecked or ALLOW_UNCHECKED in overrides
     overrides = [word for word in overrides if word not in (STRICT, ALLOW_UNCHECKED)]
     settings, name = script_settings(overrides), target_name(rest)
-    if settings.run_dir is not None:  # DataError before the script begins, not at its first step
-        RunDirectory.create(settings.run_dir, name).discard()
+    _check_place(settings, script_title(rest))
     named = settings.backend.name
     asked = any(word.startswith(("backend=", "backend.name=")) for word in overrides) and named != "auto"
     if (backend := named if asked else _backend_without_tensorflow()) is not None:
@@ -63,6 +62,17 @@ def run_run(arguments: argparse.Namespace) -> int:
     if isinstance(error, (MptError, KeyboardInterrupt)):  # the former is ours, of what the script asked for
         raise error
     return code or (seen.exit_code if seen else OK) or (_judge_strictly(seen, allows_unchecked) if strict else OK)
+
+
+def _check_place(settings: Settings, title: str) -> None:
+    """Say before the script begins, not at its first step, that nothing can be recorded where it is started; DataError
+    for a `run_dir` that was asked for."""
+    try:
+        RunDirectory.create(settings.run_dir, title).discard()
+    except DataError as error:
+        if settings.run_dir is not None:
+            raise
+        say(f"mpt run: the script runs, but nothing of it can be recorded: {error}", sys.stderr)
 
 
 @dataclass(frozen=True)

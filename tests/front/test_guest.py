@@ -302,3 +302,12 @@ def test_a_directory_that_is_taken_is_refused_before_the_script_begins(tmp_path)
     (tmp_path / "run" / "kept").write_text("")
     done = run(tmp_path, "print('it ran')")
     assert (done.returncode, done.stdout) == (3, "") and "already exists and is not empty" in done.stderr
+
+
+def test_a_script_where_nothing_can_be_written_hears_it_before_it_begins_and_runs(tmp_path):
+    (tmp_path / "runs").write_text("")
+    (tmp_path / "say.py").write_text("import sys\nprint('it ran', file=sys.stderr)")
+    done = mpt("run", "say.py", cwd=tmp_path)
+    first, second = done.stderr.splitlines()
+    assert done.returncode == 0 and second == "it ran"
+    assert first.startswith("mpt run: the script runs, but nothing of it can be recorded: run_dir ")
