@@ -99,14 +99,15 @@ def all_finite(gradients: list[Tensor]) -> Tensor:
 
 
 def _is_finite(values: Tensor) -> Tensor:
-    """Return a boolean scalar. A matrix by columns first: XLA on a CPU reads those as vectors, a whole array element by
-    element.
+    """Return a boolean scalar. On a CPU a matrix is reduced in two steps, since XLA reads a whole array element by
+    element: by columns on JAX, and on TensorFlow by rows, which without XLA take a sixth of the time of columns.
 
     The second reduction differs from the first, since XLA makes one of two that are alike. A GPU takes both at once.
     """
     flags = ops.isfinite(values)
-    columns = ops.all(flags, axis=0) if len(values.shape) == 2 and _on_cpu() else flags
-    return ops.logical_not(ops.any(ops.logical_not(columns)))
+    if len(values.shape) == 2 and _on_cpu():
+        flags = ops.all(flags, axis=0 if keras.backend.backend() == "jax" else 1)
+    return ops.logical_not(ops.any(ops.logical_not(flags)))
 
 
 def are_finite(variables: Iterable[Any]) -> bool:
