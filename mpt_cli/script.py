@@ -538,6 +538,14 @@ def _tapes(seen: ScriptRun) -> Iterator[Patch]:
 
         return _as_it_is(scaled)
 
+    yield tf.GradientTape, "gradient", make
+    yield from _calls_under_tapes(seen)
+
+
+def _calls_under_tapes(seen: ScriptRun) -> Iterator[Patch]:
+    """Note the models that are called while a tape is open, and derivatives taken there, for samples."""
+    import tensorflow as tf
+
     def make_enter(enter: Any) -> Any:
         def entered(tape: Any) -> Any:
             if not _calling_module().startswith("mpt_cli."):
@@ -569,7 +577,6 @@ def _tapes(seen: ScriptRun) -> Iterator[Patch]:
 
         return _as_it_is(taken)
 
-    yield tf.GradientTape, "gradient", make
     yield tf.autodiff.ForwardAccumulator, "jvp", make_jvp
     yield tf.GradientTape, "__enter__", make_enter
     yield tf.GradientTape, "__exit__", make_exit
