@@ -182,13 +182,8 @@ every verdict but healthy and warm-up skips only, and where nothing was recorded
     parser.parse_intermixed_args = parser.parse_args  # type: ignore[method-assign]
 
 
-def configure_sweep(parser: Parser) -> None:
-    """Train with every combination of the values given, and rank the results."""
-    from mpt_cli.jobs.launchers import LAUNCHERS  # they read keys, which other verbs' help does not
-
-    add_overrides(parser)
-    add_job_options(parser, "what fits; 16 on a cluster", "rank by this metric, NAME:min or NAME:max", "SWEEP_DIR")
-    parser.add_argument("--dry-run", action="store_true", help="check the configurations and list the jobs")
+def add_search_options(parser: Parser) -> None:
+    """Add the options of a search by Optuna."""
     parser.more.add_argument(
         "--trials",
         type=int,
@@ -207,6 +202,16 @@ def configure_sweep(parser: Parser) -> None:
         help="of a search: end jobs whose objective is behind that of others at the end of the same epoch",
     )
     parser.more.add_argument("--sampler-seed", type=int, metavar="N", help="default 0; with -j 1 the same search again")
+
+
+def configure_sweep(parser: Parser) -> None:
+    """Train with every combination of the values given, and rank the results."""
+    from mpt_cli.jobs.launchers import LAUNCHERS  # they read keys, which other verbs' help does not
+
+    add_overrides(parser)
+    add_job_options(parser, "what fits; 16 on a cluster", "rank by this metric, NAME:min or NAME:max", "SWEEP_DIR")
+    parser.add_argument("--dry-run", action="store_true", help="check the configurations and list the jobs")
+    add_search_options(parser)
     parser.more.add_argument(
         "--launcher", choices=tuple(LAUNCHERS), help="where the jobs run; default: local, with --resume as before"
     )
@@ -235,9 +240,9 @@ more examples:
 
 launchers, and their settings as launcher.KEY=VALUE:
   local      processes of this machine
-  submitit   cluster (slurm or local), timeout_min, cpus_per_task, gpus_per_node, mem_gb, partition, account, qos,
-             constraint, nodes, tasks_per_node, gpus_per_task, setup (a line of shell before), python (what starts it
-             there), sbatch.OPTION, srun.OPTION (any other of theirs; true where it takes no value)
+  submitit   for Slurm: timeout_min, cpus_per_task, gpus_per_node, mem_gb, partition, account, qos, constraint, nodes,
+             tasks_per_node, gpus_per_task, setup (a line of shell before), python (what starts it there),
+             sbatch.OPTION, srun.OPTION (any other of theirs; true where it takes no value)
   ray        address (default: RAY_ADDRESS), num_cpus, num_gpus, memory_gb
 The machines of a cluster must see the sweep directory. Its jobs go on where mpt is killed; --resume waits for them.
 
