@@ -2,6 +2,7 @@
 loaded and called, and what their exceptions mean.
 """
 
+import ast
 import importlib.util
 import inspect
 import os
@@ -18,6 +19,7 @@ from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, did_you_mean, summarise_error
+from mpt_cli.files import read_file
 from mpt_cli.settings.python_references import (
     UNNAMEABLE,
     Reference,
@@ -127,22 +129,52 @@ def load_named(reference: str, key: str) -> Any:
 
 
 def missing_problem(reference: str, key: str) -> Problem | None:
-    """Return what is wrong with a reference as far as it shows without running any code: its form, its file, its
-    package.
+    """Return what is wrong with a reference as far as it shows without running any code: its form, its file or package,
+    and in a file of the user's a name that nothing there binds.
     """
     if problem := form_problem(reference, key):
         return problem
-    place = reference.rpartition(":")[0]
+    place, _, name = reference.rpartition(":")
     package = place.partition(".")[0]
-    if not place.endswith(".py"):
+    if place.endswith(".py"):
+        path = _path_of(place)
+        if not path.is_file():
+            near = [other.name for other in path.parent.glob("*.py")]
+            return Problem(key, f"there is no file {place}.", reference, did_you_mean(path.name, near))
+    else:
         importlib.invalidate_caches()
         found = package in sys.modules or importlib.util.find_spec(package) is not None
-        is_there = found or PathFinder.find_spec(package, [str(Path.cwd())]) is not None
-        return None if is_there else _no_module(package, reference, key)
-    if (path := _path_of(place)).is_file():
+        if not found and PathFinder.find_spec(package, [str(Path.cwd())]) is None:
+            return _no_module(package, reference, key)
+        path = Path.cwd() / f"{place.replace('.', '/')}.py"
+    defined, names = _names_in(path)
+    first = name.partition(".")[0]
+    if not defined or first in names:
         return None
-    near = [other.name for other in path.parent.glob("*.py")]
-    return Problem(key, f"there is no file {place}.", reference, did_you_mean(path.name, near))
+    remedy = did_you_mean(first, defined) or f"It has {', '.join(defined[:8])}."
+    return Problem(key, f"{Path(place).stem if place.endswith('.py') else place} has no {first}.", reference, remedy)
+
+
+def _names_in(path: Path) -> tuple[list[str], set[str]]:
+    """Return the functions and classes that the text of a Python file defines at its top, and all names in it. None of
+    them where it can't be read, takes all names of another module, or makes names as it runs.
+    """
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    try:
+        tree = ast.parse(read_file(path) if path.is_file() else "")
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return [], set()
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, definitions):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+    if names & {"*", "__getattr__", "globals", "setattr", "exec", "vars", "locals"}:
+        return [], set()
+    return [node.name for node in tree.body if isinstance(node, definitions)], names
 
 
 def call_user(

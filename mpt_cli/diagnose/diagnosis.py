@@ -126,7 +126,10 @@ def _check_step(request: ExaminationRequest, parts: Assembly) -> None:
         steps = phases[0].epochs * parts.train_feed.steps
     if steps is not None and request.after_steps > steps:
         what = "the first phase" if phases else "the run"
-        raise ConfigError(Problem("--after-steps", f"must be at most the {steps} of {what}.", request.after_steps))
+        remedy = "Let it be longer: trainer.epochs, in Python epochs=."
+        raise ConfigError(
+            Problem("--after-steps", f"must be at most the {steps} of {what}.", request.after_steps, remedy)
+        )
 
 
 def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:

@@ -188,8 +188,8 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
     elif override.package is not None:
         result.problems.append(Problem(key, "must be given without @package.", line))
     elif override.is_sweep_override():
-        values = line.partition("=")[2]
-        result.problems.append(Problem(key, "must be one value here.", values, "`mpt sweep` tries several."))
+        values, remedy = line.partition("=")[2], "`mpt sweep` tries several, `mpt compare` several policies."
+        result.problems.append(Problem(key, "must be one value here.", values, remedy))
     elif override.is_delete():
         _take_deletion(override, result)
     elif (group := CHOOSING_KEYS.get(key, key)) in group_names():

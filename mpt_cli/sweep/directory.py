@@ -287,8 +287,9 @@ class Configuration:
 
     @property
     def sort_key(self) -> tuple[bool, bool, float]:
-        """Return a key for sorting: the best comes first."""
-        return self.mean is None, not self.is_complete, self.objective.sort_key(self.mean)
+        """Return a key for sorting: the best comes first. Means that rounding in float32 may part are one."""
+        mean = None if self.mean is None else float(f"{self.mean:.6g}")
+        return mean is None, not self.is_complete, self.objective.sort_key(mean)
 
     @property
     def finished(self) -> list[JobResult]:

@@ -50,6 +50,15 @@ def test_a_path_without_files_is_said_as_loading_would(source, words) -> None:
     assert str(caught.value) == words
 
 
+def test_a_function_that_a_file_does_not_have_is_named_without_running_it() -> None:
+    Path("task.py").write_text("1 / 0\ndef load(): ...\nclass Own:\n    build = load\n")
+    Path("made.py").write_text("from task import *\n")
+    for known in ("task:load", "./task.py:load", "task:Own.build", "made:anything"):
+        assert check_present(Loader(loader=known)) is None
+    with pytest.raises(ConfigError, match=r"data.loader: task has no laod. Received: 'task:laod'. Did you mean load\?"):
+        check_present(Loader(loader="task:laod"))
+
+
 def test_what_else_a_run_names_is_looked_for_before_keras_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """All functions that are nowhere at once; then files."""
     monkeypatch.setattr(Program, "prepare_backend", lambda self: pytest.fail("Keras would be imported"))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.telemetry.console.plain import PlainConsole, StreamLines
+from mpt_cli.telemetry.console.plain import PlainConsole, StreamLines, final_rows
 from mpt_cli.telemetry.record_types import Event
 
 GOLDEN = """\
@@ -149,3 +149,9 @@ def test_a_stream_without_the_characters_used_gets_question_marks(tmp_path: Path
     with (tmp_path / "out").open("w", encoding="ascii") as stream:
         StreamLines(stream)("scale 4 → 2")
     assert (tmp_path / "out").read_bytes() == b"scale 4 ? 2\n"
+
+
+@pytest.mark.parametrize(("status", "by"), [("interrupted", "Ctrl-C (SIGINT)"), ("terminated", "SIGTERM")])
+def test_a_run_that_a_signal_ended_says_so_before_its_verdict(status, by, summary) -> None:
+    (label, text), *rest = final_rows(replace(summary, status=status))
+    assert label == "ended" and text.startswith(f"by {by} after step ") and rest[0][0] == "verdict"

@@ -73,9 +73,12 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
 
 def final_rows(summary: Summary) -> list[tuple[str, str]]:
     """Return how the run ended, as label and text."""
-    is_cut = not summary.steps_seen and summary.status in ("interrupted", "terminated")  # while it compiled, say
-    rows = [("ended" if is_cut else "verdict", summary.explanation if is_cut else summary.verdict)]
-    rows += [] if is_cut else [("", summary.explanation)]
+    rows = [("verdict", summary.verdict), ("", summary.explanation)]
+    if summary.status in ("interrupted", "terminated"):
+        by = "Ctrl-C (SIGINT)" if summary.status == "interrupted" else "SIGTERM"
+        step = format_count(summary.steps_seen)
+        ended = ("ended", f"by {by} after step {step}, before all of its training was done")
+        rows = [ended, *rows] if summary.steps_seen else [("ended", summary.explanation)]  # while it compiled, say
     rows += [*result_rows(summary), ("files", summary.run_dir)]
     rows += [("" if index else "not recorded", sentence) for index, sentence in enumerate(summary.not_recorded)]
     if summary.status == "stopped" and summary.run_dir and summary.repeatable:  # recorders write none
