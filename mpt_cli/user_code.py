@@ -10,9 +10,9 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial, update_wrapper
+from functools import cache, partial, update_wrapper
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
@@ -147,22 +147,27 @@ def missing_problem(reference: str, key: str) -> Problem | None:
         if not found and PathFinder.find_spec(package, [str(Path.cwd())]) is None:
             return _no_module(package, reference, key)
         path = Path.cwd() / f"{place.replace('.', '/')}.py"
-    defined, names = _names_in(path)
+    try:
+        defined, names = _names_in(read_file(path) if path.is_file() else "")
+    except (OSError, ValueError):
+        return None
     first = name.partition(".")[0]
     if not defined or first in names:
         return None
-    remedy = did_you_mean(first, defined) or f"It has {', '.join(defined[:8])}."
-    return Problem(key, f"{Path(place).stem if place.endswith('.py') else place} has no {first}.", reference, remedy)
+    return _no_name(first, path.stem if place.endswith(".py") else place, defined, reference, key)
 
 
-def _names_in(path: Path) -> tuple[list[str], set[str]]:
+@cache
+def _names_in(text: str) -> tuple[list[str], set[str]]:
     """Return the functions and classes that the text of a Python file defines at its top, and all names in it. None of
-    them where it can't be read, takes all names of another module, or makes names as it runs.
+    them where it is no Python, takes all names of another module, or makes names as it runs.
+
+    Kept for each text: the jobs of a sweep name the same few files.
     """
     definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     try:
-        tree = ast.parse(read_file(path) if path.is_file() else "")
-    except (OSError, ValueError, SyntaxError, RecursionError):
+        tree = ast.parse(text)
+    except (ValueError, SyntaxError, RecursionError):
         return [], set()
     names = set[str]()
     for node in ast.walk(tree):
@@ -392,10 +397,14 @@ def _find(module: ModuleType, name: str, reference: str, key: str) -> Any:
     for part in name.split("."):
         if not hasattr(found, part):
             functions = [other for other, value in vars(found).items() if callable(value) and other[:1] != "_"]
-            remedy = did_you_mean(part, functions) or f"It has {', '.join(functions[:8]) or 'no function'}."
-            raise ConfigError(Problem(key, f"{module.__name__} has no {part}.", reference, remedy))
+            raise ConfigError(_no_name(part, module.__name__, functions, reference, key))
         found = getattr(found, part)
     return found
+
+
+def _no_name(name: str, module: str, functions: Sequence[str], reference: str, key: str) -> Problem:
+    remedy = did_you_mean(name, functions) or f"It has {', '.join(functions[:8]) or 'no function'}."
+    return Problem(key, f"{module} has no {name}.", reference, remedy)
 
 
 def parameters_of(function: Callable[..., Any], key: str) -> Mapping[str, inspect.Parameter]:

@@ -3,7 +3,7 @@ wrong by itself: the batch of a step whose loss was not finite goes through the 
 first output that holds inf or nan is named.
 
 The gradients can't tell it. A loss that is not finite makes all of them so, while an overflow of the backward pass
-leaves those of the later layers whole (`precision.finite.GradientDefects`).
+leaves those of the later layers whole (`precision.gradient_check.GradientDefects`).
 """
 
 import threading

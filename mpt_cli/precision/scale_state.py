@@ -213,8 +213,8 @@ class StepRow(NamedTuple):
 
     `loss` is the unscaled loss; `scale_before` made this step's gradients, `scale_after` makes the next step's;
     `counter` counts applied steps since the scale changed; `finite` and the last five are those of the gradients
-    (`finite.GradientDefects`). Where a model's own step uses several optimizers, these are of all together, and the
-    columns of each follow.
+    (`gradient_check.GradientDefects`). Where a model's own step uses several optimizers, these are of all together,
+    and the columns of each follow.
     """
 
     floats: Tensor
