@@ -36,7 +36,8 @@ NOTES = [
     "telemetry files and epoch ends; median of 3 rounds in which the contenders of a process take turns. Kernels need "
     "not be deterministic (`trainer.deterministic=false`), the learning rate is constant, and gradients are not "
     "sampled for underflow (by default two more passes every 2000 steps, about 0.1 %). Plain Keras is Keras's own "
-    "train_step in a compiled loop on the device, without scaling, checks or records.",
+    "train_step in a compiled loop on the device, without scaling, checks or records; Keras fit is `Model.fit` over "
+    "NumPy arrays with Adam and Keras's LossScaleOptimizer, its set-up left out.",
     "Share of peak: model FLOPs (multiply-adds of the model's own layers x 2 x 3 for training, attention over the "
     "full square, nothing for what is computed twice) over the data sheet's dense peak: 16 bit, or TF32 where float32 "
     "products are seen to use it. The head computes in float32, as by default; `policy.head=null` puts it into 16 "

@@ -36,7 +36,7 @@ class Contenders:
     def add(self, scaling: str) -> None:
         """Build and compile it, noting how long that takes; the first one's peak memory is its own alone."""
         started = time.perf_counter()
-        built = self._plain() if scaling == "plain Keras" else self._mpt(scaling)
+        built = self._mpt(scaling) if "Keras" not in scaling else {scaling: self._of_keras(scaling)}
         for turn in built.values():
             turn(1)
         facts: dict[str, Any] = {"seconds_to_first_epoch": time.perf_counter() - started}
@@ -72,12 +72,12 @@ class Contenders:
         model = session.parts.model
         self.flops, self.steps, self.parameters = training_flops(model), steps, model.count_params()
 
-    def _plain(self) -> "dict[str, Turn]":
-        from benchmarks.contenders import Cell, plain_turn
+    def _of_keras(self, scaling: str) -> "Turn":
+        from benchmarks.contenders import Cell, fit_turn, plain_turn
         from mpt_cli.data.sources import load_data
 
-        data = load_data(self.settings.data, self.settings.seed or 0)
-        return {"plain Keras": plain_turn(Cell(self.settings, self.platform, data, self.folder))}
+        cell = Cell(self.settings, self.platform, load_data(self.settings.data, self.settings.seed or 0), self.folder)
+        return plain_turn(cell) if scaling == "plain Keras" else fit_turn(cell)
 
 
 def _turn(session: "Session", telemetry: Any) -> "Turn":

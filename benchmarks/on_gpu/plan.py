@@ -5,10 +5,10 @@ from typing import Any
 
 POLICIES = ("mixed_float16", "mixed_bfloat16", "float32")
 SCALINGS = {
-    "mixed_float16": ("dynamic", "fixed", "plain Keras"),
+    "mixed_float16": ("dynamic", "plain Keras", "Keras fit"),
     "mixed_bfloat16": ("none",),
     "float32": ("none",),
-}  # "plain Keras" is Keras's own train_step in a compiled loop, without scaling, checks or records
+}  # "plain Keras" is Keras's own train_step in a compiled loop, without scaling, checks or records; "Keras fit" scales
 COMMON = (
     "data.validation_fraction=0",
     "optimizer.schedule.name=constant",
