@@ -61,6 +61,7 @@ CLASSES = {  # methods, and attributes that are set in the source of the class
         "_jax_state",
         "_jax_state_synced",
         "_purge_model_variables",
+        "_get_jax_state",
     ),
     "keras.src.backend.tensorflow.trainer.TensorFlowTrainer": ("_maybe_symbolic_build",),
     "keras.src.backend.tensorflow.trackable.KerasAutoTrackable": ("_track_trackable",),
