@@ -283,8 +283,8 @@ def _jax(settings: Settings) -> Platform:
         jax.config.update("jax_enable_x64", True)  # otherwise JAX computes in float32 and only warns
     if settings.backend.device == "cpu":
         jax.config.update("jax_platforms", "cpu")  # also where it was imported before its variable was set
-    if settings.distribute.name != "none" and settings.distribute.device_count:
-        jax.config.update("jax_num_cpu_devices", settings.distribute.device_count)  # used where there is no GPU
+    if settings.distribute.name != "none" and settings.distribute.devices:
+        jax.config.update("jax_num_cpu_devices", settings.distribute.devices)  # used where there is no GPU
     with _hidden_output() if process_info else nullcontext():
         if process_info is not None:
             connect(process_info, settings)

@@ -32,14 +32,9 @@ class PlannedEngine(JaxEngine):
         """Lower the loop that `train` calls."""
         program: Any = self._train_many
         control = self.to_device(LoopControl.of(1, StopLimits()))
-        return program.lower(TrainState(*self._lists()), chunk.source, chunk.batch_indices, control)
+        state = TrainState(*([self._shaped(v.shape, v.dtype) for v in variables] for variables in self.variables()))
+        return program.lower(state, chunk.source, chunk.batch_indices, control)
 
-    def _lists(self) -> list[list[Any]]:
-        return [
-            [self._shaped(v.shape, v.dtype, place) for v, place in zip(variables, places, strict=True)]
-            for variables, places in zip(self.variables(), self.places(), strict=True)
-        ]
-
-    def _shaped(self, shape: Any, dtype: Any, place: Any = None) -> Any:
+    def _shaped(self, shape: Any, dtype: Any) -> Any:
         kind = jax.dtypes.canonicalize_dtype(np.dtype(dtype))
-        return jax.ShapeDtypeStruct(tuple(shape), kind, sharding=place or self._place)
+        return jax.ShapeDtypeStruct(tuple(shape), kind, sharding=self._place)
