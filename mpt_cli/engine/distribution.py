@@ -16,7 +16,6 @@ from signal import Signals
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpt_cli.errors import ConfigError, DataError, Problem, config_error
 from mpt_cli.machine import visible_gpus
@@ -195,20 +194,6 @@ def check_same_data(fingerprint: str) -> None:
             f"The processes have not loaded the same data (fingerprints {texts}). They must all read the "
             "same files, and a data.loader must return the same for the same seed."
         )
-
-
-def replicate_array(array: NDArray[Any], sharding: Any) -> Any:
-    """Return an array that is the same in every process, on all devices of a `sharding` (None: on the device of this
-    one).
-
-    To be called from any thread: unlike jax.device_put it does not send the array to the other processes to compare,
-    which would get in between the messages of a training step.
-    """
-    import jax
-
-    if sharding is None:
-        return jax.device_put(array)
-    return jax.make_array_from_callback(array.shape, sharding, lambda _: array)
 
 
 class ProcessGroup:

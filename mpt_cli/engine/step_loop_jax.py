@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpt_cli.engine.distribution import Distribution, replicate_array
 from mpt_cli.engine.step_loop import (
     BatchIndices,
     Engine,
@@ -46,13 +45,8 @@ class JaxEngine(Engine):
     """See `engine.Engine`. JAX compiles in any case: without `jit_compile` the steps run op by op, for debugging."""
 
     def __init__(
-        self,
-        model: Any,
-        jit_compile: bool,
-        distribution: Distribution = Distribution(),  # noqa: B008
-        step_wrapper: StepWrapper | None = None,
+        self, model: Any, jit_compile: bool, mesh: Any = None, step_wrapper: StepWrapper | None = None
     ) -> None:
-        mesh = distribution.mesh
         super().__init__(model, jit_compile)
         self._step = step_wrapper(train_step) if step_wrapper else train_step
         self._batch_place = None if mesh is None else NamedSharding(mesh, PartitionSpec(*mesh.axis_names))
@@ -71,7 +65,11 @@ class JaxEngine(Engine):
         self._train_one = self._compile(lambda *given: self._train_step(*given), donate_argnums=0)
 
     def to_device(self, arrays: Any) -> Any:
-        return jax.tree.map(lambda a: replicate_array(a, self._everywhere), arrays)
+        place = self._everywhere
+        if place is None:
+            return jax.device_put(arrays)
+        # device_put would send the arrays to the other processes to compare, in between the messages of a step
+        return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, place, lambda _: a), arrays)
 
     def _run_training(self, source: Any, batch_indices: BatchIndices, control: LoopControl) -> LoopResult:
         lists = self.variables()
