@@ -155,10 +155,9 @@ def _set_variables(settings: Settings) -> None:
         _keep_compiled_programs()
         # where a loader uses tf.data, TensorFlow must not take the whole GPU
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    if settings.backend.name == "jax" and settings.trainer.deterministic:
-        flag = "--xla_gpu_deterministic_ops=true"
-        if flag not in os.environ.get("XLA_FLAGS", ""):
-            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+        given, flag = os.environ.get("XLA_FLAGS", ""), "--xla_gpu_deterministic_ops=true"
+        if settings.trainer.deterministic and flag not in given:
+            os.environ["XLA_FLAGS"] = f"{given} {flag}".strip()
 
 
 UNUSED_SECONDS = 30 * 86400.0
@@ -283,8 +282,8 @@ def _jax(settings: Settings) -> Platform:
         jax.config.update("jax_enable_x64", True)  # otherwise JAX computes in float32 and only warns
     if settings.backend.device == "cpu":
         jax.config.update("jax_platforms", "cpu")  # also where it was imported before its variable was set
-    if settings.distribute.name != "none" and settings.distribute.device_count:
-        jax.config.update("jax_num_cpu_devices", settings.distribute.device_count)  # used where there is no GPU
+    if settings.distribute.devices:
+        jax.config.update("jax_num_cpu_devices", settings.distribute.devices)  # used where there is no GPU
     with _hidden_output() if process_info else nullcontext():
         if process_info is not None:
             connect(process_info, settings)
@@ -361,8 +360,7 @@ def memory_in_use() -> int | None:
 
 def peak_memory() -> int | None:
     """Return the most bytes in use so far, from the same source."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return _device_stat("peak_bytes_in_use", "peak") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return _device_stat("peak_bytes_in_use", "peak") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _device_stat(jax_name: str, tensorflow_name: str) -> int | None:

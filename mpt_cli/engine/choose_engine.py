@@ -24,7 +24,7 @@ def build_engine(
         return TensorFlowEngine(model, jit_compile, distribution.strategy, step_wrapper)
     from mpt_cli.engine.step_loop_jax import JaxEngine
 
-    return JaxEngine(model, jit_compile, distribution, step_wrapper)
+    return JaxEngine(model, jit_compile, distribution.mesh, step_wrapper)
 
 
 # CPU seconds on 2 cores: what XLA takes to compile two programs and, for each trainable variable, their parts; and what

@@ -1,5 +1,4 @@
-"""Splitting each batch over several devices, and over several processes that train one model together on JAX; and
-dividing a model's variables over the devices of one process.
+"""Splitting each batch over several devices, and over several processes that train one model together on JAX.
 
 Every process runs the same compiled steps on its share of each batch, so all must make the same calls in the same
 order. Rank 0 broadcasts what it alone knows: how long a step takes, that somebody pressed Ctrl-C, where a run
@@ -14,18 +13,14 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from signal import Signals
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpt_cli.errors import ConfigError, DataError, Problem, config_error
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.checks import check_several_processes
-from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
-
-if TYPE_CHECKING:
-    from mpt_cli.engine.weight_layout import VariableLayout
+from mpt_cli.settings.schema import DistributeSettings, Settings
 
 PROCESS_VARIABLE = "MPT_PROCESS"  # "RANK/WORLD_SIZE@HOST:PORT", set by who starts the processes
 MOST_MESSAGE_BYTES = 2**15  # of a broadcast by rank 0: a path has at most 4 KiB
@@ -201,20 +196,6 @@ def check_same_data(fingerprint: str) -> None:
         )
 
 
-def replicate_array(array: NDArray[Any], sharding: Any) -> Any:
-    """Return an array that is the same in every process, on all devices of a `sharding` (None: on the device of this
-    one).
-
-    To be called from any thread: unlike jax.device_put it does not send the array to the other processes to compare,
-    which would get in between the messages of a training step.
-    """
-    import jax
-
-    if sharding is None:
-        return jax.device_put(array)
-    return jax.make_array_from_callback(array.shape, sharding, lambda _: array)
-
-
 class ProcessGroup:
     """What the processes of a run agree on. `signal` is the one that the first process was sent, known to all."""
 
@@ -253,22 +234,6 @@ class Distribution:
     replicas: int = 1
     strategy: Any = None
     mesh: Any = None
-    layout: "VariableLayout | None" = None  # of a model's variables, on JAX; None: each device has all of them whole
-
-    @property
-    def batch_axis(self) -> str | None:
-        """Return the axis of the mesh along which a batch is split."""
-        if self.mesh is None:
-            return None
-        return BATCH_AXIS if self.layout is not None else str(self.mesh.axis_names[0])
-
-    def divide(self, model: Any) -> None:
-        """Divide the variables of a built `model`, also those made before; ConfigError where that can't be as it was
-        asked for."""
-        if self.layout is not None:
-            from mpt_cli.engine.weight_layout import divide_model
-
-            divide_model(self.layout, model)
 
     def scope(self) -> AbstractContextManager[Any]:
         """Return the context in which model, metrics and optimizer have to be made."""
@@ -290,17 +255,15 @@ def build_distribution(settings: Settings, gpus: int) -> Distribution:
     if wanted.name == "none":
         return Distribution()
     count = _devices_of_all(settings, gpus)
-    parts = wanted.mesh[BATCH_AXIS] if wanted.name == MODEL_PARALLEL else count
     if gpus and count > gpus:
-        key = "distribute.mesh" if wanted.name == MODEL_PARALLEL else "distribute.devices"
-        raise config_error(key, f"this machine has {gpus} visible GPUs.", count)
-    if settings.trainer.batch_size % parts:
+        raise config_error("distribute.devices", f"this machine has {gpus} visible GPUs.", count)
+    if settings.trainer.batch_size % count:
         raise config_error(
             "trainer.batch_size",
-            f"must be a multiple of the {parts} devices it is split over.",
+            f"must be a multiple of the {count} devices it is split over.",
             settings.trainer.batch_size,
         )
-    return _mirrored(count, gpus) if wanted.name == "mirrored" else _over_mesh(wanted, count)
+    return _mirrored(count, gpus) if wanted.name == "mirrored" else _data_parallel(count)
 
 
 def _mirrored(count: int, gpus: int) -> Distribution:
@@ -310,34 +273,27 @@ def _mirrored(count: int, gpus: int) -> Distribution:
     return Distribution(count, strategy=tf.distribute.MirroredStrategy(devices))
 
 
-def _over_mesh(wanted: DistributeSettings, count: int) -> Distribution:
+def _data_parallel(count: int) -> Distribution:
     import keras
 
-    devices, replicas = keras.distribution.list_devices()[:count], count
-    layout: VariableLayout | None = None
-    if wanted.name == MODEL_PARALLEL:
-        from mpt_cli.engine.weight_layout import DividedModel, build_layout
-
-        replicas, layout = wanted.mesh[BATCH_AXIS], build_layout(wanted)
-        distribution = DividedModel(layout, devices)
-    else:
-        distribution = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
+    devices = keras.distribution.list_devices()[:count]
+    distribution = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
     keras.distribution.set_distribution(distribution)
-    return Distribution(replicas, mesh=distribution.device_mesh.backend_mesh, layout=layout)
+    return Distribution(count, mesh=distribution.device_mesh.backend_mesh)
 
 
 def _devices_of_all(settings: Settings, gpus: int) -> int:
     """Return the number of devices of all processes; a process without a GPU has one where nothing else is said."""
     wanted, process_info = settings.distribute, find_process_info(settings)
     if process_info is None:
-        return wanted.device_count or gpus
+        return wanted.devices or gpus
     return wanted.devices * process_info.world_size if wanted.devices else gpus or process_info.world_size
 
 
 def check_device_count(settings: Settings, gpus: int) -> None:
     """ConfigError where the number of devices can't be known: on a CPU it has to be given."""
     wanted = settings.distribute
-    divided = wanted.name != "none" and wanted.device_count is None and find_process_info(settings) is None
+    divided = wanted.name != "none" and wanted.devices is None and find_process_info(settings) is None
     if divided and not gpus:
         raise config_error(
             "distribute.devices",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mpt_cli.errors import config_error
 from mpt_cli.precision import LossScaleOptimizer, layers_of
 from mpt_cli.precision.scale_state import StepRow
-from mpt_cli.precision.train_step import CustomSteps, custom_steps, metric_variables, metrics_of, optimizers_of
+from mpt_cli.precision.train_step import custom_steps, metric_variables, metrics_of, optimizers_of
 from mpt_cli.telemetry.record_types import StopLimits, StreakCounts
 from mpt_cli.telemetry.step_counters import FLOAT_FIELDS, INT_FIELDS, StepRecords
 
@@ -49,15 +49,10 @@ class Engine(ABC):
         self._was_evaluated = False  # since the last training step
         self.trains_in_whole_batches = False  # whether no batch to train on is known to be smaller than the others
 
-    @property
-    def custom_steps(self) -> CustomSteps | None:
-        """Return what a model's own train_step or test_step reports in place of metrics; None without one."""
-        return custom_steps(self.model)
-
     def _program(self, function: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
         return (function, *shape)
 
-    def called(self, function: str, shape: tuple[int, ...] = ()) -> AbstractContextManager[None]:
+    def called(self, function: str, shape: tuple[int, ...]) -> AbstractContextManager[None]:
         """Return the context of a call of a compiled function: the first of each shape is announced through
         `compiling`."""
         program = self._program(function, shape)
@@ -106,13 +101,13 @@ class Engine(ABC):
     def reset_metrics(self) -> None:
         """Forget the metrics so far."""
         type(self.model).reset_metrics(self.model)  # `fit` calls this method by that name of the model
-        custom = self.custom_steps
+        custom = custom_steps(self.model)
         for log in custom.variables if custom is not None else ():
             log.assign(np.full(tuple(log.shape), np.nan, "float32"))
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics since the last reset, with the loss; of a custom step what the last one reported."""
-        if (custom := self.custom_steps) is not None:
+        if (custom := custom_steps(self.model)) is not None:
             of_test = custom.test_names, custom.test_log
             names, log = of_test if self._was_evaluated else (custom.train_names, custom.train_log)
             if names:

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpt_cli.engine.distribution import Distribution, replicate_array
 from mpt_cli.engine.step_loop import (
     BatchIndices,
     Engine,
@@ -46,17 +45,11 @@ class JaxEngine(Engine):
     """See `engine.Engine`. JAX compiles in any case: without `jit_compile` the steps run op by op, for debugging."""
 
     def __init__(
-        self,
-        model: Any,
-        jit_compile: bool,
-        distribution: Distribution = Distribution(),  # noqa: B008
-        step_wrapper: StepWrapper | None = None,
+        self, model: Any, jit_compile: bool, mesh: Any = None, step_wrapper: StepWrapper | None = None
     ) -> None:
-        mesh = distribution.mesh
         super().__init__(model, jit_compile)
-        axis, self._distribution = distribution.batch_axis, distribution
         self._step = step_wrapper(train_step) if step_wrapper else train_step
-        self._batch_place = None if mesh is None else NamedSharding(mesh, PartitionSpec(axis))
+        self._batch_place = None if mesh is None else NamedSharding(mesh, PartitionSpec(*mesh.axis_names))
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._loops_on_device = jit_compile and (jax.default_backend() != "cpu" or not convolves(model))
         self._compile = jax.jit if jit_compile else _as_it_is
@@ -72,7 +65,11 @@ class JaxEngine(Engine):
         self._train_one = self._compile(lambda *given: self._train_step(*given), donate_argnums=0)
 
     def to_device(self, arrays: Any) -> Any:
-        return jax.tree.map(lambda a: replicate_array(a, self._everywhere), arrays)
+        place = self._everywhere
+        if place is None:
+            return jax.device_put(arrays)
+        # device_put would send the arrays to the other processes to compare, in between the messages of a step
+        return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, place, lambda _: a), arrays)
 
     def _run_training(self, source: Any, batch_indices: BatchIndices, control: LoopControl) -> LoopResult:
         lists = self.variables()
@@ -124,38 +121,9 @@ class JaxEngine(Engine):
 
     def _train_step(self, carry: Carry, source: Any, batch_indices: Tensor) -> Carry:
         state, i, *records, streaks = carry
-        _, state, row = self._step(self.model, self._in_place(state), self._batch(source, batch_indices[i]))
+        _, state, row = self._step(self.model, state, self._batch(source, batch_indices[i]))
         floats, ints = (rows.at[i].set(part) for rows, part in zip(records, row, strict=True))
-        return Carry(self._in_place(state), i + 1, floats, ints, update_streaks(streaks, self.model.optimizer, row))
-
-    def _in_place(self, state: TrainState) -> TrainState:
-        """Return the same, each variable whole on each device or divided, as the distribution says. Said before and
-        after each step: where it was not, XLA would divide weights and the work on activations as it likes."""
-        if self._distribution.layout is None:
-            return state
-        return TrainState(
-            *(
-                [jax.lax.with_sharding_constraint(*pair) for pair in zip(values, places, strict=True)]
-                for values, places in zip(state, self.places(), strict=True)
-            )
-        )
-
-    def places(self) -> list[list[Any]]:
-        """Return where each variable of a `TrainState` is: on all devices of the mesh, whole on each or divided."""
-        layout, lists = self._distribution.layout, self.variables()
-        if layout is None:
-            return [[self._everywhere] * len(variables) for variables in lists]
-        weights, frozen, slots, metrics = lists
-        axes = [
-            map(layout.axes_of, weights),
-            map(layout.axes_of, frozen),
-            (layout.axes_of_slot(slot, weights) for slot in slots),
-        ]
-        return [*([*map(self._sharding, each)] for each in axes), [self._everywhere] * len(metrics)]
-
-    def _sharding(self, axes: tuple[str | None, ...]) -> Any:
-        divided = any(axis is not None for axis in axes)
-        return NamedSharding(self._distribution.mesh, PartitionSpec(*axes)) if divided else self._everywhere
+        return Carry(state, i + 1, floats, ints, update_streaks(streaks, self.model.optimizer, row))
 
     def _train_loop(
         self, state: TrainState, source: Any, batch_indices: Tensor, control: LoopControl
@@ -165,7 +133,7 @@ class JaxEngine(Engine):
             lambda carry: self._train_step(carry, source, batch_indices),
             Carry(state, *self._first_records(len(batch_indices), control.streaks)),
         )
-        return self._in_place(carry.state), LoopResult(carry.i, carry.floats, carry.ints)
+        return carry.state, LoopResult(carry.i, carry.floats, carry.ints)
 
     def _train_in_a_row(
         self, state: TrainState, source: Any, batch_indices: Tensor, control: LoopControl

@@ -107,6 +107,3 @@ class Share:
         if self.gpus is None:
             return {}
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus) or "-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
-WHOLE_MACHINE = Share()

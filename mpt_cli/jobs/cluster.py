@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from mpt_cli.errors import TERMINATED
 from mpt_cli.files import write_json
-from mpt_cli.jobs.capacity import WHOLE_MACHINE, Share
+from mpt_cli.jobs.capacity import Share
 from mpt_cli.jobs.job_process import KILL, ClusterJob, CommandFiles, read_note
 from mpt_cli.jobs.local_processes import Command, Executor, Running, Subject
 
@@ -76,7 +76,7 @@ class Cluster(Executor):
         """Return what its files say of why it failed, if anything."""
         return ""
 
-    def start(self, command: Command[Subject], share: Share = WHOLE_MACHINE) -> "ClusterCommand[Subject]":
+    def start(self, command: Command[Subject], share: Share) -> "ClusterCommand[Subject]":
         if not command.is_submitted:
             self.submit([command], 1)
         return ClusterCommand(command, share, self)
@@ -146,7 +146,6 @@ class Cluster(Executor):
 
 def _as_dict(command: Command[Any]) -> dict[str, Any]:
     """Return the command as another machine takes it, with whole paths and none of this one's environment."""
-    assert command.log is not None
     return {
         "arguments": [*command.arguments],
         "cwd": str((command.cwd or Path()).resolve()),
@@ -161,7 +160,6 @@ class ClusterCommand(Running[Subject]):
 
     def __init__(self, command: Command[Subject], share: Share, cluster: Cluster) -> None:
         super().__init__(command, share)
-        assert command.log is not None
         self._cluster, self._files = cluster, CommandFiles(command.log)
         self._job_id = str(read_note(self._files.submitted)["job_id"])
         self._ending: dict[str, Any] = {}

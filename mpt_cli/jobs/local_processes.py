@@ -10,7 +10,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import spawn
 from multiprocessing.spawn import spawn_main as spawn_main
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from mpt_cli.files import open_regular
-from mpt_cli.jobs.capacity import WHOLE_MACHINE, Share
+from mpt_cli.jobs.capacity import Share
 from mpt_cli.jobs.job_process import signal_group, start_process
 from mpt_cli.signals import GRACE_SECONDS
 
@@ -30,7 +30,7 @@ class Command(Generic[Subject]):
     """What is to be run. `name` is unique among those that run together.
 
     `subject` is what the caller wants back with its ending, and is never looked at. Standard error goes to the end of
-    `log`, to nowhere without one. Its `environment` comes on top of that of the machine it runs on. `gpus` is how many
+    `log`. Its `environment` comes on top of that of the machine it runs on. `gpus` is how many
     it wants at most, `cores` how many it may use at most, where what it comes to hangs on that. `is_submitted`: a
     cluster was given it before, by this process or an earlier one, and it is only waited for.
     """
@@ -38,7 +38,7 @@ class Command(Generic[Subject]):
     name: str
     arguments: Sequence[str]
     subject: Subject
-    log: Path | None = None
+    log: Path
     cwd: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 0
@@ -160,7 +160,7 @@ class Executor(ABC):
     poll_seconds: float  # between two looks at what runs
 
     @abstractmethod
-    def start(self, command: Command[Subject], share: Share = WHOLE_MACHINE) -> Running[Subject]:
+    def start(self, command: Command[Subject], share: Share) -> Running[Subject]:
         """Start a command; CannotStart where that fails."""
 
     def under_way(self, logs: Iterable[Path]) -> set[Path]:
@@ -173,16 +173,13 @@ class LocalExecutor(Executor):
 
     poll_seconds = 0.05
 
-    def start(self, command: Command[Subject], share: Share = WHOLE_MACHINE) -> "LocalProcess[Subject]":
+    def start(self, command: Command[Subject], share: Share) -> "LocalProcess[Subject]":
         environment = {**command.environment, **share.variables}
-        with ExitStack() as stack:
-            try:
-                stderr: Any = subprocess.DEVNULL
-                if command.log is not None:
-                    stderr = stack.enter_context(open(command.log, "ab", opener=open_regular))
-                process = start_process(command.arguments, command.cwd, environment, stderr, share.cores)
-            except (OSError, subprocess.SubprocessError) as error:
-                raise CannotStart(str(error)) from error
+        try:
+            with open(command.log, "ab", opener=open_regular) as log:
+                process = start_process(command.arguments, command.cwd, environment, log, share.cores)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise CannotStart(str(error)) from error
         return LocalProcess(command, share, process)
 
 

@@ -64,24 +64,24 @@ class Queue(Generic[Subject]):
         return interruption.requested
 
     def _run_all(self, interruption: Interruption) -> None:
-        while self.running or self._has_next():
+        while self.running or self._peek() is not None:
             if interruption.requested is not None:
                 self._stop_all()
             self._look()
             self._start_what_fits()
             time.sleep(self.executor.poll_seconds)
 
-    def _has_next(self) -> bool:
+    def _peek(self) -> Command[Subject] | None:
         if self._next is None:
             self._next = next(self._source, None)
-        return self._next is not None
+        return self._next
 
     def _start_what_fits(self) -> None:
-        while len(self.running) < self.limits.workers and self._has_next() and self._next is not None:
-            share = self._share_for(self._next)
+        while len(self.running) < self.limits.workers and (command := self._peek()) is not None:
+            share = self._share_for(command)
             if share is None:
                 return
-            command, self._next = self._next, None
+            self._next = None
             self._start(command, share)
 
     def _share_for(self, command: Command[Subject]) -> Share | None:

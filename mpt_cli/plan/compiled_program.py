@@ -14,7 +14,7 @@ from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.engine.distribution import Distribution, undistributed
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
 from mpt_cli.plan.device import Device, check_compiler
-from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
+from mpt_cli.settings.schema import Settings
 from mpt_cli.training.run_from_settings import Program
 from mpt_cli.user_code import model_problem
 
@@ -38,27 +38,20 @@ class CompileTarget:
 
         return nullcontext() if self.device is None else answering_for_gpu(self.device.at_least)
 
-    def distribution(self, wanted: DistributeSettings) -> Distribution:
-        """Split a batch over the devices, and the model as far as `wanted` says so; all else is on each device."""
+    def distribution(self) -> Distribution:
+        """Split a batch over the devices; all else is on each device."""
         import jax
         import numpy as np
-
-        from mpt_cli.engine.weight_layout import build_layout
 
         target_devices = np.array(
             jax.devices(CPU)[: self.count] if self.device is None else self.device.target_devices(self.count)
         )
-        if wanted.name == MODEL_PARALLEL:
-            mesh = jax.sharding.Mesh(target_devices.reshape([*wanted.mesh.values()]), tuple(wanted.mesh))
-            return Distribution(wanted.mesh[BATCH_AXIS], mesh=mesh, layout=build_layout(wanted))
         return Distribution(self.count, mesh=jax.sharding.Mesh(target_devices, ("batch",)))
 
 
 def plan_problems(settings: Settings, devices: int) -> list[Problem]:
     """Return what keeps a GPU program of these settings from being compiled here."""
-    problems, batch, wanted = [], settings.trainer.batch_size, settings.distribute
-    is_divided = wanted.name == MODEL_PARALLEL
-    in_mesh, parts = (wanted.device_count, wanted.mesh[BATCH_AXIS]) if is_divided else (devices, devices)
+    problems, batch = [], settings.trainer.batch_size
     if settings.backend.name != "jax":
         rule = "TensorFlow compiles for a GPU only where one is; JAX does so anywhere."
         remedy = "Use backend=jax, which trains the same recipe."
@@ -66,14 +59,11 @@ def plan_problems(settings: Settings, devices: int) -> list[Problem]:
     if settings.trainer.jit_compile is False:
         rule = "must be auto or true: what is planned is the compiled program."
         problems.append(Problem("trainer.jit_compile", rule, False))
-    if in_mesh != devices or devices < 1:
-        rule = (
-            f"must be {in_mesh}, the devices of distribute.mesh={wanted.mesh}." if is_divided else "must be at least 1."
-        )
-        problems.append(Problem("--devices", rule, devices))
-    elif batch % parts:
-        rule = f"must be a multiple of the {parts} devices it is split over."
-        problems.append(Problem("trainer.batch_size", rule, batch, f"For example {-(-batch // parts) * parts}."))
+    if devices < 1:
+        problems.append(Problem("--devices", "must be at least 1.", devices))
+    elif batch % devices:
+        rule = f"must be a multiple of the {devices} devices it is split over."
+        problems.append(Problem("trainer.batch_size", rule, batch, f"For example {-(-batch // devices) * devices}."))
     return problems
 
 
@@ -108,9 +98,9 @@ def assemble_program(program: Program, target: CompileTarget, platform: Platform
     from mpt_cli.precision.keras_internals import large_variables_without_values
     from mpt_cli.training.build_run_parts import Hardware, assemble
 
-    data, wanted = program.load_data(), program.settings.distribute
+    data = program.load_data()
     with large_variables_without_values(MOST_REAL_ELEMENTS), target.answering(), tracing_errors():
-        hardware = Hardware(target.distribution(wanted), PlannedEngine)
+        hardware = Hardware(target.distribution(), PlannedEngine)
         parts = assemble(program.with_settings(undistributed(program.settings)), platform, data, hardware)
     return Planned(target, parts)
 

@@ -16,13 +16,8 @@ from mpt_cli.telemetry.record_types import StopLimits
 class PlannedEngine(JaxEngine):
     """As the engine of a run on these devices, as far as it is asked for programs; it can't run any."""
 
-    def __init__(self, model: Any, jit_compile: bool, distribution: Distribution, step_wrapper: Any = None) -> None:
-        several = distribution.mesh.size > 1
-        super().__init__(model, jit_compile, distribution if several else Distribution(), step_wrapper)
-        chip = distribution.mesh.devices.flat[0]
-        self._place = self._everywhere if several else jax.sharding.SingleDeviceSharding(chip)
-        self._compile = jax.jit
-        self.rebuild()
+    def __init__(self, model: Any, _: bool, distribution: Distribution, step_wrapper: Any = None) -> None:
+        super().__init__(model, True, distribution.mesh, step_wrapper)
 
     def to_device(self, arrays: Any) -> Any:
         """Return shapes in place of arrays, in the dtypes that they have on a device."""
@@ -32,14 +27,9 @@ class PlannedEngine(JaxEngine):
         """Lower the loop that `train` calls."""
         program: Any = self._train_many
         control = self.to_device(LoopControl.of(1, StopLimits()))
-        return program.lower(TrainState(*self._lists()), chunk.source, chunk.batch_indices, control)
+        state = TrainState(*([self._shaped(v.shape, v.dtype) for v in variables] for variables in self.variables()))
+        return program.lower(state, chunk.source, chunk.batch_indices, control)
 
-    def _lists(self) -> list[list[Any]]:
-        return [
-            [self._shaped(v.shape, v.dtype, place) for v, place in zip(variables, places, strict=True)]
-            for variables, places in zip(self.variables(), self.places(), strict=True)
-        ]
-
-    def _shaped(self, shape: Any, dtype: Any, place: Any = None) -> Any:
+    def _shaped(self, shape: Any, dtype: Any) -> Any:
         kind = jax.dtypes.canonicalize_dtype(np.dtype(dtype))
-        return jax.ShapeDtypeStruct(tuple(shape), kind, sharding=place or self._place)
+        return jax.ShapeDtypeStruct(tuple(shape), kind, sharding=self._everywhere)

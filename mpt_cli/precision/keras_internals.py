@@ -459,20 +459,8 @@ def float32_stand_in(variable: Any) -> Any:
         lambda shape, dtype: keras.ops.cast(variable.value, dtype), tuple(variable.shape), "float32", name=variable.name
     )
     wide._path, wide.constraint = variable.path, variable.constraint
-    wide._layout = layout_given(variable)
+    wide._layout = getattr(variable, "_layout", None)
     return wide
-
-
-def layout_given(variable: Any) -> Any:
-    """Return the place on the devices that a variable was given, None where it has none."""
-    return getattr(variable, "_layout", None)
-
-
-def give_layout(variable: Any, layout: Any) -> None:
-    """Place a variable on the devices as `layout` says, for good."""
-    if variable._layout != layout:
-        variable._layout = layout
-        variable.assign(variable.value)
 
 
 def forget_value(variable: Any, original: Any) -> None:

@@ -23,7 +23,7 @@ from mpt_cli.settings.model_data_optimizer_keys import (
 )
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.relative_references import is_same_function
-from mpt_cli.settings.schema import MODEL_PARALLEL, PolicySettings, Settings
+from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.record_types import Event, Summary, record_from
 from mpt_cli.training.checkpoint import Checkpoint
@@ -180,16 +180,8 @@ def forbidden_changes(before: Settings, now: Settings) -> list[Problem]:
             f"The run was started with {old!r}; give that, or start a new run.",
         )
         for key, (old, new) in changed_settings(before, now).items()
-        if (key.startswith(FIXED_KEYS) and not (key.startswith("distribute.") and _can_redistribute(before, now)))
-        or (_LAYERS_OF_PHASE.fullmatch(key) and not _is_added(key, before))
+        if key.startswith(FIXED_KEYS) or (_LAYERS_OF_PHASE.fullmatch(key) and not _is_added(key, before))
     ]
-
-
-def _can_redistribute(before: Settings, now: Settings) -> bool:
-    """Return whether a run may continue on other devices: its checkpoints are whole, and on one device it trains the
-    same.
-    """
-    return {before.distribute.name, now.distribute.name} <= {"none", MODEL_PARALLEL}
 
 
 _LAYERS_OF_PHASE = re.compile(r"phases\.(\d+)\.(freeze|unfreeze)")

@@ -1,7 +1,6 @@
 """Combinations of keys that cannot work, or in which a key would be accepted and ignored. All are collected."""
 
 import math
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
@@ -29,7 +28,7 @@ from mpt_cli.settings.python_references import (
     object_problem,
     optimizer_arguments,
 )
-from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings, TrainerSettings
+from mpt_cli.settings.schema import Settings, TrainerSettings
 
 
 def check_synthetic(settings: Settings) -> Iterator[Problem]:
@@ -267,74 +266,16 @@ def check_half_variables(settings: Settings) -> Iterator[Problem]:
 
 def check_distribution(settings: Settings) -> Iterator[Problem]:
     chosen, backend = settings.distribute, settings.backend.name
-    needed = {"mirrored": "tensorflow", "data_parallel": "jax", MODEL_PARALLEL: "jax"}.get(chosen.name, backend)
-    other = {"mirrored": " or distribute=data_parallel", "data_parallel": " or distribute=mirrored"}
+    needed, other = {
+        "mirrored": ("tensorflow", "data_parallel"),
+        "data_parallel": ("jax", "mirrored"),
+    }.get(chosen.name, (backend, ""))
     if backend != needed:
         rule = f"{chosen.name} must have backend={needed}, here it is {backend}."
-        yield Problem("distribute.name", rule, chosen.name, f"Use backend={needed}{other.get(chosen.name, '')}.")
+        yield Problem("distribute.name", rule, chosen.name, f"Use backend={needed} or distribute={other}.")
     if chosen.name == "none" and chosen.devices is not None:
         rule = "must be left out with distribute=none."
         yield Problem("distribute.devices", rule, chosen.devices, "Use distribute=mirrored or data_parallel.")
-    if chosen.name == MODEL_PARALLEL:
-        yield from _check_mesh(chosen)
-        yield from _check_layout(chosen)
-    else:
-        yield from _check_unused(
-            "distribute",
-            chosen,
-            ("mesh", "layout"),
-            f"with distribute={chosen.name}: nothing uses it",
-            "Use distribute=model_parallel backend=jax.",
-        )
-
-
-def _check_mesh(chosen: DistributeSettings) -> Iterator[Problem]:
-    text = " x ".join(f"{axis} {count}" for axis, count in chosen.mesh.items())
-    if not chosen.mesh:
-        yield Problem(
-            "distribute.mesh",
-            "must be given with distribute=model_parallel.",
-            None,
-            "For example distribute.mesh={data: 1, model: 2}.",
-        )
-    elif BATCH_AXIS not in chosen.mesh:
-        yield Problem(
-            "distribute.mesh",
-            f"must have an axis {BATCH_AXIS}, along which each batch is split.",
-            chosen.mesh,
-            f"{BATCH_AXIS}: 1 splits none.",
-        )
-    elif chosen.devices not in (None, chosen.device_count):
-        rule = f"must be null or {chosen.device_count}, the devices of distribute.mesh ({text})."
-        yield Problem("distribute.devices", rule, chosen.devices, "Leave it out.")
-
-
-def _check_layout(chosen: DistributeSettings) -> Iterator[Problem]:
-    """Check the patterns by themselves; what they match is known once the model is built (`engine.layout`)."""
-    if not chosen.layout:
-        yield Problem(
-            "distribute.layout",
-            "must have a pattern with distribute=model_parallel: else no variable is divided.",
-            None,
-            "For example distribute.layout={.*kernel: [null, model]}; or use distribute=data_parallel.",
-        )
-    for pattern, axes in chosen.layout.items():
-        key = f"distribute.layout.{pattern}"
-        if not isinstance(axes, list) or not all(axis is None or isinstance(axis, str) for axis in axes):
-            yield Problem(
-                key, "must be a list with an axis of distribute.mesh or null for each axis of the variable.", axes
-            )
-            continue
-        for axis in axes:
-            if axis is not None and axis not in chosen.mesh and chosen.mesh:
-                rule = f"must name axes of distribute.mesh ({', '.join(chosen.mesh)}) or null."
-                yield Problem(key, rule, axis, did_you_mean(axis, chosen.mesh))
-        if len(named := [str(axis) for axis in axes if axis is not None]) > len({*named}):
-            yield Problem(key, "must name an axis of distribute.mesh once.", axes)
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            yield Problem("distribute.layout", f"its patterns must be regular expressions: {error}.", pattern)
 
 
 def check_several_processes(settings: Settings) -> Iterator[Problem]:

@@ -126,9 +126,7 @@ def _value(key: Key) -> Schema:
     if key.takes_objects:
         return {}
     if key.is_mapping:
-        kind = get_args(key.options[0])[1]
-        numbers = {"additionalProperties": _any_of(_scalar(key, kind))} if kind in (int, float) else {}
-        return {"type": ["object", "null"] if key.is_optional else "object", **numbers}
+        return {"type": ["object", "null"] if key.is_optional else "object"}
     if key.section is not None:
         return {"type": "array", "items": _section(key.section, key.path)}
     if key.is_list:

@@ -255,13 +255,7 @@ def _read_mapping(key: Key, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         named = "Its names must be texts: put them in quotes." if isinstance(value, dict) else ""
         raise BadValue("must be a mapping from names to values.", named or f"Write {key.path}.NAME=VALUE.")
-    kind = get_args(key.options[0])[1]
-    if kind not in (int, float):
-        return value
-    try:
-        return {name: _convert_part(key, part, (kind,)) for name, part in value.items()}
-    except BadValue as bad:
-        raise BadValue(f"must be a mapping from names to {_PLURALS[kind]}.") from bad
+    return value
 
 
 def _convert(key: Key, value: Any) -> Any:

@@ -3,7 +3,6 @@
 Below the sections: the same as a flat table of dotted paths, and which key a path that is not in it probably meant.
 """
 
-import math
 import re
 from collections.abc import Sized
 from contextlib import suppress
@@ -247,36 +246,16 @@ class LoggerSettings:
     wandb: bool = key(False, "a Weights & Biases run in wandb/, offline unless WANDB_MODE says otherwise (extra wandb)")
 
 
-MODEL_PARALLEL = "model_parallel"
-BATCH_AXIS = "data"  # of a mesh, along which each batch is split
-
-
 @dataclass
 class DistributeSettings:
-    """Over how many devices, and on JAX processes, a batch is split, and the variables of a model."""
+    """Over how many devices, and on JAX processes, a batch is split."""
 
     name: str = key(
         "none",
-        "none, mirrored (TensorFlow), data_parallel or model_parallel (JAX)",
-        choices=("none", "mirrored", "data_parallel", "model_parallel"),
+        "none, mirrored (TensorFlow) or data_parallel (JAX)",
+        choices=("none", "mirrored", "data_parallel"),
     )
-    devices: Optional[int] = key(None, "how many devices (of each process), null = all, or those of `mesh`", at_least=1)
-    mesh: Dict[str, int] = key(
-        {},
-        "model_parallel: how many devices along each axis, as in {data: 2, model: 4}; each batch is split along `data`",
-        at_least=1,
-        at_most=2**16,
-    )
-    layout: Dict[str, Any] = key(
-        {},
-        "model_parallel: pattern (a regular expression) of whole variable paths -> the "
-        "axis of `mesh` that divides each axis of the variable, or null",
-    )
-
-    @property
-    def device_count(self) -> int | None:
-        """Devices of each process, where it says how many; those of the mesh, which has them all."""
-        return math.prod(self.mesh.values()) if self.name == MODEL_PARALLEL else self.devices
+    devices: Optional[int] = key(None, "how many devices (of each process), null = all", at_least=1)
 
 
 @dataclass

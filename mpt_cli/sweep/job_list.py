@@ -283,7 +283,7 @@ def wanted_gpus(settings: Settings) -> int:
     wanted = settings.distribute
     if wanted.name == "none":
         return 1
-    return wanted.device_count or 1_000  # null: all there are
+    return wanted.devices or 1_000  # null: all there are
 
 
 def job_name(number: int, overrides: dict[str, str]) -> str:

@@ -142,7 +142,6 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
     settings, distribution = program.settings, hardware.distribution
     with distribution.scope():
         model = program.build_model(data)
-        distribution.divide(model)
     chosen = chosen_policies(model) if settings.policy.is_auto else None
     if chosen is not None:
         policy = replace(settings.policy, name=settings.policy.base, overrides=chosen.overrides)

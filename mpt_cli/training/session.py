@@ -266,8 +266,7 @@ def _describe_device(parts: Assembly) -> str:
         return device
     process_info = parts.platform.process_info
     of_all = f" of {process_info.world_size} processes" if process_info else ""
-    mesh = "".join(f", {axis} {count}" for axis, count in wanted.mesh.items())
-    return f"{device}, each batch split over {parts.distribution.replicas} devices{of_all} ({wanted.name}{mesh})"
+    return f"{device}, each batch split over {parts.distribution.replicas} devices{of_all} ({wanted.name})"
 
 
 def _describe_optimizer(parts: Assembly) -> str:

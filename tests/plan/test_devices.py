@@ -65,22 +65,6 @@ def test_all_that_keeps_a_run_from_being_planned_is_said_at_once():
     assert str(problem) == "--devices: must be at least 1. Received: 0."
 
 
-@pytest.mark.slow
-def test_a_plan_is_for_the_devices_of_the_mesh_over_which_a_model_is_divided():
-    words = [
-        "conf=digits_mlp",
-        "backend=jax",
-        "distribute=model_parallel",
-        "distribute.mesh={data: 2, model: 4}",
-        "distribute.layout={.*kernel: [null, model]}",
-    ]
-    assert plan_problems(load_settings([*words, "trainer.batch_size=6"]), 8) == []
-    (problem,) = plan_problems(load_settings(words), 4)
-    assert str(problem).startswith("--devices: must be 8, the devices of distribute.mesh=")
-    (problem,) = plan_problems(load_settings([*words, "trainer.batch_size=7"]), 8)
-    assert problem.rule == "must be a multiple of the 2 devices it is split over."
-
-
 def test_words_are_those_of_a_grid_and_tensorflow_is_refused_where_it_was_asked_for():
     with pytest.raises(ConfigError, match=r"policy: must agree with policy=float32. Received: 'mixed_float16'"):
         plan(["conf=digits_mlp", "policy=float32", "policy=mixed_float16"], "h100")

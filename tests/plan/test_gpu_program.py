@@ -24,24 +24,6 @@ GPT = [
     "optimizer.schedule.warmup_steps=1",
     "trainer.batch_size=8",
 ]
-LAYOUT = {
-    ".*(query|key|value)/kernel": "[null, model, null]",
-    ".*(query|key|value)/bias": "[model, null]",
-    ".*attention_output/kernel": "[model, null, null]",
-    ".*mlp_1/kernel": "[null, model]",
-    ".*mlp_1/bias": "[model]",
-    ".*mlp_2/kernel": "[model, null]",
-    ".*embedding/embeddings": "[model, null]",
-    ".*head/kernel": "[null, model]",
-}
-PATTERNS = ", ".join(f"'{pattern}': {axes}" for pattern, axes in LAYOUT.items())
-DIVIDED = [
-    *GPT,
-    "data.num_classes=50304",
-    "distribute=model_parallel",
-    "distribute.mesh={data: 2, model: 4}",
-    f"distribute.layout={{{PATTERNS}}}",
-]
 
 
 def plans_of(*words: str, device: str = "h100", devices: int = 1) -> list[Plan]:
@@ -69,13 +51,3 @@ def test_eight_devices_sum_every_gradient_once():
     assert found.products_by_dtype["float16"] > 0
     elements = sum(each.elements for each in found.exchanges if each.opcode == "all-reduce")
     assert elements == pytest.approx(found.parameters, abs=64)
-
-
-def test_a_divided_transformer_has_a_share_on_each_device():
-    """Between the 4 devices of a group go 4 sums of activations a block, as Megatron-LM has them (Shoeybi et al. 2019,
-    arXiv:1909.08053), and one for the head; gradients are added up over the halves of the batch."""
-    found = plans_of(*DIVIDED, "model.layers=2", devices=8)[0]
-    sums = sum(each.elements for each in found.exchanges if each.opcode == "all-reduce")
-    activations = 4 * 1024 * 768
-    assert sums >= found.parameters / 4 + (4 * 2 + 1) * activations
-    assert found.memory.arguments == pytest.approx(found.parameters / 4 * 3 * 4, rel=0.05)  # with two moments

@@ -6,7 +6,6 @@ import pytest
 
 from mpt_cli.settings.load import load_settings
 
-_DIVIDED = ["distribute.mesh={data: 2, model: 2}", "distribute.layout={.*kernel: [null, model]}"]
 # each with what is said of it; words of different sections stand together, as composing takes a tenth of a second
 _WRONG = [
     (
@@ -194,88 +193,6 @@ _WRONG = [
         ],
     ),
     (
-        ["distribute=model_parallel", *_DIVIDED],
-        [
-            "distribute.name: model_parallel must have backend=jax, here it is tensorflow. Received: 'model_parallel'. Use "
-            "backend=jax."
-        ],
-    ),
-    (
-        ["backend=jax", "distribute=model_parallel", _DIVIDED[1]],
-        [
-            "distribute.mesh: must be given with distribute=model_parallel. For example distribute.mesh={data: 1, "
-            "model: 2}."
-        ],
-    ),
-    (
-        ["backend=jax", "distribute=model_parallel", "distribute.mesh={model: 4}", _DIVIDED[1]],
-        [
-            "distribute.mesh: must have an axis data, along which each batch is split. Received: {'model': 4}. data: 1 "
-            "splits none."
-        ],
-    ),
-    (
-        ["backend=jax", "distribute=model_parallel", *_DIVIDED, "distribute.devices=2"],
-        [
-            "distribute.devices: must be null or 4, the devices of distribute.mesh (data 2 x model 2). Received: 2. Leave it "
-            "out."
-        ],
-    ),
-    (
-        ["backend=jax", "distribute=model_parallel", "distribute.mesh={data: 0}", _DIVIDED[1]],
-        ["distribute.mesh: must be >= 1 and <= 65536. Received: {'data': 0}."],
-    ),
-    (
-        ["backend=jax", "distribute=model_parallel", "distribute.mesh={data: 1.5}", _DIVIDED[1]],
-        ["distribute.mesh: must be a mapping from names to whole numbers. Received: {'data': 1.5}."],
-    ),
-    (
-        ["backend=jax", "distribute=model_parallel", _DIVIDED[0]],
-        [
-            "distribute.layout: must have a pattern with distribute=model_parallel: else no variable is divided. For example "
-            "distribute.layout={.*kernel: [null, model]}; or use distribute=data_parallel."
-        ],
-    ),
-    (
-        ["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={.*kernel: [null, modle]}"],
-        [
-            "distribute.layout..*kernel: must name axes of distribute.mesh (data, model) or null. Received: 'modle'. Did you "
-            "mean model?"
-        ],
-    ),
-    (
-        ["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={.*kernel: model}"],
-        [
-            "distribute.layout..*kernel: must be a list with an axis of distribute.mesh or null for each axis of the "
-            "variable. Received: 'model'."
-        ],
-    ),
-    (
-        ["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={.*kernel: [model, model]}"],
-        ["distribute.layout..*kernel: must name an axis of distribute.mesh once. Received: ['model', 'model']."],
-    ),
-    (
-        ["backend=jax", "distribute=model_parallel", _DIVIDED[0], "distribute.layout={*kernel: [null, model]}"],
-        [
-            "distribute.layout: its patterns must be regular expressions: nothing to repeat at position 0. Received: "
-            "'*kernel'."
-        ],
-    ),
-    (
-        ["backend=jax", "distribute=data_parallel", _DIVIDED[0]],
-        [
-            "distribute.mesh: must be left out with distribute=data_parallel: nothing uses it. Received: {'data': 2, "
-            "'model': 2}. Use distribute=model_parallel backend=jax."
-        ],
-    ),
-    (
-        [_DIVIDED[1]],
-        [
-            "distribute.layout: must be left out with distribute=none: nothing uses it. Received: {'.*kernel': [None, "
-            "'model']}. Use distribute=model_parallel backend=jax."
-        ],
-    ),
-    (
         ["distribute=mirrored", "optimizer.gradient_accumulation_steps=2"],
         [
             "optimizer.gradient_accumulation_steps: must be null with distribute=mirrored: Keras cannot accumulate there. "
@@ -302,21 +219,6 @@ def test_a_combination_is_refused(words, said, own, messages) -> None:
 _NEIGHBOURS = [
     (["loss_scale.mode=none", "loss_scale.initial_scale=8"], "loss_scale.mode", "none"),  # the number is left out
     (["distribute=data_parallel", "backend=jax", "optimizer.global_clipnorm=2"], "optimizer.global_clipnorm", 2.0),
-    (
-        [
-            "distribute=model_parallel",
-            "backend=jax",
-            _DIVIDED[0],
-            r"""distribute.layout={'.*(up|down)\d/kernel': [null, model], ".*[ab]{2}": [data]}""",
-        ],
-        "distribute.layout",
-        {r".*(up|down)\d/kernel": [None, "model"], ".*[ab]{2}": ["data"]},
-    ),
-    (
-        ["distribute=model_parallel", "backend=jax", _DIVIDED[1], "distribute.mesh={data: 1, model: 2**2}"],
-        "distribute.device_count",
-        4,
-    ),
     (
         ["expect={loss: {value: 1, atol: 0.5}, steps_seen: 4}"],
         "expect",

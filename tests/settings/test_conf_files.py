@@ -17,7 +17,6 @@ _NEEDED = {
     ("policy", "float16"): ["optimizer=sgd"],
     ("policy", "bfloat16"): ["optimizer=sgd"],
     ("distribute", "data_parallel"): ["backend=jax"],
-    ("distribute", "model_parallel"): ["backend=jax", "distribute.mesh={data: 2}", "distribute.layout={k: [data]}"],
 }
 
 

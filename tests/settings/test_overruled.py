@@ -1,8 +1,10 @@
 """A file of a group that the command line chooses wins over what the recipe's keys say of that choice."""
 
+from pathlib import Path
+
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
-from mpt_cli.settings.schema import DistributeSettings, PolicySettings
+from mpt_cli.settings.schema import PolicySettings
 
 
 def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(write_recipe) -> None:
@@ -14,10 +16,11 @@ def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(write_recipe
 
 
 def test_a_mapping_that_the_chosen_file_has_empty_is_empty(write_recipe) -> None:
-    divided = "distribute: {name: model_parallel, mesh: {data: 2}, layout: {k: [data]}}\n"
-    recipe = write_recipe(divided)
-    assert load_settings([recipe, "backend=jax"]).distribute.mesh == {"data": 2}
-    assert load_settings([recipe, "distribute=none"]).distribute == DistributeSettings()
+    (own := Path("conf/policy/own.yaml")).parent.mkdir(parents=True)
+    own.write_text("name: mixed_float16\noverrides: {}\n")
+    recipe = write_recipe("policy: {overrides: {a: float32}}\n")
+    assert load_settings([recipe]).policy.overrides == {"a": "float32"}
+    assert load_settings([recipe, "policy=own"]).policy.overrides == {}
 
 
 def test_a_file_that_is_about_some_keys_leaves_the_recipes_others(write_recipe) -> None:

@@ -51,12 +51,3 @@ def test_what_a_job_wants_of_the_gpus():
     assert (wanted(), wanted("backend.device=cpu")) == (1, 0)
     assert wanted("distribute=mirrored", "distribute.devices=2") == 2
     assert wanted("distribute=mirrored") > 100
-    assert (
-        wanted(
-            "backend=jax",
-            "distribute=model_parallel",
-            "distribute.mesh={data: 2, model: 3}",
-            "distribute.layout={.*kernel: [null, model]}",
-        )
-        == 6
-    )
