@@ -322,10 +322,11 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
 
 
 def _drawn_sentence(curves: int, count: int) -> str:
-    """Return which runs are drawn, and which have no curves; empty where all are."""
-    drawn = f"The best {MOST_DRAWN} of {curves} runs are drawn; boxes in the tables of configurations and jobs choose others."
-    missing = f"There are curves of the best {MOST_RUNS} of {count} jobs."
-    return " ".join([drawn] * (curves > MOST_DRAWN) + [missing] * (count > MOST_RUNS))
+    """Return which runs are drawn, and which have no curves; empty where all are drawn."""
+    missing = f"There are curves of the best {MOST_RUNS} of {count} jobs. " if count > MOST_RUNS else ""
+    if curves <= MOST_DRAWN:
+        return missing.rstrip()
+    return f"{missing}The best {MOST_DRAWN} of {curves} runs are drawn; boxes in the tables choose others."
 
 
 def _row_kind(row: Configuration) -> str:

@@ -188,8 +188,7 @@ def add_search_options(parser: Parser) -> None:
         "--trials",
         type=int,
         metavar="N",
-        help="search: Optuna chooses the values of N points, "
-        "each a job, or one for each of several seeds; with --resume: N in all",
+        help="search: Optuna chooses the values of N points, each a job; with --resume: N in all",
     )
     parser.more.add_argument(
         "--sampler",

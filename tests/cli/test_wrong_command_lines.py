@@ -88,7 +88,7 @@ WRONG = {
     f"{RANGE} 'seed=2**range(8,99999999999)'": "seed: range() must have at most 10,000 values, in equal steps other than 0: tag(log,…) is for interval().",
     SEARCH: "--trials: must have something to vary.",
     f"{SEARCH} 'seed=int(interval(0,9))'": "seed: must not be searched: a search would settle on a lucky one.",
-    f"{RATE} seed=0,1 --pruner asha": "--pruner: must be left out with several seeds",
+    f"{RATE} seed=0,1": "seed: must not be searched: a search would settle on a lucky one. Give one",
     f"{SEARCH} 'trainer.epochs=interval(9,1)'": "trainer.epochs: must be interval(SMALLER,LARGER)",
     f"{SEARCH} 'optimizer.learning_rate=interval(-1,1e-4)'": "optimizer.learning_rate: must be >",
     f"{SEARCH} 'loss_scale.initial_scale=2**interval(8,24)'": "where they are exponents. Received: '2**interval(8,24)'.",
