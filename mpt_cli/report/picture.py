@@ -69,7 +69,7 @@ class Picture:
 
 def chart_data(pictures: Sequence[Picture]) -> list[dict[str, Any]]:
     """Return what charts.js draws, in JSON's types; long curves are thinned out, and the first runs drawn at first."""
-    most = MOST_POINTS // max(1, sum(len(picture.curves) for picture in pictures))
+    most = max(2, MOST_POINTS // max(1, sum(len(picture.curves) for picture in pictures)))
     return [
         {
             **vars(picture),

@@ -176,7 +176,7 @@ def test_a_block_goes_with_one_recipe_and_is_the_space_of_a_search(capsys) -> No
     values = rate.partition("=")[2]
     block = f"{{optimizer.learning_rate: '{values}', trainer.batch_size: [16, 32]}}"
     Path("mine.yaml").write_text(f"{BASE}sweep: {block}\n")
-    given = ["--trials", "9", "trainer.batch_size=8", "seed=1,2"]
+    given = ["--trials", "9", "trainer.batch_size=8", "seed=1"]
     assert dry_run(capsys, *given) == ["conf=./mine.yaml", rate, *given[2:], "9 trials, tpe"]
     Path("mine.yaml").write_text(f"{BASE}sweep: [{{seed: [1, 2]}}, {{seed: [3, 4]}}]\n")
     assert main(["sweep", "conf=./mine.yaml", "trainer.batch_size=8,16", "--trials", "3"]) == 2
