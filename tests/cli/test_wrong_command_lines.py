@@ -76,6 +76,7 @@ WRONG = {
     f"{CNN} hydra.nothing=1": "`mpt list keys` shows what can be set",
     "train --config-dir": "--config-dir: must be followed by a folder",
     f"{CNN} --config-dir nowhere": "--config-dir: must be a folder with conf/",
+    "check conf=digits_mlp data.loader=nowhere:load": "data.loader: there is no module nowhere,",
     # sweeps and searches
     "sweep": "mpt sweep: conf: must be given",
     "sweep conf=digits_mlp seed=0,1 -j 0": "mpt sweep: --jobs: must be >= 1. Received: 0.",
@@ -98,6 +99,7 @@ WRONG = {
 }
 MISSING = {  # files, which exit with 3
     "train conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
+    "check conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
     f"{RATE} data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
     "run nowhere.py": "there is no script nowhere.py.",
     "watch nowhere": "nowhere is not the directory of a run, a sweep or a comparison: it ",
