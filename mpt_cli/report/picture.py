@@ -9,8 +9,8 @@ import numpy as np
 # After Okabe and Ito's palette for the color-blind, without its light tones: each has a contrast of 3 or more both to
 # the white page and to the dark one.
 CURVE_COLORS = ("#0072b2", "#d55e00", "#00936b", "#c86fa2", "#a6761d", "#7f7f7f")
-LINE_STYLES = ("-", "--")
-MOST_DISTINCT = len(LINE_STYLES) * len(CURVE_COLORS)  # more than these nobody tells apart
+LINE_STYLES = ("-", "--", ":", "-.")
+MOST_DRAWN = 2 * len(CURVE_COLORS)  # runs of a page, until others are chosen
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ PLAIN_STYLE = CurveStyle()
 
 
 def distinct_style(index: int) -> CurveStyle:
-    """Return a style that differs from others: first by color, then by line style; 12 of them are distinct."""
+    """Return a style that differs from others: first by color, then by line style; 24 of them are distinct."""
     return CurveStyle(
         CURVE_COLORS[index % len(CURVE_COLORS)], LINE_STYLES[index // len(CURVE_COLORS) % len(LINE_STYLES)]
     )
@@ -38,12 +38,14 @@ MOST_MARKS = 1_000
 
 @dataclass(frozen=True)
 class Curve:
-    """Points joined in their order. A value that is not finite breaks the line and is marked above it."""
+    """Points joined in their order. A value that is not finite breaks the line and is marked above it. `run` is which
+    of several runs it is of, the best first."""
 
     label: str
     xs: list[float] = field(default_factory=list)
     ys: list[float] = field(default_factory=list)
     look: CurveStyle = PLAIN_STYLE
+    run: int | None = None
 
     def add(self, x: float, y: float) -> None:
         self.xs.append(x)
@@ -66,8 +68,8 @@ class Picture:
 
 
 def chart_data(pictures: Sequence[Picture]) -> list[dict[str, Any]]:
-    """Return what charts.js draws, in JSON's types; long curves are thinned out."""
-    most = MOST_POINTS // max(1, sum(len(picture.curves) for picture in pictures))
+    """Return what charts.js draws, in JSON's types; long curves are thinned out, and the first runs drawn at first."""
+    most = max(2, MOST_POINTS // max(1, sum(len(picture.curves) for picture in pictures)))
     return [
         {
             **vars(picture),
@@ -84,6 +86,8 @@ def _curve_data(curve: Curve, most_points: int) -> dict[str, Any]:
     return {
         "label": curve.label,
         **vars(curve.look),
+        "run": curve.run,
+        "show": curve.run is None or curve.run < MOST_DRAWN,
         "lost": _some(xs[~is_finite]),
         "xs": [float(f"{x:.10g}") for x in xs],
         "ys": [float(f"{y:.5g}") if known else None for y, known in zip(ys, is_finite, strict=True)],

@@ -10,7 +10,7 @@ from typing import Any
 
 from mpt_cli.report.history import STEP_FIELDS, RunHistory
 from mpt_cli.report.page import render_page, write_page
-from mpt_cli.report.picture import CURVE_COLORS, MOST_DISTINCT, Curve, CurveStyle, Picture, distinct_style
+from mpt_cli.report.picture import CURVE_COLORS, Curve, CurveStyle, Picture, distinct_style
 from mpt_cli.report.tables import PageTable, text_table
 from mpt_cli.runs.provenance import flatten
 from mpt_cli.settings.model_data_optimizer_keys import PYTHON
@@ -175,17 +175,14 @@ _LOG_SPAN = 50.0  # what spans more than this is easier to read on a logarithmic
 
 
 def run_pictures(histories: Sequence[RunHistory]) -> list[Picture]:
-    """Return every picture that these runs have data for, the loss first; too many runs are cut to the first ones."""
-    shown = histories[:MOST_DISTINCT]
-    found = [picture for name in metric_names(shown) for picture in _metric_pictures(shown, name)]
-    found += _scale_pictures(shown)
+    """Return every picture that these runs have data for, the loss first."""
+    found = [picture for name in metric_names(histories) for picture in _metric_pictures(histories, name)]
+    found += _scale_pictures(histories)
     for name, (title, y_label) in _GRADIENTS.items():
-        found += _overlay(shown, name, title, y_label)
-    found += _overlay(shown, "examples_per_second", "Throughput", "examples per second")
-    rates = _overlay(shown, "learning_rate", "Learning rate", "learning rate")
-    found += [rate for rate in rates if any(min(curve.ys) < max(curve.ys) for curve in rate.curves)]
-    more = f" Of the first {len(shown)} of {len(histories)} runs." if len(histories) > len(shown) else ""
-    return [replace(picture, note=f"{picture.note}{more}".strip()) for picture in found]
+        found += _overlay(histories, name, title, y_label)
+    found += _overlay(histories, "examples_per_second", "Throughput", "examples per second")
+    rates = _overlay(histories, "learning_rate", "Learning rate", "learning rate")
+    return found + [rate for rate in rates if any(min(curve.ys) < max(curve.ys) for curve in rate.curves)]
 
 
 def metric_names(histories: Sequence[RunHistory]) -> list[str]:
@@ -229,7 +226,7 @@ def _log_base(curves: Sequence[Curve]) -> int | None:
 
 def _curves(histories: Sequence[RunHistory], name: str) -> list[Curve]:
     return [
-        replace(curve, label=history.label, look=distinct_style(place))
+        replace(curve, label=history.label, look=distinct_style(place), run=place)
         for place, history in enumerate(histories)
         if (curve := _curve(history, name)) is not None
     ]
@@ -247,7 +244,7 @@ def _curve(history: RunHistory, name: str) -> Curve | None:
 
 def _scale_pictures(histories: Sequence[RunHistory]) -> list[Picture]:
     curves = [
-        replace(history.scale, label=history.label, look=distinct_style(place))
+        replace(history.scale, label=history.label, look=distinct_style(place), run=place)
         for place, history in enumerate(histories)
         if history.has_scale
     ]

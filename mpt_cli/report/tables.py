@@ -89,8 +89,8 @@ def _cells(columns: Sequence[TableColumn[R]], row: R) -> list[str]:
 @dataclass(frozen=True)
 class PageTable(Generic[R]):
     """What the template of a table takes. The first cell names its row, whose `kind` is best, good, bad or nothing, and
-    leads to the address of `link`. One that is explored can be sorted and filtered; columns can be hidden, the
-    `secondary` ones first where it would be too wide.
+    leads to the address of `link`; `runs` are the numbers of its curves. One that is explored can be sorted and
+    filtered; columns can be hidden, the `secondary` ones first where it would be too wide.
     """
 
     caption: str
@@ -98,6 +98,7 @@ class PageTable(Generic[R]):
     rows: Sequence[R]
     kind: Callable[[R], str] = lambda row: ""
     link: Callable[[R], str] = lambda row: ""
+    runs: Callable[[R], Sequence[int]] = lambda row: ()
     is_explored: bool = False
     secondary: Sequence[str] = ()
 

@@ -59,7 +59,7 @@ class ResultPrinter:
         else:
             self.line(f"[attempt {result.attempts}] {result.target.name}: {words}{': flaky' * result.is_flaky}")
 
-    def finish(self, results: Sequence[Reproduction]) -> None:
+    def finish(self, found: Collection, results: Sequence[Reproduction]) -> None:
         rows = [
             (result.target.name, check.name, check.expected, check.got_text, _word(result, check.passed))
             for result in results
@@ -73,14 +73,16 @@ class ResultPrinter:
                 self.console,
                 lambda row: "" if row[-1].startswith("ok") else "bold red",
             )
-        if len(results) > 1:
-            broken = sum(bool(result.fault) for result in results)
+        if results:
             flaky = sum(result.is_flaky for result in results)
-            good = (
-                f"{sum(result.passed for result in results)} reproduced{f' ({flaky} of them flaky)' if flaky else ''}"
-            )
-            missed = sum(not result.passed and not result.fault for result in results)
-            self.line(f"\n{good}, {missed} missed, {broken} without a result")
+            counts = [
+                (sum(result.passed for result in results), "reproduced"),
+                (sum(not result.passed and not result.fault for result in results), "missed"),
+                (sum(bool(result.fault) for result in results), "without a result"),
+                (len(found.errors), "unreadable"),
+            ]
+            told = ", ".join(f"{count} {words}" for count, words in counts if count)
+            self.line(f"\n{told}{f'; {flaky} flaky, which passed at a later attempt only' if flaky else ''}")
         for result in results:
             if result.earlier or not result.passed:
                 where = result.child.run.path
@@ -90,11 +92,14 @@ class ResultPrinter:
                     self.line(f"  {line}")
 
 
+def _earlier(result: Reproduction) -> list[str]:
+    return [f"attempt {attempt}: {failure}" for attempt, failure in enumerate(result.earlier, 1)]
+
+
 def _attempt_lines(result: Reproduction) -> Iterator[str]:
-    for attempt, failure in enumerate(result.earlier, 1):
-        yield f"attempt {attempt}: {failure}"
+    yield from _earlier(result)
     if result.earlier and {*result.earlier} == {result.failure}:
-        yield "every attempt failed in the same way, so this is not chance"
+        yield f"all {result.attempts} attempts failed in the same way"
 
 
 def _failure_lines(result: Reproduction) -> Iterator[str]:
@@ -184,11 +189,16 @@ def _add_suite(root: ElementTree.Element, result: Reproduction) -> None:
             _add(properties, "property", name=key, value=value)
     for index, check in enumerate(result.checks):  # the run is the first case's time, and a look at its summary theirs
         case = _add(suite, "testcase", classname=name, name=check.name, time=0 if index else seconds)
+        if result.is_flaky and not index:
+            _add(
+                case,
+                "system-out",
+                "\n".join([f"flaky: it passed at attempt {result.attempts} only", *_earlier(result)]),
+            )
         if not check.passed:
             message = result.failure if result.fault else str(check)
-            earlier = [f"attempt {attempt}: {failure}" for attempt, failure in enumerate(result.earlier, 1)]
             where = [f"run: {child.run.path}"] if child.run.path.is_dir() else []
-            details = [message, *where, child.words, *earlier, *result.differences]
+            details = [message, *where, child.words, *_earlier(result), *result.differences]
             _add(case, kind, "\n".join(details), message=message, type=type_)
     if missed:
         _add(suite, "system-out", _last_lines(result))

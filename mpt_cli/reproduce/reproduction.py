@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import BAD_DATA, MISMATCH, OK, TERMINATED, DataError, config_error
+from mpt_cli.errors import BAD_CONFIG, BAD_DATA, MISMATCH, OK, TERMINATED, DataError, config_error
 from mpt_cli.jobs.local_processes import Command, Ending, Limits, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Queue, run_one
 from mpt_cli.reproduce.collection import ReproduceTarget
@@ -122,10 +122,13 @@ class Reproduction:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code: 0 if it passed, 5 if the results differ, else the code of the run that broke."""
+        """Return 0 if it passed, 5 if the results differ, else the code of the run that broke, and 3 for its 2, which
+        is of recipes that can't be read.
+        """
         if not self.fault:
             return OK if self.passed else MISMATCH
-        return TERMINATED if self.child.exit_code < 0 else self.child.exit_code or BAD_DATA
+        code = TERMINATED if self.child.exit_code < 0 else self.child.exit_code
+        return BAD_DATA if code in (OK, BAD_CONFIG) else code
 
     @property
     def is_flaky(self) -> bool:

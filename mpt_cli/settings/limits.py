@@ -87,14 +87,55 @@ def parse_yaml(text: str, source: str | Path) -> Any:
         raise _unfit(text, source, f"cannot be read: {summarise_error(error)}.") from error
 
 
+# What the parser says; the likely cause; whether it lies where the parser began to read, not where it stopped.
+_CAUSES = (
+    (r"character '\\t'", "lines are indented with spaces, and here is a tab", False),
+    ("quoted scalar.*(stream|document)", "the quote that opens here is never closed", True),
+    (
+        "expected ',' or '(?P<sign>.)'",
+        "the bracket that opens here has no {sign} to close it, or a comma is missing in it",
+        True,
+    ),
+    ("found '-'", "the dash of a list stands among keys: put the list below a key of its own", False),
+    ("found '[]}]'", "this bracket closes none that was opened", False),
+    ("found '<scalar>'", "a text ends at its closing quote; write a quote inside of it twice", False),
+    ("<block", "the indentation of this line is that of no line above", False),
+    ("expected ':'", "a key needs a colon and a space behind it", True),
+    (
+        "cannot start any|undefined alias|for the tag|alphabetic",
+        "a text that begins with this sign needs quotes",
+        False,
+    ),
+    ("escape character", "a backslash in double quotes begins a code; use single quotes", False),
+)
+
+
 def _not_yaml(error: Any, text: str, source: str | Path) -> ConfigError:
-    """Return what the parser says, and the place that it points at."""
-    if (mark := getattr(error, "problem_mark", None)) is not None:
-        said = ", ".join(filter(None, [error.context, error.problem]))
-    else:  # a character that no YAML may hold
+    """Return the likely cause with its place, and what the parser says."""
+    if (mark := getattr(error, "problem_mark", None)) is None:  # a character that no YAML may hold
         before, said = text[: error.position], f"{error.reason}: {text[error.position]!r}"
         mark = SimpleNamespace(line=before.count("\n"), column=len(before.rpartition("\n")[2]))
-    return _unfit(text, source, f"is not valid YAML: {said}.", SimpleNamespace(start_mark=mark, end_mark=mark))
+        return _unfit(text, source, f"is not valid YAML: {said}.", SimpleNamespace(start_mark=mark, end_mark=mark))
+    said, cause = ", ".join(filter(None, [error.context, error.problem])), ""
+    for pattern, words, is_at_start in _CAUSES:
+        if found := re.search(pattern, said):
+            cause = words.format(**found.groupdict())
+            mark = error.context_mark if is_at_start else mark
+            break
+    if "mapping values" in said:
+        cause = _cause_of_colon(text.split("\n"), mark)
+    sentence = f"is not valid YAML: {cause}. The parser says: {said}." if cause else f"is not valid YAML: {said}."
+    return _unfit(text, source, sentence, SimpleNamespace(start_mark=mark, end_mark=mark))
+
+
+def _cause_of_colon(lines: list[str], mark: Any) -> str:
+    """Return why there may be no colon here."""
+    if ": " in lines[mark.line][: mark.column]:
+        return "a text that holds a colon and a space needs quotes"
+    above = next((line for line in reversed(lines[: mark.line]) if line.split("#")[0].strip()), "")
+    if re.search(r":(\s|$)", above):
+        return "this line is indented deeper than the one above, which has a value already"
+    return "the line above lacks a colon and a space after its key"
 
 
 def _unfit(text: str, source: str | Path, rule: str, node: Any = None) -> ConfigError:

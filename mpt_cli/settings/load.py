@@ -231,8 +231,12 @@ def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any, ea
         return None  # a comparison switches scaling off and leaves the numbers where they are
     chosen = chosen_variant(section, given)
     owners = ", ".join(f"{section}={variant}" for variant in key.variants)
-    remedy = f"It belongs to {owners}. Choose one of these, or remove it with ~{path}."
-    return Problem(path, f"{section}={chosen} has no such key.", value, remedy)
+    return Problem(path, f"{section}={chosen} has no such key.", value, f"It belongs to {owners}. {key_out(path)}")
+
+
+def key_out(path: str) -> str:
+    """Return what to do about a key that the chosen variant does not have."""
+    return f"Choose one of these, or remove it with ~{path}."
 
 
 def load_settings(overrides: list[str]) -> Settings:

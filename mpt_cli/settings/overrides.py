@@ -199,11 +199,17 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         result.problems.append(Problem(key, "there are no settings of Hydra's own.", line, remedy))
     elif find_key(key) is None and is_project_group(key):
         result.project_groups[key] = str(override.value())
-    elif problem := unknown_key_problem(key, override.value(), result.problems):
-        named = nearest(key, project_groups())
-        result.problems.append(replace(problem, remedy=f"Did you mean {named}?") if named else problem)
+    elif problem := unknown_word_problem(key, override.value(), result.problems):
+        result.problems.append(problem)
     else:
         result.overrides.append(override)
+
+
+def unknown_word_problem(key: str, value: Any, earlier: list[Problem]) -> Problem | None:
+    """Return the problem of a key that nothing has, where a group of the project's may be meant too."""
+    problem = unknown_key_problem(key, value, earlier)
+    named = nearest(key, project_groups()) if problem else None
+    return replace(problem, remedy=f"Did you mean {named}?") if problem and named else problem
 
 
 def apply_override(tree: DictConfig, override: Override) -> None:

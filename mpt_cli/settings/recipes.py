@@ -61,6 +61,8 @@ class GroupChoice:
         valid = group_choices(self.group)
         if self.name not in valid and not _is_from_python(self.group, self.name):
             remedy = did_you_mean(self.name, valid)
+            if isinstance(self.name, dict):
+                remedy = f"Give its keys one by one, as {', '.join(f'{self.group}.{key}' for key in self.name)}."
             received = "null" if self.name is None else self.name
             return Problem(self.written, f"must be one of {', '.join(valid)}.", received, remedy)
         try:
@@ -214,7 +216,8 @@ class _Files(ConfigRepository):
         overridden, whether or not a list names them.
         """
         named = {_group_key(entry) for name in self.results for entry in self._groups_in(name) if not entry.override}
-        self.recipe.problems += filter(None, map(self._problem_of_choice, project_groups.items()))
+        found = (self._problem_of_choice(group, choice, group) for group, choice in project_groups.items())
+        self.recipe.problems += filter(None, found)
         words = [
             f"{'' if group in named else '+'}{group}={name}"
             for group, name in project_groups.items()
@@ -315,11 +318,11 @@ class _Files(ConfigRepository):
         if not self.group_exists(group):
             remedy = did_you_mean(group, group_names()) or f"Groups: {', '.join(group_names())}."
             return Problem("defaults", "there is no such group.", group, remedy)
-        return next(filter(None, (self._problem_of_choice((group, choice)) for choice in _choices(entry))), None)
+        found = (self._problem_of_choice(group, choice, f"defaults.{group}") for choice in _choices(entry))
+        return next(filter(None, found), None)
 
-    def _problem_of_choice(self, chosen: tuple[str, str]) -> Problem | None:
-        group, choice = chosen
-        problem = None if "${" in choice else GroupChoice(group, choice, f"defaults.{group}").problem()
+    def _problem_of_choice(self, group: str, choice: str, written: str) -> Problem | None:
+        problem = None if "${" in choice else GroupChoice(group, choice, written).problem()
         self.recipe.unsure |= {group} if problem else set()
         return problem
 

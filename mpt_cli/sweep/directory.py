@@ -101,7 +101,7 @@ class SweepDirectory:
             **plan.facts,
             "recipe": plan.recipe,  # its name, or several
             "varied": plan.varied,  # the keys, in their order
-            # of a search: trials, sampler, sampler_seed, pruner, words, and seeds, how many runs a trial has; else null
+            # of a search: trials, sampler, sampler_seed, pruner and words; else null
             "search": None if plan.search is None else asdict(plan.search),
             **plan_dict(plan),
         }

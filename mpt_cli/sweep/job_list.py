@@ -123,8 +123,7 @@ class Job:
 class Search:
     """`trials` points, each with values that Optuna chooses by what came before; `pruner` ends those that are behind.
 
-    `words` are those that span the space; with the same `sampler_seed` one job at a time repeats the search. With
-    several `seeds` a trial is as many jobs, and what it came to is their mean.
+    `words` are those that span the space; with the same `sampler_seed` one job at a time repeats the search.
     """
 
     trials: int
@@ -132,7 +131,6 @@ class Search:
     sampler_seed: int = 0
     pruner: str | None = None
     words: list[str] = field(default_factory=list)
-    seeds: int = 1
 
     def check(self) -> None:
         """Raise ConfigError where it can't be run here."""
@@ -157,8 +155,8 @@ class SweepPlan:
 
     @property
     def wanted(self) -> int:
-        """Return how many jobs there will be in all, of a search one for each seed of each trial."""
-        return self.search.trials * self.search.seeds if self.search else len(self.jobs)
+        """Return how many jobs there will be in all."""
+        return self.search.trials if self.search else len(self.jobs)
 
     @property
     def missing(self) -> int:

@@ -19,9 +19,8 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.limits import places_of
-from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.overrides import format_override, unknown_word_problem
 from mpt_cli.settings.recipes import Recipe, read_recipe
-from mpt_cli.settings.schema import unknown_key_problem
 from mpt_cli.settings.search_path import find_recipe, is_project_group, searching
 from mpt_cli.sweep.overrides import override_key, read_grid, read_interval, values_of
 
@@ -99,7 +98,7 @@ def _problems(word: str, earlier: list[Problem]) -> list[Problem]:
     """Return what is wrong with a key or its values; an interval is checked where a search begins."""
     name = override_key(word)
     is_known = name == "conf" or "@" in name or is_project_group(name)
-    unknown = None if is_known else unknown_key_problem(name, {}, earlier)
+    unknown = None if is_known else unknown_word_problem(name, {}, earlier)
     if unknown is not None:
         return [replace(unknown, received=None)]
     return [] if read_interval(word) else read_grid([word]).problems

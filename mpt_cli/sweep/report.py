@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mpt_cli.files import write_json
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
-from mpt_cli.report.picture import Picture
+from mpt_cli.report.picture import MOST_DRAWN, Picture
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
@@ -82,7 +82,7 @@ def _format_count(row: Configuration) -> str:
 
 def _behind_cell(found: SweepResults) -> Callable[[Configuration], str]:
     """Return the cell of the mean difference, ± half of its interval at the level that all comparisons share; ≈ where
-    not told apart.
+    it may be chance.
     """
     lead = found.first_place
     behind = {id(row): difference for row, difference in zip(found.ranked[1:], lead.behind, strict=True)}
@@ -180,26 +180,30 @@ def _reached(found: SweepResults, best: JobResult) -> str:
 
 
 def lead_sentence(found: SweepResults) -> str:
-    """Return whether the first is the best, or from which others it is not told apart and what would tell."""
+    """Return whether the first is the best, or over which others its lead may be chance, and how many seeds would
+    settle that.
+    """
     lead, rows = found.first_place, found.ranked
-    count, others = len(rows[0].finished), len(lead.behind)
-    if not others:
-        return "The only configuration: what sets its seeds apart is chance."
+    count = len(rows[0].finished)
+    if not lead.behind:
+        return "There is only one configuration: where its seeds differ, that is chance."
     if lead.is_shown:
-        return f"The best of {others + 1} configurations, shown over {count} seeds at 5%."
-    apart = f"{_tie(found)}Not told apart from {_names([rows[place + 1] for place in lead.not_told_apart])}"
+        return f"It beats every other configuration over {count} seeds, at a level of 5%."
+    told = []
+    if tied := [row for row in rows[1:] if row.rank == 1]:
+        told.append(
+            f"Tied with {_names(tied)}: the mean {found.objective.name} is the same. "
+            "Of these, the one that skipped fewer steps stands first."
+        )
+    if close := [rows[place + 1] for place in lead.not_told_apart if rows[place + 1].rank != 1]:
+        told.append(f"Its lead over {_names(close)} may be chance.")
     if count < FEWEST_SEEDS:
-        return f"{apart}: {count_seeds(count)} can't tell; {FEWEST_SEEDS} or more may."
-    if lead.seeds is None:
-        return f"{apart} by {count} seeds, nor would {MOST_SEEDS:,} tell, judging by these."
-    return f"{apart} by {count} seeds; about {lead.seeds} would tell."
-
-
-def _tie(found: SweepResults) -> str:
-    """Return with whom the first shares its place, and what made it the first of them."""
-    tied = [row for row in found.ranked[1:] if row.rank == 1]
-    what = f"equal in {found.objective.name}, the one that skipped less stands first"
-    return f"Shares its place with {_names(tied)}: {what}. " if tied else ""
+        told.append(f"{count_seeds(count).capitalize()} can't show a difference; {FEWEST_SEEDS} or more may.")
+    elif lead.seeds is None:
+        told.append(f"Judging by these {count} seeds, even {MOST_SEEDS:,} would not settle it.")
+    else:
+        told.append(f"About {lead.seeds} seeds would settle it.")
+    return " ".join(told)
 
 
 def _names(rows: Sequence[Configuration]) -> str:
@@ -271,8 +275,11 @@ MOST_RUNS = 100  # whose lines are read for a page
 def pictures(found: SweepResults) -> list[Picture]:
     """Return those of the runs in order of their rank, each named after its number and its varied keys."""
     ranked = [result for row in found.configurations for result in row.results][:MOST_RUNS]
-    labels = (f"{result.job.number:03d} {job_label(result)}".rstrip() for result in ranked)
-    return run_pictures(read_histories(zip((result.run_dir for result in ranked), labels, strict=True)))
+    return run_pictures(read_histories((result.run_dir, _curve_label(result)) for result in ranked))
+
+
+def _curve_label(result: JobResult) -> str:
+    return f"{result.job.number:03d} {job_label(result)}".rstrip()
 
 
 def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> str:
@@ -280,6 +287,11 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
     best, count = found.best, len(found.results)
     title = "Best" if found.first_place.is_shown else "First"
     chart = parallel_chart(found)
+    numbers = {curve.label: curve.run for picture in pictures for curve in picture.curves}
+
+    def runs(results: Sequence[JobResult]) -> list[int]:
+        return [run for result in results if (run := numbers.get(_curve_label(result))) is not None]
+
     return render_page(
         "sweep.html",
         f"Sweep {found.directory.path.name}",
@@ -296,23 +308,34 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
             found.configurations,
             _row_kind,
             lambda row: run_link(row.results[0].run_dir, page),
+            lambda row: runs(row.results),
             is_explored=True,
             secondary=SECONDARY,
         ),
         importances=importances(found) if found.keys else [],
         lines=len(chart["names"]),
-        left_out=f"Curves are of the {MOST_RUNS} best of {count} jobs." if count > MOST_RUNS else "",
+        left_out=_drawn_sentence(len(numbers), count),
         failures=[(result, result.reason or "the sweep ended before it") for result in _not_good(found)],
         again=again_command(found),
-        jobs=_jobs_table(found, page),
+        jobs=_jobs_table(found, page, runs),
     )
+
+
+def _drawn_sentence(curves: int, count: int) -> str:
+    """Return which runs are drawn, and which have no curves; empty where all are drawn."""
+    missing = f"There are curves of the best {MOST_RUNS} of {count} jobs. " if count > MOST_RUNS else ""
+    if curves <= MOST_DRAWN:
+        return missing.rstrip()
+    return f"{missing}The best {MOST_DRAWN} of {curves} runs are drawn; boxes in the tables choose others."
 
 
 def _row_kind(row: Configuration) -> str:
     return "best" if row.rank == 1 else "" if row.is_complete else "bad"
 
 
-def _jobs_table(found: SweepResults, page: Path) -> PageTable[JobResult]:
+def _jobs_table(
+    found: SweepResults, page: Path, runs: Callable[[Sequence[JobResult]], list[int]]
+) -> PageTable[JobResult]:
     """Return the table of all jobs by number, with what each varies; the number leads to the run."""
     wanted: list[TableColumn[JobResult]] = [
         TableColumn("job", lambda result: f"{result.job.number:03d}", is_number=False),
@@ -329,6 +352,7 @@ def _jobs_table(found: SweepResults, page: Path) -> PageTable[JobResult]:
         found.results,
         lambda result: "" if result.is_good else "bad",
         lambda result: run_link(result.run_dir, page),
+        lambda result: runs([result]),
         is_explored=True,
     )
 

@@ -24,7 +24,7 @@ from mpt_cli.jobs.local_processes import Command, Ending, Running
 from mpt_cli.jobs.queue import Observer
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.settings.load import load_settings
-from mpt_cli.sweep.directory import FINISHED, GOOD, INTERRUPTED, NOT_RUN, SEED, Configuration, SweepDirectory, read_job
+from mpt_cli.sweep.directory import FINISHED, INTERRUPTED, NOT_RUN, SEED, SweepDirectory, read_job
 from mpt_cli.sweep.job_list import (
     Job,
     Objective,
@@ -70,13 +70,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Space:
-    """The keys that are searched, the words that stay as they are, and the seeds that each trial is run with where
-    there are several.
-    """
+    """The keys that are searched, and the words that stay as they are."""
 
     axes: dict[str, Axis] = field(default_factory=dict)
     fixed: list[str] = field(default_factory=list)
-    seeds: list[str] = field(default_factory=list)
 
     def overrides(self, values: Mapping[str, Value]) -> dict[str, str]:
         """Return the values as words have them."""
@@ -87,10 +84,8 @@ class Space:
 
     @property
     def edges(self) -> Iterator[list[str]]:
-        """Return words in which each choice, each seed and each end of an interval occurs, the other keys at their
-        first.
-        """
-        ends = {key: axis.ends for key, axis in self.axes.items()} | ({SEED: self.seeds} if self.seeds else {})
+        """Return words in which each choice and each end of an interval occurs, the other keys at their first."""
+        ends = {key: axis.ends for key, axis in self.axes.items()}
         first = {key: texts[0] for key, texts in ends.items()}
         for key, texts in ends.items():
             for text in texts:
@@ -108,17 +103,13 @@ def read_space(words: Sequence[str]) -> Space:
             space.axes[key] = _interval_axis(word, *interval, problems)
             continue
         problems += grid.problems
-        texts = [values_of([each])[key] for axis in grid.axes for each in axis]
-        if not grid.varied:
-            space.fixed.extend(each for axis in grid.axes for each in axis)
-        elif key == SEED:
-            if len({*texts}) < len(texts):
-                problems.append(Problem(SEED, "must be given once each: every trial is run with all of them.", texts))
-            space.seeds.extend(texts)
+        found = [each for axis in grid.axes for each in axis]
+        if grid.varied:
+            space.axes[key] = Axis(CategoricalDistribution([values_of([each])[key] for each in found]))
         else:
-            space.axes[key] = Axis(CategoricalDistribution(texts))
+            space.fixed.extend(found)
     if SEED in space.axes:
-        remedy = "Write a list, as seed=0,1,2: each trial is run with all of them, and their mean counts."
+        remedy = "Give one, and sweep what comes out best in a grid, with several seeds."
         problems.append(Problem(SEED, "must not be searched: a search would settle on a lucky one.", None, remedy))
     if not space.axes:
         remedy = "For example 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))'."
@@ -147,14 +138,10 @@ def plan_search(
     """Return the plan of a search, without jobs. Check the edges of the space; jobs check what is inside."""
     space = read_space(words)
     settings = load_each(space.edges)
-    if space.seeds and search.pruner:
-        rule = "must be left out with several seeds: the result of a trial is known only when all of them have run."
-        raise ConfigError(Problem("--pruner", rule, search.pruner))
     check_objective(objective, settings)
     if is_here:
         check_here(settings[:1], say)
-    keys = [*space.axes, *([SEED] if space.seeds else [])]
-    return SweepPlan(keys, [], settings[0].recipe, replace(search, words=[*words], seeds=len(space.seeds) or 1))
+    return SweepPlan([*space.axes], [], settings[0].recipe, replace(search, words=[*words]))
 
 
 class OptunaStudy:
@@ -262,7 +249,7 @@ class SearchJobs(Observer[Job]):
         """Return why fewer jobs than wanted were made; empty where they were all made."""
         if not self.plan.missing:
             return ""
-        made = f"{self.plan.missing // self._search.seeds} of {self._search.trials} trials were not made"
+        made = f"{self.plan.missing} of {self._search.trials} trials were not made"
         return (
             f"no new combination came up in {MOST_ASKED} proposals: {made}. Widen the space, or ask for fewer trials."
         )
@@ -274,12 +261,10 @@ class SearchJobs(Observer[Job]):
             values = self.study.propose(number)
             if values is None:
                 return
-            overrides = self._space.overrides(values)
-            seeds = [{SEED: seed} for seed in self._space.seeds] or [{}]
-            jobs = [self._job(number + place, {**overrides, **seed}) for place, seed in enumerate(seeds)]
-            self.plan.jobs.extend(jobs)
+            job = self._job(number, self._space.overrides(values))
+            self.plan.jobs.append(job)
             self.sweep.write_plan(self.plan)
-            yield from jobs
+            yield job
 
     def _job(self, number: int, overrides: dict[str, str]) -> Job:
         """Return the job; a configuration in which two keys don't agree fails when it runs."""
@@ -317,17 +302,10 @@ class SearchJobs(Observer[Job]):
         self._tell(command.subject.number)
 
     def _tell(self, number: int) -> None:
-        """Tell the study what the trial of this job reached, once all its seeds have ended, unless one was interrupted:
-        that one continues when the search is resumed.
-        """
-        runs = self._search.seeds
-        first = (number - 1) // runs * runs + 1
-        results = [read_job(self.sweep, job) for job in self.plan.jobs[first - 1 : first - 1 + runs]]
-        statuses = {each.status for each in results}
-        if statuses & {INTERRUPTED, NOT_RUN}:
-            return
-        if statuses == {FINISHED}:
-            objective = choose_objective(self.plan.facts["objective"], [each.summary for each in results])
-            self.study.tell(first, objective.sort_key(Configuration({}, results, objective).mean))
-        else:  # the mean of the other seeds would be of easier ones
-            self.study.end(self.study.trial_of(first), TrialState.PRUNED if statuses <= {*GOOD} else TrialState.FAIL)
+        """Tell the study what a job reached, unless it was interrupted: that one continues when the search does."""
+        result = read_job(self.sweep, self.plan.jobs[number - 1])
+        if result.status == FINISHED:
+            objective = choose_objective(self.plan.facts["objective"], [result.summary])
+            self.study.tell(number, objective.sort_key(objective.value(result.summary)))
+        elif result.status not in (INTERRUPTED, NOT_RUN):
+            self.study.end(self.study.trial_of(number), TrialState.PRUNED if result.is_good else TrialState.FAIL)

@@ -188,8 +188,7 @@ def add_search_options(parser: Parser) -> None:
         "--trials",
         type=int,
         metavar="N",
-        help="search: Optuna chooses the values of N points, "
-        "each a job, or one for each of several seeds; with --resume: N in all",
+        help="search: Optuna chooses the values of N points, each a job; with --resume: N in all",
     )
     parser.more.add_argument(
         "--sampler",
@@ -333,9 +332,9 @@ def configure_watch(parser: Parser) -> None:
   mpt watch runs/digits_cnn/RUN           Ctrl-C ends the watching, not the run
   mpt watch sweeps/digits_mlp/SWEEP       its jobs: step, loss, scale, skips"""
     parser.notes = """It reads the directory and nothing else. It ends when the run ends, with the exit code
-of the run (143 for one that was killed and left no summary; of a sweep the most severe
-one), and with 130 on Ctrl-C, as `tail -f` does. A directory that mpt did not write, or
-that is removed: 3.
+of the run or sweep. 143: it was killed and left no summary, or the sweep was ended before
+all its jobs (its files do not say by which signal). 130: Ctrl-C here, as of `tail -f`. 3: a
+directory that mpt did not write, or that is removed.
 
 Of a run it prints console.log; tail -f metrics.jsonl and events.jsonl for programs."""
 

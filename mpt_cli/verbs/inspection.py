@@ -243,6 +243,7 @@ def imported_functions(settings: Settings) -> dict[str, str]:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
+    from mpt_cli.data.paths import check_run_present
     from mpt_cli.runs.expectations import applicable_expectations, check_names
     from mpt_cli.training.run_from_settings import check_repeatable
 
@@ -259,6 +260,8 @@ def run_check(arguments: argparse.Namespace) -> int:
     built = None
     with placed(arguments.overrides):
         raise_problems(check_names(settings))
+        if not arguments.untrusted:  # whose files are not opened
+            check_run_present(settings)
         if arguments.build:
             from mpt_cli import training_run
 

@@ -48,7 +48,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
             reproduce(found.targets, folder, limits, by_number, printer.show_result)
     finally:  # also after a signal
         results = [result for _, result in sorted(by_number.items())]
-        printer.finish(results)
+        printer.finish(found, results)
         if arguments.junit:
             write_junit(Path(arguments.junit), found, results, arguments.dry_run)
     if not found.targets and found.errors and not arguments.dry_run:

@@ -76,6 +76,7 @@ WRONG = {
     f"{CNN} hydra.nothing=1": "`mpt list keys` shows what can be set",
     "train --config-dir": "--config-dir: must be followed by a folder",
     f"{CNN} --config-dir nowhere": "--config-dir: must be a folder with conf/",
+    "check conf=digits_mlp data.loader=nowhere:load": "data.loader: there is no module nowhere,",
     # sweeps and searches
     "sweep": "mpt sweep: conf: must be given",
     "sweep conf=digits_mlp seed=0,1 -j 0": "mpt sweep: --jobs: must be >= 1. Received: 0.",
@@ -88,7 +89,7 @@ WRONG = {
     f"{RANGE} 'seed=2**range(8,99999999999)'": "seed: range() must have at most 10,000 values, in equal steps other than 0: tag(log,…) is for interval().",
     SEARCH: "--trials: must have something to vary.",
     f"{SEARCH} 'seed=int(interval(0,9))'": "seed: must not be searched: a search would settle on a lucky one.",
-    f"{RATE} seed=0,1 --pruner asha": "--pruner: must be left out with several seeds",
+    f"{RATE} seed=0,1": "seed: must not be searched: a search would settle on a lucky one. Give one",
     f"{SEARCH} 'trainer.epochs=interval(9,1)'": "trainer.epochs: must be interval(SMALLER,LARGER)",
     f"{SEARCH} 'optimizer.learning_rate=interval(-1,1e-4)'": "optimizer.learning_rate: must be >",
     f"{SEARCH} 'loss_scale.initial_scale=2**interval(8,24)'": "where they are exponents. Received: '2**interval(8,24)'.",
@@ -98,6 +99,7 @@ WRONG = {
 }
 MISSING = {  # files, which exit with 3
     "train conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
+    "check conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
     f"{RATE} data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
     "run nowhere.py": "there is no script nowhere.py.",
     "watch nowhere": "nowhere is not the directory of a run, a sweep or a comparison: it ",

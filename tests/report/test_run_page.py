@@ -36,8 +36,8 @@ def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
 
 
 @pytest.mark.slow
-def test_several_runs_are_overlaid_each_with_a_look_of_its_own_the_first_twelve_of_many(tmp_path):
-    histories = [read_history(write_run(tmp_path / f"run{number:02}")) for number in range(14)]
+def test_several_runs_are_overlaid_each_with_a_look_of_its_own_twelve_drawn_at_first(tmp_path):
+    histories = [read_history(write_run(tmp_path / f"run{number:02}")) for number in range(26)]
     few = run_pictures(histories[:3])
     assert [picture.name for picture in few] == [
         "validation-loss",
@@ -49,9 +49,10 @@ def test_several_runs_are_overlaid_each_with_a_look_of_its_own_the_first_twelve_
     ]
     assert few[4].log_base == 2
     loss = run_pictures(histories)[1]
-    assert [curve.label for curve in loss.curves] == [f"run{number:02}" for number in range(12)]
-    assert len({(curve.look.color, curve.look.style) for curve in loss.curves}) == 12
-    assert loss.note == "Of the first 12 of 14 runs."
+    assert [curve.label for curve in loss.curves] == [f"run{number:02}" for number in range(26)]
+    assert len({(curve.look.color, curve.look.style) for curve in loss.curves}) == 24
+    drawn = [(curve["run"], curve["show"]) for curve in chart_data([loss])[0]["curves"]]
+    assert drawn == [(number, number < 12) for number in range(26)]
     assert run_pictures([]) == []  # as of a sweep whose jobs all failed before they began
 
 

@@ -210,7 +210,8 @@ def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome,
         .get("message")
         .startswith("mine/typo.yaml: expect.val_acuracy: no run of this recipe reports it. Did you mean val_accuracy?")
     )
-    assert "[1/1] mine/a.yaml: reproduced" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "[1/1] mine/a.yaml: reproduced" in said and said.endswith("\n1 reproduced, 2 unreadable\n")
     assert main(["check", "conf=mine/typo.yaml"]) == 2
     assert "no run of this recipe reports it. Did you mean val_accuracy?" in (said := capsys.readouterr().err)
     line = next(
@@ -256,8 +257,14 @@ def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch) 
     said = capsys.readouterr().out
     assert "[attempt 2] ./mine.yaml: reproduced: flaky" in said
     assert "./mine.yaml: flaky\n  attempt 1: steps_seen 1, expected exactly 345" in said
-    properties = ElementTree.parse("out.xml").getroot().iter("property")
-    assert {each.get("name"): each.get("value") for each in properties}["flaky"] == "true"
+    assert "\n1 reproduced; 1 flaky, which passed at a later attempt only\n" in said
+    root = ElementTree.parse("out.xml").getroot()
+    assert {each.get("name"): each.get("value") for each in root.iter("property")}["flaky"] == "true"
+    assert [case.findtext("system-out") for case in root.iter("testcase")] == [
+        "flaky: it passed at attempt 2 only\nattempt 1: steps_seen 1, expected exactly 345",
+        None,
+        None,
+    ]
 
 
 def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch, capsys) -> None:
@@ -295,7 +302,7 @@ def junit_verdicts() -> list[tuple[str, str, str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("code", "got", "exit_code"), [(3, "exit code 3", 3), (-9, "SIGKILL", 143), (2, "exit code 2", 2)]
+    ("code", "got", "exit_code"), [(3, "exit code 3", 3), (-9, "SIGKILL", 143), (2, "exit code 2", 3)]
 )
 def test_a_run_that_left_no_summary_is_told_as_what_it_was_and_its_code_is_the_answer(
     outcome, code: int, got: str, exit_code: int, capsys
@@ -307,13 +314,15 @@ def test_a_run_that_left_no_summary_is_told_as_what_it_was_and_its_code_is_the_a
     assert junit_verdicts() == [("./mine.yaml", "run", "error", message)]
     said = capsys.readouterr().out
     assert f"[1/1] ./mine.yaml: {message}\n" in said and f"  attempt 1: {message}\n" in said
-    assert "every attempt failed in the same way" in said and "  again: mpt reproduce ./mine.yaml\n" in said
+    assert "all 2 attempts failed in the same way" in said and "  again: mpt reproduce ./mine.yaml\n" in said
     assert "expectations missed" not in said and "None" not in said
 
 
 def test_a_crash_while_training_is_no_missed_expectation_unless_the_recipe_expects_it(outcome, recipe, capsys) -> None:
     outcome |= {"summary": {**outcome["summary"], "status": "failed", "exit_code": 2}, "code": 2}
-    assert main(["reproduce", "./mine.yaml", "--junit", "out.xml", "--output", "out"]) == 2
+    assert (
+        main(["reproduce", "./mine.yaml", "--junit", "out.xml", "--output", "out"]) == 3
+    )  # 2 is of what can't be read
     message = "did not finish: exit code 2: there is no such file"
     assert junit_verdicts() == [("./mine.yaml", "run", "error", message)]
     assert f"[1/1] ./mine.yaml: {message}\n" in capsys.readouterr().out

@@ -159,15 +159,42 @@ def test_a_file_that_is_no_recipe(content, part, write_recipe, messages) -> None
     assert part in message and "own.yaml" in message
 
 
-def test_what_is_no_yaml_is_shown_with_a_mark_where_the_parser_stopped(write_recipe, problems) -> None:
+def test_what_is_no_yaml_is_shown_with_a_mark_where_it_begins(write_recipe, problems) -> None:
     (problem,) = problems(write_recipe("seed: 1\ntrainer: {epochs: 3\n"))
-    assert (
-        problem.rule == "own.yaml is not valid YAML: while parsing a flow mapping, expected ',' or '}', but got "
-        "'<stream end>'."
+    assert problem.rule == (
+        "own.yaml is not valid YAML: the bracket that opens here has no } to close it, or a comma is missing in it. "
+        "The parser says: while parsing a flow mapping, expected ',' or '}', but got '<stream end>'."
     )
-    assert str(problem.place) == f" --> own.yaml:2:20\n  |\n2 | trainer: {{epochs: 3\n  | {' ' * 19}^"
+    assert str(problem.place) == f" --> own.yaml:2:10\n  |\n2 | trainer: {{epochs: 3\n  | {' ' * 9}^"
     (problem,) = problems(write_recipe("trainer: {password: hunter2\n"))  # a line with a secret is not shown
-    assert str(problem.place) == " --> own.yaml:1:28"
+    assert str(problem.place) == " --> own.yaml:1:10"
+
+
+@pytest.mark.parametrize(
+    ("written", "place", "cause"),
+    [
+        (
+            "model: mlp\n  seed: 3\n",
+            (2, 7),
+            "this line is indented deeper than the one above, which has a value already",
+        ),
+        ("trainer:\n  epochs: 3\n batch_size: 3\n", (3, 2), "the indentation of this line is that of no line above"),
+        ("trainer:\n\tepochs: 3\n", (2, 1), "lines are indented with spaces, and here is a tab"),
+        ("trainer:\n  epochs:3\n  seed: 2\n", (3, 7), "the line above lacks a colon and a space after its key"),
+        ("recipe: a: b\n", (1, 10), "a text that holds a colon and a space needs quotes"),
+        ("seed: 3\nmodel\n", (2, 1), "a key needs a colon and a space behind it"),
+        ("recipe: 'mine\nseed: 3\n", (1, 9), "the quote that opens here is never closed"),
+        ("recipe: 'it's'\n", (1, 13), "a text ends at its closing quote; write a quote inside of it twice"),
+        ("tags: [a]]\n", (1, 10), "this bracket closes none that was opened"),
+        ("trainer:\n  epochs: 3\n  - a\n", (3, 3), "the dash of a list stands among keys: put the list below a key"),
+        ("recipe: @a\n", (1, 9), "a text that begins with this sign needs quotes"),
+        ('recipe: "a\\q"\n', (1, 12), "a backslash in double quotes begins a code; use single quotes"),
+    ],
+)
+def test_a_slip_in_yaml_is_said_with_its_likely_cause(written, place, cause, write_recipe, problems) -> None:
+    (problem,) = problems(write_recipe(written))
+    assert problem.rule.startswith(f"own.yaml is not valid YAML: {cause}") and "The parser says: " in problem.rule
+    assert (problem.place.line, problem.place.column) == place
 
 
 def test_places_of_entries_of_lists_and_of_bases(write_recipe, problems) -> None:

@@ -87,6 +87,24 @@ def test_words_take_the_place_of_the_blocks_also_in_what_starts_from_it(capsys) 
     assert load_settings(["conf=./child.yaml"]).seed == 0  # no run reads it
 
 
+def test_advice_names_keys_as_the_block_has_them() -> None:
+    Path("conf/augment").mkdir(parents=True)
+    Path("conf/augment/weak.yaml").write_text("# @package _global_\nseed: 3\n")
+    advice = {
+        "{augment: [weak, waek]}": "augment: must be one of weak. Received: 'waek'. Did you mean weak?",
+        "{augmnt: [weak]}": "sweep.augmnt: there is no such key. Did you mean augment?",
+        "{trainer: [{epochs: 1, seed: 2}]}": "Give its keys one by one, as trainer.epochs, trainer.seed.",
+        "{loss_scale: [dynamic, fixed], loss_scale.growth_steps: [10]}": "It belongs to loss_scale=auto, loss_scale="
+        "dynamic. Sweep it with these alone: the sweep: block of a recipe may be a list of grids.",
+        "{loss_scale: fixed, loss_scale.growth_steps: [10]}": "remove it with ~loss_scale.growth_steps.",
+    }
+    for block, words in advice.items():
+        with pytest.raises(ConfigError) as caught:
+            plan_of(block)
+        (problem,) = caught.value.problems
+        assert str(problem).endswith(words) and problem.place.line == 3, block
+
+
 SHAPE = "sweep: must map keys to their values, or be a list of such mappings. Received: "
 # blocks, each with all that is wrong with it
 WRONG = {
@@ -158,7 +176,7 @@ def test_a_block_goes_with_one_recipe_and_is_the_space_of_a_search(capsys) -> No
     values = rate.partition("=")[2]
     block = f"{{optimizer.learning_rate: '{values}', trainer.batch_size: [16, 32]}}"
     Path("mine.yaml").write_text(f"{BASE}sweep: {block}\n")
-    given = ["--trials", "9", "trainer.batch_size=8", "seed=1,2"]
+    given = ["--trials", "9", "trainer.batch_size=8", "seed=1"]
     assert dry_run(capsys, *given) == ["conf=./mine.yaml", rate, *given[2:], "9 trials, tpe"]
     Path("mine.yaml").write_text(f"{BASE}sweep: [{{seed: [1, 2]}}, {{seed: [3, 4]}}]\n")
     assert main(["sweep", "conf=./mine.yaml", "trainer.batch_size=8,16", "--trials", "3"]) == 2

@@ -69,7 +69,7 @@ def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs):
     assert best_lines(found)[0] == (
         "best       005-initial_scale-32768_seed-1, val_accuracy 0.9590 (0.9550 ± 0.0046 over its 3 seeds)"
     )
-    assert best_lines(found)[2].strip() == "The best of 2 configurations, shown over 3 seeds at 5%."
+    assert best_lines(found)[2].strip() == "It beats every other configuration over 3 seeds, at a level of 5%."
     # differences -0.050, -0.049, -0.051: 0.001 / sqrt(3) * 4.3027
     assert cells(found, "2**8")["to the first"] == "-0.0500 ± 0.0025"
     content = written(found)
@@ -81,7 +81,7 @@ def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     stubs.values = {1: 0.90, 2: 0.91, 3: 0.95, 4: 0.93, 5: 0.90, 6: 0.96}
     found, _ = stubs.start(GRID)
     # differences -0.03, +0.01, -0.01, deviation 0.02: ((0.84162 + 2.03) * 0.02 / 0.01) ** 2 is about 34
-    told = "Not told apart from initial_scale 2**8 by 3 seeds; about 34 would tell."
+    told = "Its lead over initial_scale 2**8 may be chance. About 34 seeds would settle it."
     assert best_lines(found)[0].startswith("first      006-") and best_lines(found)[2].strip() == told
     assert cells(found, "2**8")["to the first"] == "≈ -0.0100 ± 0.0497"
     command = "mpt sweep --resume s 'seed=range(34)'"
@@ -121,7 +121,9 @@ def test_with_one_seed_none_is_called_best(stubs):
     stubs.values = {1: 0.5, 2: 0.9, 3: 0.7}
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3", "sweep_dir=s"])
     assert best_lines(found)[0].startswith("first      002-epochs-2")
-    assert best_lines(found)[2].strip() == "Not told apart from epochs 3; epochs 1: one seed can't tell; 3 or more may."
+    assert best_lines(found)[2].strip() == (
+        "Its lead over epochs 3; epochs 1 may be chance. One seed can't show a difference; 3 or more may."
+    )
     words = shlex.split(best_lines(found)[3])
     assert words == ["mpt", "sweep", "--resume", "s", "seed=range(3)"]
     found, _ = stubs.resume(Path("s"), words[4:])
@@ -134,7 +136,7 @@ def test_what_diverged_is_behind_without_any_spread_and_seeds_of_one_configurati
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1,2", "trainer.epochs=1,2"], objective="val_accuracy:min")
     assert found.first_place.is_shown and found.first_place.behind == (None,)
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1"])
-    assert best_lines(found)[2].strip() == "The only configuration: what sets its seeds apart is chance."
+    assert best_lines(found)[2].strip() == "There is only one configuration: where its seeds differ, that is chance."
 
 
 def test_one_of_equals_is_called_best_no_more_often_than_is_said():
@@ -163,8 +165,10 @@ def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs):
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3,4,5", "sweep_dir=s"])
     lines = plain_lines(columns(found), found.configurations)
     assert [line.split()[:2] for line in lines[1:]] == [["1=", "2"], ["1=", "4"], ["3=", "1"], ["3=", "3"], ["5", "5"]]
-    told = "Shares its place with epochs 4: equal in val_accuracy, the one that skipped less stands first. Not told"
-    assert best_lines(found)[2].strip().startswith(told)
+    assert best_lines(found)[2].strip() == (
+        "Tied with epochs 4: the mean val_accuracy is the same. Of these, the one that skipped fewer steps stands first. "
+        "Its lead over epochs 1; epochs 3; epochs 5 may be chance. One seed can't show a difference; 3 or more may."
+    )
     content = written(found)
     assert [row["rank"] for row in content["configurations"]] == [1, 1, 3, 3, 5]
 
@@ -197,9 +201,11 @@ def test_the_page_has_its_pictures_and_the_command_of_the_best(stubs, monkeypatc
     assert [axis["label"] for axis in lines["axes"]] == ["initial_scale", "val_accuracy"]
     assert [axis["at"] for axis in lines["axes"]] == [[0.0, 1.0], [0.5, 0.5]]
     assert re.findall(r'<a href="(0.*?)">', text) == 2 * ["001-initial_scale-256/", "002-initial_scale-32768/"]
+    assert re.findall(r'<tr[^>]* data-runs="(.*?)"', text) == 2 * ["0", "1"]  # of configurations, and of jobs
     monkeypatch.setattr(report, "MOST_RUNS", 1)
     write_results(found)
-    assert "Curves are of the 1 best of 2 jobs." in found.directory.report_html.read_text()
+    text = found.directory.report_html.read_text()
+    assert "There are curves of the best 1 of 2 jobs." in text and text.count(' data-runs="0"') == 2
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_the_space_in_the_grammar_of_hydra():
         (["a=interval(0,inf)"], "a: must be interval(SMALLER,LARGER)"),
         (["a=2**interval(8,24)"], "int(interval(8,24)) where they are exponents. Received: '2**interval(8,24)'."),
         (["a=1,2", "a=interval(1,2)"], "a: must be given once in a search."),
-        (["seed=1,2,1", "a=1,2"], "seed: must be given once each: every trial is run with all of them."),
+        (["seed=1,2", "a=1,2"], "seed: must not be searched: a search would settle on a lucky one. Give one"),
         (["seed=interval(1,2)", "a=1,2"], "seed: must not be searched: a search would settle on a lucky one."),
         (["a=1"], "--trials: must have something to vary. For example"),
     ],

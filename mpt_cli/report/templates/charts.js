@@ -2,7 +2,8 @@
 "use strict";
 (() => {
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-  const isDashed = (curve) => curve?.style === "--";
+  const DASHES = { "--": [7, 4], ":": [2, 3], "-.": [8, 3, 2, 3] };
+  const BORDERS = { "--": "dashed", ":": "dotted", "-.": "dashed" }; // of a legend, which knows no more
   const WHOLE = [1, 2, 5].flatMap((digit) => [...Array(10).keys()].map((zeros) => digit * 10 ** zeros)).sort((a, b) => a - b);
   const plots = [];
 
@@ -74,7 +75,7 @@
   function series(curve, base) {
     const isLine = Boolean(curve.style), isStair = curve.xs.some((x, place) => x === curve.xs[place + 1]);
     return {
-      label: curve.label || " ", stroke: curve.color, width: 1.6, dash: isDashed(curve) ? [7, 4] : undefined, spanGaps: false,
+      label: curve.label || " ", stroke: curve.color, width: 1.6, dash: DASHES[curve.style], show: curve.show, spanGaps: false,
       class: curve.label ? "named" : "unnamed", paths: !isLine ? () => null : isStair ? uPlot.paths.stepped({ align: 1 }) : undefined,
       points: { show: !isLine || (Boolean(curve.marker) && curve.xs.length < 100) || curve.xs.length === 1, size: 6, fill: curve.color },
       value: (u, value) => words(value, base),
@@ -83,18 +84,46 @@
   function lineChart(box, found) {
     const { curves } = found, isOverSteps = found.x_label === "step";
     const lost = curves.flatMap((curve) => curve.lost);
-    return plot(box, {
+    const u = plot(box, {
       scales: { x: { time: false }, y: scale(found.log_base, found.from_zero) },
       axes: [axis(found.x_label), { ...axis("", found.log_base), size: roomFor, labelSize: 0 }],
       series: [{ label: found.x_label, value: (u, value) => words(value) },
         ...curves.map((curve) => series(curve, found.log_base))],
       cursor: { sync: isOverSteps ? { key: "steps" } : undefined, drag: { x: true, y: false }, focus: { prox: 24 } },
-      focus: { alpha: 0.35 }, legend: { markers: { dash: (u, place) => (isDashed(curves[place - 1]) ? "dashed" : "solid") } },
+      focus: { alpha: 0.35 }, legend: { markers: { dash: (u, place) => BORDERS[curves[place - 1]?.style] ?? "solid" } },
       hooks: { setSeries: [(u, place, { show }) => { // the points of a line go with it
-        if (show != null && curves[place - 1]?.label)
+        if (show == null) return;
+        if (curves[place - 1]?.run != null) choose([curves[place - 1].run], show);
+        if (curves[place - 1]?.label)
           for (let next = place; curves[next]?.label === ""; next++) u.setSeries(next + 1, { show });
       }], draw: [(u) => { marks(u, lost, 0.985, "x", color("bad")); marks(u, found.skips, 0.025, "|", color("bad")); }] },
     }, uPlot.join(curves.map((curve) => [curve.xs, curve.ys])));
+    for (const curve of curves) if (curve.run != null && curve.show) drawn.add(curve.run);
+    lines.push([u, curves]);
+  }
+
+  // ---- which runs are drawn: in all charts the same, chosen by boxes in the rows of tables and by the legends
+  const drawn = new Set(), switches = [], lines = [];
+  function choose(runs, show) {
+    const changed = runs.filter((run) => drawn.has(run) !== show);
+    if (!changed.length) return; // as when a chart reports what was set here
+    for (const run of changed) show ? drawn.add(run) : drawn.delete(run);
+    for (const [u, curves] of lines)
+      u.batch(() => curves.forEach(({ run }, place) => changed.includes(run) && u.setSeries(place + 1, { show })));
+    switches.forEach(mark);
+  }
+  function mark({ box, runs }) {
+    const count = runs.filter((run) => drawn.has(run)).length;
+    Object.assign(box, { checked: count === runs.length, indeterminate: count > 0 && count < runs.length });
+  }
+  function addSwitch(row) {
+    const box = document.createElement("input"), runs = row.dataset.runs.split(" ").map(Number), own = { box, runs };
+    Object.assign(box, { type: "checkbox", title: "draw its runs" });
+    box.setAttribute("aria-label", `Draw the runs of row ${row.cells[0].textContent}`);
+    box.addEventListener("change", () => choose(runs, box.checked));
+    row.cells[0].prepend(box, " ");
+    switches.push(own);
+    mark(own);
   }
 
   // ---- parallel coordinates: a line for each job, an axis for each key
@@ -227,6 +256,8 @@
     (chart.axes ? parallelChart : lineChart)(box, chart);
   }
   document.querySelectorAll("table.explore").forEach(explore);
+  document.querySelectorAll("tr[data-runs]").forEach(addSwitch);
+  if (switches.length) document.body.classList.add("switched");
   for (const query of ["(prefers-color-scheme: dark)", "print"])
     matchMedia(query).addEventListener("change", () => plots.forEach((u) => u.redraw(false, true)));
 })();
