@@ -199,7 +199,7 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         result.problems.append(Problem(key, "there are no settings of Hydra's own.", line, remedy))
     elif find_key(key) is None and is_project_group(key):
         result.project_groups[key] = str(override.value())
-    elif problem := unknown_key_problem(key, override.value(), result.problems):
+    elif problem := unknown_key_problem(key, override.value()):
         named = nearest(key, project_groups())
         result.problems.append(replace(problem, remedy=f"Did you mean {named}?") if named else problem)
     else:

@@ -394,7 +394,7 @@ def _valid_sections(content: dict[str, Any], problems: list[Problem]) -> dict[st
             remedy = f"Write `{section}: {{{rest}: …}}`; with points it stands on the command line."
             problems.append(Problem(name, "must be nested in a YAML file.", value, remedy))
         elif find_key(name) is None:
-            problems.append(no_such_key(name, value, problems))
+            problems.append(no_such_key(name, value))
         else:
             body[name] = value
     return body

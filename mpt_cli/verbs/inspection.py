@@ -55,7 +55,7 @@ def run_list(arguments: argparse.Namespace) -> int:
             raise ConfigError(Problem("SECTION", "is of keys.", section, f"Write `mpt list keys {section}`."))
         entries = [entry for entry in entries if f"{entry['name']}.".startswith(f"{section}.")]
         if not entries:
-            raise ConfigError(no_such_key(section, None, ()))
+            raise ConfigError(no_such_key(section, None))
     if arguments.json:
         print_json({arguments.kind: entries})
         return OK
