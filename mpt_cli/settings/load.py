@@ -20,7 +20,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.resolvers.oc import env as environment_resolver
 
 from mpt_cli import redaction
-from mpt_cli.errors import ConfigError, Problem, SourcePlace, missing_extra
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, missing_extra
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key_type import (
     REQUIRED,
@@ -308,7 +308,7 @@ def composed(overrides: list[str]) -> Iterator[Composition]:
         if given.conf is None:
             names = ", ".join(recipe_paths()) or "none is installed"
             rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
-            raise ConfigError(Problem("conf", rule, None, f"Recipes: {names}."))
+            raise config_error("conf", rule, None, f"Recipes: {names}.")
         recipe = read_recipe(find_recipe(given.conf), given.project_groups)
         below = _defaults_of_user(recipe)
     except ConfigError as error:

@@ -20,7 +20,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpt_cli.errors import ConfigError, Problem, SourcePlace, did_you_mean, first_line
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
 from mpt_cli.settings.model_data_optimizer_keys import PROGRAM_VARIANTS, PYTHON, mode_settings
@@ -140,7 +140,7 @@ def read_recipe(path: Path, project_groups: dict[str, str] | None = None) -> Rec
             recipe.layers = files.layers(*files.below_root(name, project_groups or {}))
     except FAULTS as error:
         place = places_of(path).get(("defaults",))
-        raise ConfigError(Problem("defaults", f"cannot be composed: {reason_of(error)}.", place=place)) from error
+        raise config_error("defaults", f"cannot be composed: {reason_of(error)}.", place=place) from error
     for base in [layer for layer in recipe.layers if layer.path != path]:
         base.body.pop("recipe", None)  # it gives everything but its name
     return recipe
@@ -156,7 +156,7 @@ def layers_of_choice(choice: GroupChoice) -> list[Layer]:
     except ConfigError as error:
         raise ConfigError([replace(problem, key=choice.written) for problem in error.problems]) from error
     except FAULTS as error:
-        raise ConfigError(Problem(choice.written, f"{choice.name} cannot be composed: {reason_of(error)}.")) from error
+        raise config_error(choice.written, f"{choice.name} cannot be composed: {reason_of(error)}.") from error
     if recipe.problems:
         raise ConfigError(recipe.problems)
     return layers
