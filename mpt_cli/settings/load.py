@@ -34,7 +34,7 @@ from mpt_cli.settings.key_type import (
     section_content,
 )
 from mpt_cli.settings.limits import places_of
-from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
+from mpt_cli.settings.model_data_optimizer_keys import PROGRAM_VARIANTS, PYTHON, LossScaleSettings
 from mpt_cli.settings.overrides import (
     ParsedOverrides,
     apply_override,
@@ -135,8 +135,10 @@ def _name_variants(tree: DictConfig) -> None:
 
 
 def _variant_problem(section: str, name: str) -> Problem | None:
+    if name in VARIANTS[section] or (name == PYTHON and section in PROGRAM_VARIANTS):  # the latter of a record
+        return None
     written, own = f"{section}.{choosing_key(section)}", group_files(section).get(name)
-    if own is None or name in VARIANTS[section] or name in variants_of(section):
+    if own is None or name in variants_of(section):
         return GroupChoice(section, name, written).problem()
     rule = f"must be one of {', '.join(VARIANTS[section])}."
     return Problem(written, rule, name, f"To choose {own}, put `- {section}: {name}` in the defaults: list.")

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
-from mpt_cli.settings.model_data_optimizer_keys import PROGRAM_VARIANTS, PYTHON, mode_settings
+from mpt_cli.settings.model_data_optimizer_keys import mode_settings
 from mpt_cli.settings.relative_references import file_beside, locate_functions
 from mpt_cli.settings.schema import VARIANTS, choosing_key, find_key, no_such_key, sections, variant_class
 from mpt_cli.settings.search_path import (
@@ -59,7 +59,7 @@ class GroupChoice:
     def problem(self) -> Problem | None:
         """Return why it can't be taken, None when it can."""
         valid = group_choices(self.group)
-        if self.name not in valid and not _is_from_python(self.group, self.name):
+        if self.name not in valid:
             remedy = did_you_mean(self.name, valid)
             received = "null" if self.name is None else self.name
             return Problem(self.written, f"must be one of {', '.join(valid)}.", received, remedy)
@@ -69,10 +69,6 @@ class GroupChoice:
         except PluginError as error:
             return Problem(self.written, f"{self.name} can't be used: {error}")
         return None
-
-
-def _is_from_python(group: str, name: Any) -> bool:
-    return bool(name == PYTHON and group in PROGRAM_VARIANTS)
 
 
 def add_choice(choice: GroupChoice, choices: dict[str, GroupChoice], problems: list[Problem]) -> None:
@@ -241,12 +237,9 @@ class _Files(ConfigRepository):
     def _load(self, name: str) -> ConfigResult | None:
         group, _, choice = name.rpartition("/")
         path = self.recipes.get(name) or group_files(group).get(choice)
-        is_added = path is None and (choice in group_choices(group) or _is_from_python(group, choice))
+        is_added = path is None and choice in group_choices(group)
         if is_added or (path is not None and group in VARIANTS and is_shipped(path)):
-            self.contents[name] = (
-                path or Path(name),
-                {choosing_key(group): choice},
-            )  # its keys are the schema's defaults
+            self.contents[name] = path or Path(name), {choosing_key(group): choice}  # all else is by default
             return self._add(name, None, [])
         if path is None:
             return None

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 
 from mpt_cli import plugins
@@ -67,6 +68,7 @@ def recipes_directory() -> Path:
     return _shipped("recipes")
 
 
+@cache
 def _shipped(name: str) -> Path:
     package = Path(__file__).resolve().parents[1]
     inside = package / name
