@@ -35,12 +35,7 @@ from mpt_cli.settings.key_type import (
 )
 from mpt_cli.settings.limits import places_of
 from mpt_cli.settings.model_data_optimizer_keys import PROGRAM_VARIANTS, PYTHON, LossScaleSettings
-from mpt_cli.settings.overrides import (
-    ParsedOverrides,
-    apply_override,
-    escape_interpolation,
-    parse_overrides,
-)
+from mpt_cli.settings.overrides import ParsedOverrides, apply_override, escape_interpolation, parse_overrides
 from mpt_cli.settings.recipes import (
     FAULTS,
     GroupChoice,
@@ -65,14 +60,7 @@ from mpt_cli.settings.schema import (
     variant_class,
     variants_of,
 )
-from mpt_cli.settings.search_path import (
-    find_recipe,
-    group_files,
-    is_shipped,
-    recipe_paths,
-    searching,
-    user_defaults,
-)
+from mpt_cli.settings.search_path import find_recipe, group_files, is_shipped, recipe_paths, searching, user_defaults
 
 
 def resolved_yaml(settings: Settings) -> str:
