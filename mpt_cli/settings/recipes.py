@@ -231,9 +231,6 @@ class _Files(ConfigRepository):
     def group_exists(self, config_path: str) -> bool:
         return config_path in group_names() or is_project_group(config_path)
 
-    def get_group_options(self, group_name: str, results_filter: Any = None) -> list[str]:
-        return group_choices(group_name)
-
     def _load(self, name: str) -> ConfigResult | None:
         group, _, choice = name.rpartition("/")
         path = self.recipes.get(name) or group_files(group).get(choice)
