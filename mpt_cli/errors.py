@@ -219,9 +219,11 @@ def raise_problems(problems: Iterable[Problem]) -> None:
         raise ConfigError(found)
 
 
-def config_error(key: str, rule: str, received: object = None, remedy: str = "") -> ConfigError:
+def config_error(
+    key: str, rule: str, received: object = None, remedy: str = "", place: SourcePlace | None = None
+) -> ConfigError:
     """Return the error of a single `Problem`."""
-    return ConfigError(Problem(key, rule, received, remedy))
+    return ConfigError(Problem(key, rule, received, remedy, place))
 
 
 class DataError(MptError):

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, did_you_mean, summarise_error
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, config_error, did_you_mean, summarise_error
 from mpt_cli.files import read_file
 from mpt_cli.settings.python_references import (
     UNNAMEABLE,
@@ -69,7 +69,7 @@ def build_object(key: str, value: Any, keras_module: Any, arguments: int | None 
     if not (isinstance(found, (type, partial)) or inspect.isroutine(found)):
         if kwargs:
             rule = f"must be left out: {reference.name} is an instance already, of {type(found).__name__}."
-            raise ConfigError(Problem(f"{key}.kwargs", rule, reference.kwargs))
+            raise config_error(f"{key}.kwargs", rule, reference.kwargs)
         return found
     takes_more = inspect.isfunction(found) if arguments is None else _binds(found, kwargs, arguments)
     if not isinstance(found, type) and takes_more and not _binds(found, kwargs):
@@ -114,7 +114,7 @@ def load_function(reference: str, key: str) -> Callable[..., Any]:
     found = load_named(reference, key)
     if not callable(found):
         name = reference.rpartition(":")[2]
-        raise ConfigError(Problem(key, f"{name} must be a function, it is of type {type(found).__name__}.", reference))
+        raise config_error(key, f"{name} must be a function, it is of type {type(found).__name__}.", reference)
     function: Callable[..., Any] = found
     return function
 
@@ -413,7 +413,7 @@ def parameters_of(function: Callable[..., Any], key: str) -> Mapping[str, inspec
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
         rule = f"Python can't tell which arguments {_name(function)} takes."
-        raise ConfigError(Problem(key, rule, None, "Wrap it in a function of your own.")) from None
+        raise config_error(key, rule, None, "Wrap it in a function of your own.") from None
 
 
 def _check_arguments(function: Callable[..., Any], key: str, arguments: dict[str, Any]) -> None:
@@ -426,7 +426,7 @@ def _check_arguments(function: Callable[..., Any], key: str, arguments: dict[str
     except TypeError as error:
         rule = f"{_name(function)}{signature} cannot be called with {', '.join(arguments) or 'no arguments'}: {error}."
         unknown = next((name for name in arguments if name not in signature.parameters), "")
-        raise ConfigError(Problem(key, rule, None, did_you_mean(unknown, signature.parameters))) from None
+        raise config_error(key, rule, None, did_you_mean(unknown, signature.parameters)) from None
 
 
 def _prepend_to_path(directory: Path) -> None:

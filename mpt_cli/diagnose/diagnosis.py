@@ -8,7 +8,7 @@ from typing import Any
 from mpt_cli.diagnose.float32_examination import Examination, ExaminationRequest, ExaminedPoint
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial
 from mpt_cli.engine.backend import Platform
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import config_error
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.samples.lost_digits import LostDigits
@@ -127,9 +127,7 @@ def _check_step(request: ExaminationRequest, parts: Assembly) -> None:
     if steps is not None and request.after_steps > steps:
         what = "the first phase" if phases else "the run"
         remedy = "Let it be longer: trainer.epochs, in Python epochs=."
-        raise ConfigError(
-            Problem("--after-steps", f"must be at most the {steps} of {what}.", request.after_steps, remedy)
-        )
+        raise config_error("--after-steps", f"must be at most the {steps} of {what}.", request.after_steps, remedy)
 
 
 def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:

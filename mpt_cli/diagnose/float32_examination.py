@@ -12,7 +12,7 @@ from mpt_cli.data.examples import DataSet
 from mpt_cli.diagnose.safe_windows import LayerRange, Verifier, add_up, common_window, layer_ranges
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.step_batches import StepChunk
-from mpt_cli.errors import ConfigError, NumericalError, Problem
+from mpt_cli.errors import ConfigError, NumericalError, config_error
 from mpt_cli.precision import computes_in_float16, has_custom_train_step
 from mpt_cli.precision.gradient_check import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
@@ -79,7 +79,7 @@ class RunStepper:
             self._start_epoch()
             chunk = self.parts.train_feed.take(most)
         if chunk is None:
-            raise ConfigError(Problem("data", "gives no batch."))
+            raise config_error("data", "gives no batch.")
         return chunk
 
     def _start_epoch(self) -> None:
@@ -97,14 +97,12 @@ def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
     with random_state_kept(), names_as_in_a_fresh_process():
         model = program.build_copy(replace(settings, policy=policy), data)
     if has_custom_train_step(model):
-        raise ConfigError(
-            Problem(
-                "model",
-                f"{type(model).__name__} has a train_step of its own: the gradients that it "
-                "takes can't be inspected from outside.",
-                None,
-                "mpt train, and mpt run of a script, record its overflows and the variable of each.",
-            )
+        raise config_error(
+            "model",
+            f"{type(model).__name__} has a train_step of its own: the gradients that it "
+            "takes can't be inspected from outside.",
+            None,
+            "mpt train, and mpt run of a script, record its overflows and the variable of each.",
         )
     program.compile_copy(settings, model, data)
     build_metrics(model, data.train, settings.trainer.batch_size)
@@ -255,13 +253,11 @@ class Examination:
             if (problem := model_problem("model", error)) is not None:
                 raise ConfigError(problem) from None
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise ConfigError(
-                Problem(
-                    "policy.name",
-                    f"can't be computed on this device: {reason}.",
-                    self.policy.name,
-                    "Diagnose it on a GPU, or with the other backend.",
-                )
+            raise config_error(
+                "policy.name",
+                f"can't be computed on this device: {reason}.",
+                self.policy.name,
+                "Diagnose it on a GPU, or with the other backend.",
             ) from error
 
 

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from mpt_cli.engine.distribution import undistributed
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import DataError, config_error
 from mpt_cli.runs.directory import RunDirectory, make_empty, random_name, read_whole_lines, remove_empty
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
@@ -56,7 +56,7 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
         return None
     if not chosen:
         listed = ", ".join(map(str, steps[:8])) + (" …" if len(steps) > 8 else "")
-        raise ConfigError(Problem("--step", f"must be a step that overflowed: {listed}.", step))
+        raise config_error("--step", f"must be a step that overflowed: {listed}.", step)
     last = chosen[-1]  # of the last attempt; of several optimizers the first may have spoilt the others
     line = next(line for line in chosen if all(line.get(key) == last.get(key) for key in ("step", "attempt")))
     borders = tuple(event["step"] - 1 for event in events if event["kind"] == PHASE and event["step"] <= line["step"])

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from mpt_cli.errors import Problem, did_you_mean
@@ -15,7 +14,6 @@ from mpt_cli.settings.model_data_optimizer_keys import (
     CustomOptimizer,
     OptimizerSettings,
     ResNet,
-    Schedule,
     Synthetic,
     Transformer,
     modes_that_allow,
@@ -88,16 +86,6 @@ def is_finite_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-_SCHEDULES_WITH = {
-    "warmup_steps": ("constant", "cosine"),
-    "decay_steps": ("cosine", "exponential"),
-    "final_factor": ("cosine",),
-    "decay_rate": ("exponential",),
-    "staircase": ("exponential",),
-    "boundaries": ("piecewise",),
-    "values": ("piecewise",),
-}
-_NEEDED_BY_SCHEDULE = {"exponential": ("decay_steps", "decay_rate"), "piecewise": ("boundaries", "values")}
 _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
@@ -137,35 +125,16 @@ def check_ema(settings: Settings) -> Iterator[Problem]:
 
 
 def check_schedule(settings: Settings) -> Iterator[Problem]:
-    schedule = settings.optimizer.schedule
+    schedule, path = settings.optimizer.schedule, "optimizer.schedule"
+    of_cosine = ("decay_steps", "final_factor")
     if schedule.object is not None:
-        where = f"with optimizer.schedule.object={schedule.object}: nothing uses it"
-        remedy = "Say it in optimizer.schedule.kwargs."
-        yield from _check_unused("optimizer.schedule", schedule, ("name", *_SCHEDULES_WITH), where, remedy)
+        where, remedy = f"with {path}.object={schedule.object}: nothing uses it", f"Say it in {path}.kwargs."
+        yield from _check_unused(path, schedule, ("name", "warmup_steps", *of_cosine), where, remedy)
         return
-    yield from _check_unused("optimizer.schedule", schedule, ["kwargs"], "without optimizer.schedule.object")
-    yield from _check_foreign_keys(schedule)
-    missing = [name for name in _NEEDED_BY_SCHEDULE.get(schedule.name, ()) if getattr(schedule, name) is None]
-    for name in missing:
-        yield Problem(f"optimizer.schedule.{name}", f"must be given with optimizer.schedule.name={schedule.name}.")
-    if schedule.name == "piecewise" and not missing:
-        yield from _check_pieces(schedule.boundaries or [], schedule.values or [])
-
-
-def _check_foreign_keys(schedule: Schedule) -> Iterator[Problem]:
-    for name, owners in _SCHEDULES_WITH.items():
-        if schedule.name not in owners:
-            where = f"with optimizer.schedule.name={schedule.name}: nothing uses it"
-            remedy = f"It belongs to optimizer.schedule.name={' or '.join(owners)}."
-            yield from _check_unused("optimizer.schedule", schedule, [name], where, remedy)
-
-
-def _check_pieces(boundaries: list[int], values: list[float]) -> Iterator[Problem]:
-    if not all(before < after for before, after in pairwise(boundaries)):
-        yield Problem("optimizer.schedule.boundaries", "must rise from entry to entry.", boundaries)
-    if len(values) != len(boundaries) + 1:
-        rule = f"must have {len(boundaries) + 1} entries, one more than optimizer.schedule.boundaries."
-        yield Problem("optimizer.schedule.values", rule, values)
+    yield from _check_unused(path, schedule, ["kwargs"], f"without {path}.object")
+    if schedule.name != "cosine":
+        where = f"with {path}.name={schedule.name}: nothing uses it"
+        yield from _check_unused(path, schedule, of_cosine, where, f"It belongs to {path}.name=cosine.")
 
 
 def check_reference(key: str, settings: Settings) -> Iterator[Problem]:

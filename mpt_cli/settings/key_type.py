@@ -235,7 +235,9 @@ def read_value(key: Key, value: Any) -> Any:
     if key.takes_objects:
         return value  # `settings.checks` reads what it names
     if value is None:
-        return _read_null(key)
+        if not key.is_optional:
+            raise BadValue(f"must be {format_type(key)}, not null.", f"The default is {key.default!r}.")
+        return None
     converted = _read_mapping(key, value) if key.is_mapping else _convert(key, value)
     parts = converted.values() if key.is_mapping else converted if key.is_list else [converted]
     for part in parts:
@@ -244,11 +246,6 @@ def read_value(key: Key, value: Any) -> Any:
         if isinstance(part, str) and (rule := broken_text_rule(part)) is not None:
             raise BadValue(rule)
     return converted
-
-
-def _read_null(key: Key) -> None:
-    if not key.is_optional:
-        raise BadValue(f"must be {format_type(key)}, not null.", f"The default is {key.default!r}.")
 
 
 def _read_mapping(key: Key, value: Any) -> dict[str, Any]:
@@ -339,8 +336,4 @@ def format_type(key: Key) -> str:
         return f"a list of mappings with {', '.join(part.name for part in fields(key.section))}"
     if key.is_list:
         return f"a list of {_PLURALS[get_args(key.options[0])[0]]}"
-    return _format_types(key.options)
-
-
-def _format_types(kinds: tuple[Any, ...]) -> str:
-    return " or ".join(_NOUNS[kind] for kind in kinds)
+    return " or ".join(_NOUNS[kind] for kind in key.options)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mpt_cli import redaction
-from mpt_cli.errors import ConfigError, Problem, SourcePlace, first_line, summarise_error
+from mpt_cli.errors import ConfigError, SourcePlace, config_error, first_line, summarise_error
 from mpt_cli.files import read_file
 
 MOST_BYTES = 2**20  # of a YAML file
@@ -37,7 +37,7 @@ def read_yaml_text(path: Path) -> str:
     try:
         return read_file(path, MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(Problem("conf", f"{path} cannot be read: {error}.")) from error
+        raise config_error("conf", f"{path} cannot be read: {error}.") from error
 
 
 def load_yaml(path: Path) -> Any:
@@ -49,10 +49,10 @@ def load_mapping(path: Path) -> dict[str, Any]:
     """Return the keys of a recipe or a group file as they are written. ConfigError where it holds none."""
     content = load_yaml(path)
     if not isinstance(content, dict):
-        raise ConfigError(Problem("conf", f"{path} must hold keys and values at its top level."))
+        raise config_error("conf", f"{path} must hold keys and values at its top level.")
     if not content:
         remedy = "`model: {name: mlp}` is the shortest recipe, all else by default; mpt copy gives one to edit."
-        raise ConfigError(Problem("conf", f"{path} must hold keys, and it is empty or all comments.", None, remedy))
+        raise config_error("conf", f"{path} must hold keys, and it is empty or all comments.", None, remedy)
     return {str(name): value for name, value in content.items()}
 
 
@@ -82,7 +82,7 @@ def parse_yaml(text: str, source: str | Path) -> Any:
         key = error.full_key or "conf"
         place = _places(text, source).get(tuple(key.split(".")))
         rule = f"cannot be read: {first_line(error).rstrip('.')}."
-        raise ConfigError(Problem(key, rule, str(source), place=place)) from error
+        raise config_error(key, rule, str(source), place=place) from error
     except (ValueError, LookupError) as error:  # of a text that is not what its tag says
         raise _unfit(text, source, f"cannot be read: {summarise_error(error)}.") from error
 
@@ -140,7 +140,7 @@ def _cause_of_colon(lines: list[str], mark: Any) -> str:
 
 def _unfit(text: str, source: str | Path, rule: str, node: Any = None) -> ConfigError:
     place = node and _place(source, text.rstrip().split("\n"), node.start_mark, node.end_mark)
-    return ConfigError(Problem("conf", f"{source} {rule}", place=place))
+    return config_error("conf", f"{source} {rule}", place=place)
 
 
 def _check_nodes(root: Any, text: str, source: str | Path) -> None:

@@ -7,11 +7,11 @@ Interpolations (`${eval:'2 * ${trainer.batch_size}'}`, `${oc.env:NAME}`) have re
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.resolvers.oc import env as environment_resolver
 
 from mpt_cli import redaction
-from mpt_cli.errors import ConfigError, Problem, SourcePlace, missing_extra
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, missing_extra
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key_type import (
     REQUIRED,
@@ -34,13 +34,8 @@ from mpt_cli.settings.key_type import (
     section_content,
 )
 from mpt_cli.settings.limits import places_of
-from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
-from mpt_cli.settings.overrides import (
-    ParsedOverrides,
-    apply_override,
-    escape_interpolation,
-    parse_overrides,
-)
+from mpt_cli.settings.model_data_optimizer_keys import PROGRAM_VARIANTS, PYTHON, LossScaleSettings
+from mpt_cli.settings.overrides import ParsedOverrides, apply_override, escape_interpolation, parse_overrides
 from mpt_cli.settings.recipes import (
     FAULTS,
     GroupChoice,
@@ -65,14 +60,7 @@ from mpt_cli.settings.schema import (
     variant_class,
     variants_of,
 )
-from mpt_cli.settings.search_path import (
-    find_recipe,
-    group_files,
-    is_shipped,
-    recipe_paths,
-    searching,
-    user_defaults,
-)
+from mpt_cli.settings.search_path import find_recipe, group_files, is_shipped, recipe_paths, searching, user_defaults
 
 
 def resolved_yaml(settings: Settings) -> str:
@@ -135,8 +123,10 @@ def _name_variants(tree: DictConfig) -> None:
 
 
 def _variant_problem(section: str, name: str) -> Problem | None:
+    if name in VARIANTS[section] or (name == PYTHON and section in PROGRAM_VARIANTS):  # the latter of a record
+        return None
     written, own = f"{section}.{choosing_key(section)}", group_files(section).get(name)
-    if own is None or name in VARIANTS[section] or name in variants_of(section):
+    if own is None or name in variants_of(section):
         return GroupChoice(section, name, written).problem()
     rule = f"must be one of {', '.join(VARIANTS[section])}."
     return Problem(written, rule, name, f"To choose {own}, put `- {section}: {name}` in the defaults: list.")
@@ -199,7 +189,7 @@ def build_settings(
                 values[name] = build(section, f"{path}.{name}".lstrip("."), given.get(name, {}))
         for name in [name for name in given if name not in values]:
             inner = f"{path}.{name}".lstrip(".")
-            problem = None if inner in known else _unknown_problem(cls, inner, given, given[name], problems)
+            problem = None if inner in known else _unknown_problem(cls, inner, given, given[name])
             problems.extend([problem] if problem else [])
         return cls(**values)
 
@@ -221,11 +211,11 @@ def build_settings(
     return settings
 
 
-def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any, earlier: list[Problem]) -> Problem | None:
+def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any) -> Problem | None:
     """Return the problem of an unknown key; a key of another variant is told apart from one that nothing has."""
     key = find_key(path)
     if key is None or not key.variants:
-        return no_such_key(path, value, earlier)
+        return no_such_key(path, value)
     section = path.partition(".")[0]
     if issubclass(cls, LossScaleSettings) and not cls.rule_class.scales:
         return None  # a comparison switches scaling off and leaves the numbers where they are
@@ -273,38 +263,34 @@ class Composition:
     problems: list[Problem]
     unread: int
     unsure: set[str]
-    places: Callable[[Path], Mapping[tuple[str, ...], SourcePlace]]
-    alone: Callable[[], "RecipeAlone"]
 
     def checked(self) -> Settings:
-        """Return the settings, whose keys fit each other; ConfigError with every problem.
-
-        One that only words make of a line of the recipe is shown without it: the line is right by itself.
-        """
-        if problems := self.all_problems():
-            found, alone = map(self.with_place, problems), self.alone()
-            raise ConfigError([replace(each, place=None) if alone.is_right(each) else each for each in found])
+        """Return the settings, whose keys fit each other; ConfigError with every problem."""
+        known = {problem.key for problem in self.problems}
+        if problems := [*self.problems, *check_combinations(self.settings, known | self.unsure)]:
+            raise ConfigError(self.with_places(problems))
         return replace(self.settings, expect=read_expect(self.settings.expect))
 
-    def all_problems(self) -> list[Problem]:
-        known = {problem.key for problem in self.problems}
-        return [*self.problems, *check_combinations(self.settings, known | self.unsure)]
+    def with_places(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Add where the value stands in a file, unless a word of the command line says it."""
+        places = cache(places_of)  # a file is read once, however many problems it has
+        given = [override.key_or_group for override in self.given.overrides]
+        chosen = {choice.written for choice in self.given.choices.values()}
 
-    def with_place(self, problem: Problem) -> Problem:
-        """Add where it stands in a file, unless a word of the command line says it."""
-        path = re.sub(r"\[(\d+)\]", r".\1", problem.key)
-        is_chosen = problem.key in {choice.written for choice in self.given.choices.values()}
-        is_given = any(overlap(path, override.key_or_group) for override in self.given.overrides)
-        if problem.place or is_chosen or is_given:
-            return problem
-        found = (self._place_in(layer, path) for layer in reversed(self.layers) if layer.path.is_file())
-        return replace(problem, place=next(filter(None, found), None))
+        def place(problem: Problem) -> SourcePlace | None:
+            path = re.sub(r"\[(\d+)\]", r".\1", problem.key)
+            if problem.place or problem.key in chosen or any(overlap(path, word) for word in given):
+                return problem.place
+            return next(filter(None, (place_in(layer, path) for layer in reversed(self.layers))), None)
 
-    def _place_in(self, layer: Layer, path: str) -> SourcePlace | None:
-        package = f"{layer.package}." if layer.package else ""
-        if not path.startswith(package) or (layer.group and is_shipped(layer.path)):
-            return None
-        return self.places(layer.path).get(tuple(path.removeprefix(package).split(".")))
+        def place_in(layer: Layer, path: str) -> SourcePlace | None:
+            package = f"{layer.package}." if layer.package else ""
+            is_ours = layer.group and is_shipped(layer.path)
+            if is_ours or not layer.path.is_file() or not path.startswith(package):
+                return None
+            return places(layer.path).get(tuple(path.removeprefix(package).split(".")))
+
+        return [replace(problem, place=place(problem)) for problem in problems]
 
 
 @contextmanager
@@ -316,7 +302,7 @@ def composed(overrides: list[str]) -> Iterator[Composition]:
         if given.conf is None:
             names = ", ".join(recipe_paths()) or "none is installed"
             rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
-            raise ConfigError(Problem("conf", rule, None, f"Recipes: {names}."))
+            raise config_error("conf", rule, None, f"Recipes: {names}.")
         recipe = read_recipe(find_recipe(given.conf), given.project_groups)
         below = _defaults_of_user(recipe)
     except ConfigError as error:
@@ -371,27 +357,7 @@ def _compose(recipe: Recipe, below: Recipe, given: ParsedOverrides, unsure: set[
     note_secrets(plain, "", problems)
     unread = len(problems)
     settings = build_settings(plain, unsure, problems)
-    places, alone = cache(places_of), cache(partial(_compose_alone, given.conf))  # once, however many problems
-    return Composition(recipe, given, layers, whole, plain, settings, problems, unread, unsure, places, alone)
-
-
-@dataclass(frozen=True)
-class RecipeAlone:
-    """The files of a recipe without what the command line adds, and the rules that it breaks."""
-
-    files: Collection[str]
-    broken: Collection[tuple[str, str]]
-
-    def is_right(self, problem: Problem) -> bool:
-        """Return whether the line of a problem is one of its own that breaks nothing by itself."""
-        is_own = problem.place is not None and problem.place.file in self.files
-        return is_own and (problem.key, problem.rule) not in self.broken
-
-
-def _compose_alone(conf: str | None) -> RecipeAlone:
-    with composed([] if conf is None else [f"conf={conf}"]) as found:
-        broken = {(problem.key, problem.rule) for problem in found.all_problems()}
-        return RecipeAlone({str(layer.path) for layer in found.layers}, broken)
+    return Composition(recipe, given, layers, whole, plain, settings, problems, unread, unsure)
 
 
 def note_secrets(value: Any, path: str, problems: list[Problem]) -> None:
@@ -441,7 +407,7 @@ def placed(words: list[str]) -> Iterator[None]:
         yield
     except ConfigError as error:
         with composed(words) as composition:
-            raise ConfigError([*map(composition.with_place, error.problems)]) from error.__cause__
+            raise ConfigError(composition.with_places(error.problems)) from error.__cause__
 
 
 def _variable(name: str, *default: Any) -> Any:

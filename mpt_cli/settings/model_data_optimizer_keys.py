@@ -198,29 +198,16 @@ class Schedule:
     A step is a batch that was applied, also where gradient_accumulation_steps gathers several into one update.
     """
 
-    name: str = key("constant", "shape of the schedule", choices=("constant", "cosine", "exponential", "piecewise"))
-    warmup_steps: int = key(0, "applied steps of linear warm-up from 0 (constant and cosine)", at_least=0)
+    name: str = key("constant", "shape of the schedule", choices=("constant", "cosine"))
+    warmup_steps: int = key(0, "applied steps of linear warm-up from 0", at_least=0)
     decay_steps: Optional[int] = key(
-        None,
-        "cosine: steps of decay after warm-up, null = to the end of the planned epochs; "
-        "exponential: steps per factor, must be given",
-        at_least=1,
+        None, "cosine: steps of decay after warm-up, null = to the end of the planned epochs", at_least=1
     )
     final_factor: Optional[float] = key(
         None, "cosine: end value over learning_rate (Keras's alpha; null = 0)", at_least=0, at_most=1
     )
-    decay_rate: Optional[float] = key(None, "exponential: factor per decay_steps, must be given", above=0)
-    staircase: Optional[bool] = key(None, "exponential: in whole jumps instead of smoothly (null = false)")
-    boundaries: Optional[List[int]] = key(
-        None,
-        "piecewise: applied steps, rising; as in Keras the step after a boundary is the last with the old value",
-        at_least=1,
-    )
-    values: Optional[List[float]] = key(
-        None, "piecewise: the values as multiples of learning_rate, one more than boundaries", at_least=0
-    )
     object: Optional[str] = key(
-        None, "in place of all these: a schedule of Keras by its name, or the user's own as module:name"
+        None, "in place of all these: a schedule of Keras by its name (exponential_decay), or your own as module:name"
     )
     kwargs: Dict[str, Any] = key(
         {}, "arguments for object; one that takes initial_learning_rate has learning_rate for it where they don't say"

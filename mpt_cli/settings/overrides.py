@@ -199,15 +199,15 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         result.problems.append(Problem(key, "there are no settings of Hydra's own.", line, remedy))
     elif find_key(key) is None and is_project_group(key):
         result.project_groups[key] = str(override.value())
-    elif problem := unknown_word_problem(key, override.value(), result.problems):
+    elif problem := unknown_word_problem(key, override.value()):
         result.problems.append(problem)
     else:
         result.overrides.append(override)
 
 
-def unknown_word_problem(key: str, value: Any, earlier: list[Problem]) -> Problem | None:
+def unknown_word_problem(key: str, value: Any) -> Problem | None:
     """Return the problem of a key that nothing has, where a group of the project's may be meant too."""
-    problem = unknown_key_problem(key, value, earlier)
+    problem = unknown_key_problem(key, value)
     named = nearest(key, project_groups()) if problem else None
     return replace(problem, remedy=f"Did you mean {named}?") if problem and named else problem
 

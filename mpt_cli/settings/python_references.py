@@ -13,10 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import (
-    Problem,
-    did_you_mean,
-)
+from mpt_cli.errors import Problem, did_you_mean
 
 SHORT_NAMES = {
     "mse": "mean_squared_error",

@@ -20,10 +20,10 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpt_cli.errors import ConfigError, Problem, SourcePlace, did_you_mean, first_line
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
-from mpt_cli.settings.model_data_optimizer_keys import PROGRAM_VARIANTS, PYTHON, mode_settings
+from mpt_cli.settings.model_data_optimizer_keys import mode_settings
 from mpt_cli.settings.relative_references import file_beside, locate_functions
 from mpt_cli.settings.schema import VARIANTS, choosing_key, find_key, no_such_key, sections, variant_class
 from mpt_cli.settings.search_path import (
@@ -59,7 +59,7 @@ class GroupChoice:
     def problem(self) -> Problem | None:
         """Return why it can't be taken, None when it can."""
         valid = group_choices(self.group)
-        if self.name not in valid and not _is_from_python(self.group, self.name):
+        if self.name not in valid:
             remedy = did_you_mean(self.name, valid)
             if isinstance(self.name, dict):
                 remedy = f"Give its keys one by one, as {', '.join(f'{self.group}.{key}' for key in self.name)}."
@@ -71,10 +71,6 @@ class GroupChoice:
         except PluginError as error:
             return Problem(self.written, f"{self.name} can't be used: {error}")
         return None
-
-
-def _is_from_python(group: str, name: Any) -> bool:
-    return bool(name == PYTHON and group in PROGRAM_VARIANTS)
 
 
 def add_choice(choice: GroupChoice, choices: dict[str, GroupChoice], problems: list[Problem]) -> None:
@@ -142,7 +138,7 @@ def read_recipe(path: Path, project_groups: dict[str, str] | None = None) -> Rec
             recipe.layers = files.layers(*files.below_root(name, project_groups or {}))
     except FAULTS as error:
         place = places_of(path).get(("defaults",))
-        raise ConfigError(Problem("defaults", f"cannot be composed: {reason_of(error)}.", place=place)) from error
+        raise config_error("defaults", f"cannot be composed: {reason_of(error)}.", place=place) from error
     for base in [layer for layer in recipe.layers if layer.path != path]:
         base.body.pop("recipe", None)  # it gives everything but its name
     return recipe
@@ -158,7 +154,7 @@ def layers_of_choice(choice: GroupChoice) -> list[Layer]:
     except ConfigError as error:
         raise ConfigError([replace(problem, key=choice.written) for problem in error.problems]) from error
     except FAULTS as error:
-        raise ConfigError(Problem(choice.written, f"{choice.name} cannot be composed: {reason_of(error)}.")) from error
+        raise config_error(choice.written, f"{choice.name} cannot be composed: {reason_of(error)}.") from error
     if recipe.problems:
         raise ConfigError(recipe.problems)
     return layers
@@ -238,18 +234,12 @@ class _Files(ConfigRepository):
     def group_exists(self, config_path: str) -> bool:
         return config_path in group_names() or is_project_group(config_path)
 
-    def get_group_options(self, group_name: str, results_filter: Any = None) -> list[str]:
-        return group_choices(group_name)
-
     def _load(self, name: str) -> ConfigResult | None:
         group, _, choice = name.rpartition("/")
         path = self.recipes.get(name) or group_files(group).get(choice)
-        is_added = path is None and (choice in group_choices(group) or _is_from_python(group, choice))
+        is_added = path is None and choice in group_choices(group)
         if is_added or (path is not None and group in VARIANTS and is_shipped(path)):
-            self.contents[name] = (
-                path or Path(name),
-                {choosing_key(group): choice},
-            )  # its keys are the schema's defaults
+            self.contents[name] = path or Path(name), {choosing_key(group): choice}  # all else is by default
             return self._add(name, None, [])
         if path is None:
             return None
@@ -397,7 +387,7 @@ def _valid_sections(content: dict[str, Any], problems: list[Problem]) -> dict[st
             remedy = f"Write `{section}: {{{rest}: …}}`; with points it stands on the command line."
             problems.append(Problem(name, "must be nested in a YAML file.", value, remedy))
         elif find_key(name) is None:
-            problems.append(no_such_key(name, value, problems))
+            problems.append(no_such_key(name, value))
         else:
             body[name] = value
     return body

@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.settings.python_references import form_problem
-from mpt_cli.settings.search_path import (
-    SUFFIXES,
-    expanded,
-    has_working_directory,
-    is_shipped,
-)
+from mpt_cli.settings.search_path import SUFFIXES, expanded, has_working_directory, is_shipped
 
 # what names Python objects in a recipe: by section, the keys whose values are names or hold them
 NAMING_KEYS = {

@@ -4,7 +4,6 @@ Below the sections: the same as a flat table of dotted paths, and which key a pa
 """
 
 import re
-from collections.abc import Sized
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cache
@@ -13,7 +12,6 @@ from typing import Any, Dict, List, Optional, Union, get_type_hints
 from mpt_cli import plugins
 from mpt_cli.errors import OTHER_WORDS, Problem, did_you_mean, nearest
 from mpt_cli.settings.key_type import INDEX, REQUIRED, Key, class_keys, key
-from mpt_cli.settings.limits import MOST_PROBLEMS
 from mpt_cli.settings.model_data_optimizer_keys import (
     DATA,
     MLP,
@@ -358,8 +356,8 @@ def variants_of(section: str) -> dict[str, type]:
     return found
 
 
-def unknown_key_problem(path: str, value: Any, earlier: Sized = ()) -> Problem | None:
-    """Return a problem when no variant has a key `path`, None when one does; `earlier` as in `no_such_key`."""
+def unknown_key_problem(path: str, value: Any) -> Problem | None:
+    """Return a problem when no variant has a key `path`, None when one does."""
     if find_key(path) or mapping_of(path):
         return None
     if _is_section(path):
@@ -367,15 +365,11 @@ def unknown_key_problem(path: str, value: Any, earlier: Sized = ()) -> Problem |
     holder = path.rpartition(".")[0]
     if find_key(holder):
         return Problem(path, f"there is no such key; {holder} has no keys inside.", value)
-    return no_such_key(path, value, earlier)
+    return no_such_key(path, value)
 
 
-def no_such_key(path: str, value: Any, earlier: Sized) -> Problem:
-    """Return the problem; `earlier` are those that are told before it. Beyond those that a message lists none gets a
-    remedy: to compare one name with all keys takes a thousandth of a second, and a file may hold thousands.
-    """
-    is_listed = len(earlier) < MOST_PROBLEMS
-    return Problem(path, "there is no such key.", value, remedy_for(path, value) if is_listed else "")
+def no_such_key(path: str, value: Any) -> Problem:
+    return Problem(path, "there is no such key.", value, remedy_for(path, value))
 
 
 _OBJECT_KEYS = {"model": "builder", "data": "loader"}  # which name an object, as optimizer.object does

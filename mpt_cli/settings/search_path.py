@@ -12,10 +12,11 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 
 from mpt_cli import plugins
-from mpt_cli.errors import ConfigError, Problem, did_you_mean
+from mpt_cli.errors import config_error, did_you_mean
 
 CONFIG_DIR = "MPT_CONFIG_DIR"  # folders with colons between them
 DEFAULTS = "MPT_DEFAULTS"  # a file in place of `user_defaults`; empty: none
@@ -67,6 +68,7 @@ def recipes_directory() -> Path:
     return _shipped("recipes")
 
 
+@cache
 def _shipped(name: str) -> Path:
     package = Path(__file__).resolve().parents[1]
     inside = package / name
@@ -117,7 +119,7 @@ def find_folder(text: str, key: str, base: Path) -> Path:
     path = _package_folder(text) if text.startswith("pkg://") else base / expanded(text.removeprefix("file://"))
     if not path.is_dir():
         rule = "must be a folder with conf/ and recipes/, or with groups of group files."
-        raise ConfigError(Problem(key, rule, text, f"There is no folder {path}."))
+        raise config_error(key, rule, text, f"There is no folder {path}.")
     return path
 
 
@@ -229,7 +231,7 @@ def find_recipe(name_or_path: str) -> Path:
     near = [path / "config.yaml", *(path.with_suffix(suffix) for suffix in SUFFIXES if path.name)]
     own = next(filter(os.path.isfile, near), None)
     remedy = recipe_remedy(path.stem) if own is None else f"Write {shlex.quote(conf_override(own))}."
-    raise ConfigError(Problem("conf", "must name a recipe or a YAML file.", name_or_path, remedy))
+    raise config_error("conf", "must name a recipe or a YAML file.", name_or_path, remedy)
 
 
 def recipe_remedy(name_or_path: str) -> str:

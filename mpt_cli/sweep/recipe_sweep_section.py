@@ -89,16 +89,16 @@ def _read_grid(grid: Any, problems: list[Problem]) -> list[str]:
         return []
     words = [_word(str(key), values) for key, values in grid.items()]
     for word, values in zip(words, grid.values(), strict=True):
-        found = [Problem("", "must have at least one value.")] if values == [] else _problems(word, problems)
+        found = [Problem("", "must have at least one value.")] if values == [] else _problems(word)
         problems += [replace(problem, key=f"sweep.{override_key(word)}") for problem in found]
     return words
 
 
-def _problems(word: str, earlier: list[Problem]) -> list[Problem]:
+def _problems(word: str) -> list[Problem]:
     """Return what is wrong with a key or its values; an interval is checked where a search begins."""
     name = override_key(word)
     is_known = name == "conf" or "@" in name or is_project_group(name)
-    unknown = None if is_known else unknown_word_problem(name, {}, earlier)
+    unknown = None if is_known else unknown_word_problem(name, {})
     if unknown is not None:
         return [replace(unknown, received=None)]
     return [] if read_interval(word) else read_grid([word]).problems

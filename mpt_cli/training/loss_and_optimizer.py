@@ -378,13 +378,6 @@ def build_learning_rate(
     """
     if schedule.object is not None:
         return _own_schedule(schedule, learning_rate)
-    if schedule.name == "exponential":
-        return schedules.ExponentialDecay(
-            learning_rate, schedule.decay_steps, schedule.decay_rate, staircase=bool(schedule.staircase)
-        )
-    if schedule.name == "piecewise":
-        values = [learning_rate * value for value in schedule.values or []]
-        return schedules.PiecewiseConstantDecay(schedule.boundaries, values)
     is_constant = schedule.name == "constant"
     if is_constant and not schedule.warmup_steps:
         return learning_rate

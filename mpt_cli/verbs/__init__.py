@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from mpt_cli.errors import ConfigError, Problem, nearest, printable, raise_problems
+from mpt_cli.errors import Problem, config_error, nearest, printable, raise_problems
 from mpt_cli.files import strict_json
 from mpt_cli.verbs import arguments
 from mpt_cli.version import SCHEMA_VERSION
@@ -92,7 +92,7 @@ def split_config_directories(words: list[str]) -> tuple[list[str], list[str]]:
             continue
         folder = value if equals else next(left, "")
         if not folder:
-            raise ConfigError(Problem("--config-dir", "must be followed by a folder."))
+            raise config_error("--config-dir", "must be followed by a folder.")
         folders.append(folder)
     return folders, others
 

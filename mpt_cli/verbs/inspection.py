@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli import plugins
-from mpt_cli.errors import OK, ConfigError, DataError, Problem, did_you_mean, raise_problems
+from mpt_cli.errors import OK, ConfigError, DataError, config_error, did_you_mean, raise_problems
 from mpt_cli.files import open_file, read_file, strict_json, write_atomic
 from mpt_cli.redaction import watched_environment
 from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
 def run_list(arguments: argparse.Namespace) -> int:
     if arguments.schema:
         if arguments.kind != "keys":
-            raise ConfigError(Problem("--schema", "is of keys.", None, "Write `mpt list keys --schema`."))
+            raise config_error("--schema", "is of keys.", None, "Write `mpt list keys --schema`.")
         print(strict_json(json_schema(), indent=2))
         return OK
     entries = LISTINGS[arguments.kind]()
     if (section := arguments.section) is not None:
         if arguments.kind != "keys":
-            raise ConfigError(Problem("SECTION", "is of keys.", section, f"Write `mpt list keys {section}`."))
+            raise config_error("SECTION", "is of keys.", section, f"Write `mpt list keys {section}`.")
         entries = [entry for entry in entries if f"{entry['name']}.".startswith(f"{section}.")]
         if not entries:
-            raise ConfigError(no_such_key(section, None, ()))
+            raise ConfigError(no_such_key(section, None))
     if arguments.json:
         print_json({arguments.kind: entries})
         return OK
@@ -180,7 +180,7 @@ def run_copy(arguments: argparse.Namespace) -> int:
     source = recipe_paths().get(arguments.recipe)
     if source is None:
         remedy = did_you_mean(arguments.recipe, recipe_paths()) or "`mpt list recipes` shows them."
-        raise ConfigError(Problem("RECIPE", "no recipe has this name.", arguments.recipe, remedy))
+        raise config_error("RECIPE", "no recipe has this name.", arguments.recipe, remedy)
     target = expanded(arguments.destination or ".")
     target = target / source.name if target.is_dir() else target
     _copy(source, target)
@@ -250,7 +250,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     if arguments.show:
         return _show(arguments)
     if arguments.untrusted and arguments.build:
-        raise ConfigError(Problem("--build", "imports and runs what the recipe names: it can't be --untrusted."))
+        raise config_error("--build", "imports and runs what the recipe names: it can't be --untrusted.")
     from mpt_cli.settings.load import missing_backend, placed
     from mpt_cli.settings.overrides import keys_given
 

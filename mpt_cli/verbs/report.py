@@ -9,7 +9,7 @@ from typing import Any
 
 from mpt_cli.compare.comparison import CompareDirectory, read_comparison
 from mpt_cli.compare.report import comparison_dict, print_comparison, write_comparison
-from mpt_cli.errors import BAD_DATA, OK, ConfigError, Problem
+from mpt_cli.errors import BAD_DATA, OK, config_error
 from mpt_cli.report.history import read_history
 from mpt_cli.report.page import check_replaceable
 from mpt_cli.report.run_page import headline, write_run_page
@@ -48,7 +48,7 @@ def run_report(arguments: argparse.Namespace) -> int:
         _report_results(kind, path, page, arguments)
         return OK
     if arguments.objective:
-        raise ConfigError(Problem("--objective", "is for a sweep or a comparison.", arguments.objective))
+        raise config_error("--objective", "is for a sweep or a comparison.", arguments.objective)
     return _report_run(path, page, arguments.json)
 
 

@@ -30,9 +30,8 @@ def test_settings_of_every_type_come_back(own) -> None:
             "policy.head=null",
             "policy.overrides={conv*: float32}",
             "optimizer=muon",
-            "optimizer.schedule.name=piecewise",
-            "optimizer.schedule.boundaries=[1]",
-            "optimizer.schedule.values=[1,1e-7]",
+            "optimizer.schedule.object=piecewise_constant_decay",
+            "optimizer.schedule.kwargs={boundaries: [1], values: [1, 1e-7]}",
             "data.loader=a.py:f",
             "data.kwargs={a: [1, {b: null}], c: 1e-9, d: '2**3'}",
             "run_dir='on'",
@@ -56,5 +55,5 @@ def test_settings_of_every_type_come_back(own) -> None:
 def test_any_text_and_number_comes_back(texts, numbers, name, write_recipe) -> None:
     settings = Settings(recipe="x", description=name)  # lists, since a load costs a tenth of a second
     settings.model = Builder(builder="a:b", kwargs={"texts": texts, "numbers": numbers, name: name})
-    settings.optimizer.schedule = Schedule("piecewise", boundaries=[1], values=[*numbers, 1.0, 1.0][:2])
+    settings.optimizer.schedule = Schedule(object="a:b", kwargs={"values": numbers})
     assert _reloaded(settings) == settings

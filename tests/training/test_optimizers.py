@@ -96,9 +96,14 @@ EXACT = [
     (Schedule(name="cosine", final_factor=0.5), 12, [0, 6, 12], [0.8, 0.6, 0.4]),
     (Schedule(name="cosine", warmup_steps=4), 16, [0, 2, 4, 8, 10, 16], [0, 0.4, 0.8, 0.6, 0.4, 0]),
     (Schedule(name="cosine", warmup_steps=4, decay_steps=6), None, [2, 4, 7, 10], [0.4, 0.8, 0.4, 0]),
-    (Schedule(name="exponential", decay_steps=10, decay_rate=0.25, staircase=True), None, [9, 10], [0.8, 0.2]),
     (
-        Schedule(name="piecewise", boundaries=[3, 6], values=[1, 0.5, 0.25]),
+        Schedule(object="exponential_decay", kwargs={"decay_steps": 10, "decay_rate": 0.25, "staircase": True}),
+        None,
+        [9, 10],
+        [0.8, 0.2],
+    ),
+    (
+        Schedule(object="piecewise_constant_decay", kwargs={"boundaries": [3, 6], "values": [0.8, 0.4, 0.2]}),
         None,
         [0, 3, 4, 6, 7],
         [0.8, 0.8, 0.4, 0.4, 0.2],
