@@ -1,5 +1,5 @@
 """From whatever arrays or stream a source returned to a DataSet: dtypes, what is to be predicted, and the one check
-that all pass; split, standardising, description, fingerprint.
+that all pass; split, description, fingerprint.
 """
 
 import hashlib
@@ -353,9 +353,8 @@ class RawArrays:
 
     `title` names them in messages and in the description, `note` ends the description. `validation` is a validation
     set of the source. `in_order`: hold out the last examples without a copy, as they follow one another (text) or are
-    random (synthetic). `standardise`: standardise the columns of x, and the targets of a regression.
-    `targets_as_given`: do not change the targets (but for float64 and int64), because the user named the loss.
-    `preprocessing`: as in DataSet; standardising adds to it.
+    random (synthetic). `targets_as_given`: do not change the targets (but for float64 and int64), because the user named the loss.
+    `preprocessing`: as in DataSet.
     """
 
     title: str
@@ -364,7 +363,6 @@ class RawArrays:
     task: str = "auto"
     num_classes: int | None = None
     in_order: bool = False
-    standardise: bool = False
     note: str = ""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     targets_as_given: bool = False
@@ -382,7 +380,6 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
     else:
         train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
     drawn = replace(raw, train=train, validation=validation)
-    drawn = _standardise(drawn, target) if raw.standardise else drawn
     return _described(drawn, target, [part for part in (drawn.train, drawn.validation) if part is not None])
 
 
@@ -411,49 +408,6 @@ def _check_alike(parts: list[Examples], title: str) -> None:
             "Two pairs that a loader returns are training and validation: several inputs go into a list "
             "or a dict."
         )
-
-
-def _standardise(raw: RawArrays, target: TargetSpec) -> RawArrays:
-    """Scale columns to mean 0 and deviation 1 of the training split; regression targets too, with a note of both."""
-    mean, deviation = _moments(raw.train.x)
-    done, note = {"inputs": _with_moments(raw, "inputs", mean, deviation)}, raw.note
-    y_mean, y_deviation = np.zeros(1), np.ones(1)
-    if target.task == "regression":
-        y_mean, y_deviation = _moments(raw.train.y)
-        done["targets"] = _with_moments(raw, "targets", y_mean, y_deviation)
-        note += f"{'; ' if note else ''}targets standardised by mean {_numbers(y_mean)} and deviation "
-        note += f"{_numbers(y_deviation)}, metrics are in standard deviations"
-
-    def apply(part: Examples) -> Examples:
-        y = part.y if target.task != "regression" else _scaled(part.y, y_mean, y_deviation)
-        return part._replace(x=_scaled(part.x, mean, deviation), y=y)
-
-    validation = None if raw.validation is None else apply(raw.validation)
-    return replace(
-        raw, train=apply(raw.train), validation=validation, note=note, preprocessing=raw.preprocessing | done
-    )
-
-
-def _with_moments(raw: RawArrays, key: str, mean: Array, deviation: Array) -> list[dict[str, Any]]:
-    """Return what the source says about each column, with the mean and deviation it was standardised by."""
-    told = raw.preprocessing.get(key) or [{}] * len(mean)
-    return [
-        entry | {"mean": float(middle), "deviation": float(spread)}
-        for entry, middle, spread in zip(told, mean, deviation, strict=True)
-    ]
-
-
-def _moments(array: Array) -> tuple[Array, Array]:
-    deviation = array.std(axis=0, dtype=np.float64)
-    return array.mean(axis=0, dtype=np.float64), np.where(deviation > 0, deviation, 1)
-
-
-def _scaled(array: Array, mean: Array, deviation: Array) -> Array:
-    return ((array - mean) / deviation).astype(np.float32)
-
-
-def _numbers(values: Array) -> str:
-    return ", ".join(f"{value:.5g}" for value in values)
 
 
 def _described(raw: RawArrays, target: TargetSpec, looked_at: list[Examples]) -> DataSet:
