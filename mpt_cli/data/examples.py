@@ -234,17 +234,21 @@ def in_epochs_of(stream: Stream, steps: int) -> Stream:
 @dataclass(frozen=True)
 class Shapes:
     """What a model must fit: shape of one example without the batch (a dict or tuple of shapes for several inputs),
-    outputs and dtype, whose names are joined with "+" where inputs differ.
+    outputs and dtype (in the structure of the shapes; "string" for text, "ragged int32" for rows of any length).
 
     `num_classes` is the number of classes, of tokens, or of regression outputs; None where the data doesn't say.
     """
 
     input_shape: Any
     num_classes: int | None
-    input_dtype: str = "float32"
+    input_dtypes: Any = "float32"
     task: str = "classification"
-    input_dtypes: Any = None  # in the structure of input_shape, "string" for text; None: all are input_dtype
     targets_as_given: bool = False  # they came with a loss that the user named, which says what outputs must be
+
+    @property
+    def input_dtype(self) -> str:
+        """Return the name of the dtype, or the names joined with "+" where inputs differ."""
+        return "+".join(sorted(set(optree.tree_leaves(self.input_dtypes))))
 
     def __str__(self) -> str:
         return f"inputs of shape {self.input_shape} and dtype {self.input_dtype}, {self.num_classes} outputs"

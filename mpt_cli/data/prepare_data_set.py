@@ -309,11 +309,6 @@ def input_shape(x: Any) -> Any:
     return map_arrays(lambda array: tuple(None if size is None else int(size) for size in array.shape[1:]), x)
 
 
-def input_dtype(x: Any) -> str:
-    """Name of the inputs' dtype; the distinct names joined with + where they differ."""
-    return "+".join(sorted({dtype_name(array) for _, array in leaves(x, "x")}))
-
-
 def dtype_name(array: Any) -> str:
     """Return the name of the dtype: string for bytes, ragged before that of Rows."""
     name = "string" if array.dtype.kind == "S" else str(array.dtype.name)
@@ -326,7 +321,6 @@ def look_at(parts: list[Examples]) -> dict[str, Any]:
     floats = [array for part in parts for _, array in leaves(part.x, "x") if array.dtype.kind == "f"]
     return {
         "input_shape": input_shape(x),
-        "input_dtype": input_dtype(x),
         "input_dtypes": map_arrays(dtype_name, x),
         "max_abs_input": max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0),
         "fingerprint": fingerprint_arrays(parts),
@@ -400,7 +394,7 @@ def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
 
 
 def _check_alike(parts: list[Examples], title: str) -> None:
-    kinds = [(input_shape(part.x), input_dtype(part.x), input_shape(part.y)) for part in parts]
+    kinds = [(input_shape(part.x), map_arrays(dtype_name, part.x), input_shape(part.y)) for part in parts]
     if kinds[0] != kinds[-1]:
         raise DataError(
             f"{title}: training and validation examples differ. Received: x {kinds[0][0]} {kinds[0][1]} "
