@@ -129,8 +129,7 @@ def read_target(
         task = "classification" if is_whole or is_one_hot(y) or are_said else "regression"
     if targets_as_given and num_classes is None:
         flags = y.ndim == 2 and outputs > 1 and is_whole and y.size > 0 and y.min() >= 0 and y.max() <= 1
-        of_rows = task == "regression" or flags or is_one_hot(y)
-        num_classes = outputs if of_rows else max(_count_classes(part.y) for part in parts)
+        num_classes = outputs if task == "regression" or flags else max(_count_classes(part.y) for part in parts)
     if targets_as_given:
         return TargetSpec(task, num_classes, given=True, targets_as_given=True)
     if task == "regression":
@@ -173,9 +172,9 @@ def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
 
 
 def _count_classes(y: Array) -> int:
-    """Largest label + 1; of targets that aren't labels anything, as the check refuses them."""
-    if not y.size:
-        return 0
+    """Largest label + 1, or the columns of one-hot rows; of what aren't labels anything, as the check refuses them."""
+    if is_one_hot(y) or not y.size:
+        return y.shape[1] if y.size else 0
     largest = y.max()
     return int(largest) + 1 if np.isfinite(largest) else 0
 
@@ -255,6 +254,8 @@ def _unfit(name: str, array: Array, is_bad: Array, rule: str) -> list[str]:
 
 def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
     """Check examples as `to_numbers` left them, and return them with their targets in final form."""
+    if target.task == "classification" and not target.targets_as_given:
+        examples = labels_from_one_hot(examples)
     check_examples(examples, target, where, is_batch)
     return examples._replace(y=final_targets(examples.y, target))
 
@@ -318,11 +319,12 @@ def dtype_name(array: Any) -> str:
 def look_at(parts: list[Examples]) -> dict[str, Any]:
     """Return the fields of a DataSet that its arrays tell, training first; of a stream those of its first batch."""
     x = parts[0].x
-    floats = [array for part in parts for _, array in leaves(part.x, "x") if array.dtype.kind == "f"]
+    arrays = [array.values if isinstance(array, Rows) else array for part in parts for _, array in leaves(part.x, "x")]
+    peaks = [max(float(a.max(initial=0)), -float(a.min(initial=0))) for a in arrays if a.dtype.kind == "f"]
     return {
         "input_shape": input_shape(x),
         "input_dtypes": map_arrays(dtype_name, x),
-        "max_abs_input": max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0),
+        "max_abs_input": max(peaks, default=0.0),
         "fingerprint": fingerprint_arrays(parts),
     }
 
@@ -347,8 +349,8 @@ class RawArrays:
 
     `title` names them in messages and in the description, `note` ends the description. `validation` is a validation
     set of the source. `in_order`: hold out the last examples without a copy, as they follow one another (text) or are
-    random (synthetic). `targets_as_given`: do not change the targets (but for float64 and int64), because the user named the loss.
-    `preprocessing`: as in DataSet.
+    random (synthetic). `targets_as_given`: do not change the targets (but for float64 and int64), because the user
+    named the loss. `preprocessing`: as in DataSet.
     """
 
     title: str
@@ -381,8 +383,6 @@ def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
     titles = [raw.title] if raw.validation is None else [raw.title, f"{raw.title} (validation)"]
     sets = [raw.train] if raw.validation is None else [raw.train, raw.validation]
     parts = [to_numbers(part, title) for part, title in zip(sets, titles, strict=True)]
-    if raw.task != "regression" and not raw.targets_as_given:
-        parts = [labels_from_one_hot(part) for part in parts]
     target = read_target(parts, raw.task, raw.num_classes, raw.targets_as_given)
     held_out = replace(target, given=True)  # a class may be missing there
     parts = [
@@ -450,9 +450,7 @@ def _stream_target(first: Examples, raw: RawArrays) -> TargetSpec:
 
 
 def _prepare_batch(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
-    examples = to_numbers(examples, where)
-    labels = target.task == "classification" and not target.targets_as_given
-    return prepare_examples(labels_from_one_hot(examples) if labels else examples, target, where, is_batch)
+    return prepare_examples(to_numbers(examples, where), target, where, is_batch)
 
 
 def _checked_stream(stream: Stream, target: TargetSpec, title: str) -> Stream:

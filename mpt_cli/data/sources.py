@@ -3,7 +3,7 @@ something to learn), and the sources by name, one of which is a function of the 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -87,7 +87,8 @@ def _moments(columns: Array, names: Sequence[str]) -> list[dict[str, Any]]:
 
 def _scaled(columns: Array, moments: list[dict[str, Any]]) -> Array:
     mean, deviation = (np.array([column[key] for column in moments]) for key in ("mean", "deviation"))
-    return ((columns - mean) / deviation).astype(np.float32)
+    scaled: Array = ((columns - mean) / deviation).astype(np.float32)
+    return scaled
 
 
 def _scale_text(targets: list[dict[str, Any]]) -> str:
@@ -182,31 +183,16 @@ def load_loader(settings: Loader, seed: int, targets_as_given: bool = False) -> 
     """
     function = load_function(settings.loader, "data.loader")
     call = partial(call_user, function, "data.loader", **_loader_arguments(function, settings, seed))
-    returned = Returned(call, f"loader {settings.loader.rpartition('/')[2]}", seed, targets_as_given)
-    return _returned_data_set(returned, settings)
-
-
-@dataclass(frozen=True)
-class Returned:
-    """What a function of the user's returns each time it is called (a generator can be read but once)."""
-
-    call: Callable[[], Any]
-    title: str
-    seed: int
-    targets_as_given: bool
-
-
-def _returned_data_set(returned: Returned, settings: Loader) -> DataSet:
-    train, validation = _read_returned(returned)
-    title, as_given = returned.title, returned.targets_as_given
-    raw = RawArrays(title, train, validation, num_classes=settings.num_classes, targets_as_given=as_given)
+    title = f"loader {settings.loader.rpartition('/')[2]}"
+    train, validation = _read_returned(call, title, seed)
+    raw = RawArrays(title, train, validation, num_classes=settings.num_classes, targets_as_given=targets_as_given)
     if isinstance(train, Examples):
         if isinstance(validation, Stream):
             raise DataError(
                 f"{title}: the validation data is a stream, but the training data is in memory. Return arrays "
                 "of both, or batches of both."
             )
-        return build_data_set(raw, settings, returned.seed)
+        return build_data_set(raw, settings, seed)
     if isinstance(validation, Stream) and validation.endless:
         raise DataError(f"{title}: the validation dataset never ends. Use dataset.take(n).")
     note = "its own batches" + (", no validation" if validation is None else "")
@@ -224,17 +210,19 @@ def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int)
     return arguments
 
 
-def _read_returned(returned: Returned) -> tuple[Examples | Stream, Examples | Stream | None]:
-    value, title = call_seeded(returned.call, returned.seed), returned.title
+def _read_returned(
+    call: Callable[[], Any], title: str, seed: int
+) -> tuple[Examples | Stream, Examples | Stream | None]:
+    value = call_seeded(call, seed)
 
-    def again(place: int | None) -> Any:
-        seed_tensorflow(returned.seed)
-        made = returned.call()
+    def again(place: int | None) -> Any:  # a generator can be read but once
+        seed_tensorflow(seed)
+        made = call()
         return made if place is None else made[place]
 
     def read(part: Any, place: int | None, where: str) -> Examples | Stream:
         if is_batch_source(part):
-            return open_batches(part, lambda: again(place), returned.seed, where)
+            return open_batches(part, lambda: again(place), seed, where)
         if is_tf_dataset(part):
             return open_tf_batches(part, None if place == 1 else lambda: again(place), where)
         return _read_arrays(part, where)
