@@ -141,11 +141,6 @@ def read_target(
     return TargetSpec(task, max(_count_classes(part.y) for part in parts))
 
 
-def labels_from_one_hot(examples: Examples) -> Examples:
-    """Return the same examples with labels (n,) in place of one-hot rows (n, k); others as they are."""
-    return examples._replace(y=examples.y.argmax(axis=1)) if is_one_hot(examples.y) else examples
-
-
 def is_one_hot(y: Arrays) -> bool:
     """Return whether each row of a matrix is zeros and a single one."""
     if not isinstance(y, np.ndarray) or y.ndim != 2 or y.shape[1] < 2 or not len(y):
@@ -182,18 +177,10 @@ def _count_classes(y: Array) -> int:
 def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> None:
     """DataError, with all problems at once, unless the examples can be trained on.
 
-    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them. A
-    single batch may have weights that are all zero, a whole set may not.
+    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them.
     """
-    weights = leaves(examples.sample_weight, "sample_weight")
     problems = shape_problems(examples, is_batch) or not_finite(examples, target.targets_as_given)
-    problems = problems or [
-        *label_problems(examples.y, target),
-        *(problem for name, weight in weights for problem in _unfit(name, weight, weight < 0, "be at least 0")),
-    ]
-    if not problems and not is_batch and weights and not any(weight.any() for _, weight in weights):
-        problems = ["sample_weight is all zeros, so nothing would be learned"]
-    if problems:
+    if problems := problems or label_problems(examples.y, target):
         raise DataError(f"{where}: " + "; ".join(problems) + ".")
 
 
@@ -253,9 +240,10 @@ def _unfit(name: str, array: Array, is_bad: Array, rule: str) -> list[str]:
 
 
 def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
-    """Check examples as `to_numbers` left them, and return them with their targets in final form."""
-    if target.task == "classification" and not target.targets_as_given:
-        examples = labels_from_one_hot(examples)
+    """Check examples as `to_numbers` left them, and return them with their targets in final form: labels (n,) in place
+    of one-hot rows (n, k)."""
+    if target.task == "classification" and not target.targets_as_given and is_one_hot(examples.y):
+        examples = examples._replace(y=examples.y.argmax(axis=1))
     check_examples(examples, target, where, is_batch)
     return examples._replace(y=final_targets(examples.y, target))
 
