@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from mpt_cli.errors import DataError
 
-Values = NDArray[Any]
 RAGGED = "ragged "  # before the dtype of such an input
 
 
@@ -31,8 +30,8 @@ class Rows:
     ((3, None), [[7, 0], [5, 6]])
     """
 
-    values: Values
-    splits: Values
+    values: NDArray[Any]
+    splits: NDArray[Any]
 
     @property
     def shape(self) -> tuple[int | None, ...]:
@@ -64,22 +63,12 @@ class Rows:
         places = np.repeat(self.splits[rows] - splits[:-1], lengths) + np.arange(splits[-1])
         return Rows(self.values[places], splits)
 
-    def min(self) -> Any:
-        return self.values.min(initial=0)
-
-    def max(self) -> Any:
-        return self.values.max(initial=0)
-
-    def mapped(self, function: Callable[[Values], Values]) -> "Rows":
-        """Return the same rows with `function` applied to all values at once."""
-        return replace(self, values=function(self.values))
-
-    def dense(self) -> Values:
+    def dense(self) -> NDArray[Any]:
         """Return one array, padded with zeros to the longest row."""
-        lengths = np.diff(self.splits)
-        places = np.arange(len(self.values)) - np.repeat(self.splits[:-1], lengths)
-        whole = np.zeros((len(self), lengths.max(initial=0), *self.values.shape[1:]), self.dtype)
-        whole[np.repeat(np.arange(len(self)), lengths), places] = self.values
+        longest = np.diff(self.splits).max(initial=0)
+        whole = np.zeros((len(self), longest, *self.values.shape[1:]), self.dtype)
+        for row, begin, end in zip(whole, self.splits, self.splits[1:], strict=False):
+            row[: end - begin] = self.values[begin:end]
         return whole
 
 
@@ -109,23 +98,21 @@ def as_rows(value: Any, name: str = "x") -> Any:
 
 def on_values(function: Callable[..., Any], array: Any, *more: Any) -> Any:
     """Apply `function` to an array, or to the values of Rows, which come back as Rows."""
-    return array.mapped(lambda values: function(values, *more)) if isinstance(array, Rows) else function(array, *more)
+    if isinstance(array, Rows):
+        return replace(array, values=function(array.values, *more))
+    return function(array, *more)
 
 
-def joined(parts: Sequence[Any], length: int | None = None) -> Any:
+def joined(parts: Sequence[Any], length: int) -> Any:
     """Join arrays or Rows one after the other into `length` rows; those behind are zeros, or empty."""
-    missing = 0 if length is None else length - sum(len(part) for part in parts)
+    missing = length - sum(len(part) for part in parts)
     if isinstance(parts[0], Rows):
-        return _joined_rows(parts, missing)
+        lengths = np.concatenate([*(np.diff(part.splits) for part in parts), np.zeros(missing, np.int64)])
+        return Rows(np.concatenate([part.values for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
     shape, dtype = parts[0].shape[1:], np.result_type(*parts)  # texts are as wide as the longest of theirs
-    whole = np.zeros((sum(len(part) for part in parts) + missing, *shape), dtype)
-    np.concatenate(parts, out=whole[: len(whole) - missing])
+    whole = np.zeros((length, *shape), dtype)
+    np.concatenate(parts, out=whole[: length - missing])
     return whole
-
-
-def _joined_rows(parts: Sequence[Rows], missing: int) -> Rows:
-    lengths = np.concatenate([*(np.diff(part.splits) for part in parts), np.zeros(missing, np.int64)])
-    return Rows(np.concatenate([part.values for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
 
 
 Array: TypeAlias = NDArray[Any]
@@ -234,17 +221,21 @@ def in_epochs_of(stream: Stream, steps: int) -> Stream:
 @dataclass(frozen=True)
 class Shapes:
     """What a model must fit: shape of one example without the batch (a dict or tuple of shapes for several inputs),
-    outputs and dtype, whose names are joined with "+" where inputs differ.
+    outputs and dtype (in the structure of the shapes; "string" for text, "ragged int32" for rows of any length).
 
     `num_classes` is the number of classes, of tokens, or of regression outputs; None where the data doesn't say.
     """
 
     input_shape: Any
     num_classes: int | None
-    input_dtype: str = "float32"
+    input_dtypes: Any = "float32"
     task: str = "classification"
-    input_dtypes: Any = None  # in the structure of input_shape, "string" for text; None: all are input_dtype
     targets_as_given: bool = False  # they came with a loss that the user named, which says what outputs must be
+
+    @property
+    def input_dtype(self) -> str:
+        """Return the name of the dtype, or the names joined with "+" where inputs differ."""
+        return "+".join(sorted(set(optree.tree_leaves(self.input_dtypes))))
 
     def __str__(self) -> str:
         return f"inputs of shape {self.input_shape} and dtype {self.input_dtype}, {self.num_classes} outputs"

@@ -1,14 +1,11 @@
-"""Data in files of the user's: NumPy .npz with x and y, CSV with a header line, plain text by its characters."""
+"""Data in files of the user's: NumPy .npz with x and y, plain text by its characters."""
 
 import codecs
-import csv
-import math
 import platform
 import sysconfig
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +13,7 @@ from mpt_cli.data.examples import Array, DataSet, Examples
 from mpt_cli.data.paths import readable_file, readable_files
 from mpt_cli.data.prepare_data_set import RawArrays, build_data_set
 from mpt_cli.errors import DataError, did_you_mean
-from mpt_cli.settings.model_data_optimizer_keys import Csv, Npz, Text
+from mpt_cli.settings.model_data_optimizer_keys import Npz, Text
 from mpt_cli.settings.search_path import expanded
 
 
@@ -64,105 +61,6 @@ def _npz_array(name: str, arrays: dict[str, Array], file: Path) -> Array:
             f"{did_you_mean(name, arrays)}".rstrip()
         )
     return arrays[name]
-
-
-_MOST_CLASSES = 20  # distinct whole numbers that `task: auto` takes for classes
-
-
-def load_csv(settings: Csv, seed: int) -> DataSet:
-    """Read a CSV file: x float32 (n, columns), standardised; the target's classes are its distinct values, sorted.
-
-    `task` auto: text is classification, and so are whole numbers of which at most 20, and at most half as many as rows,
-    are distinct. Text in any other column is for a loader to encode.
-    """
-    file = readable_file(settings.path)
-    columns, lines = _read_csv(file, settings.separator)
-    if settings.target not in columns:
-        raise DataError(
-            f"data.target: {file} has no column {settings.target!r}. It has: {', '.join(columns)}. "
-            f"{did_you_mean(settings.target, columns)}".rstrip()
-        )
-    y, task, classes = _read_target(settings.target, columns.pop(settings.target), lines, settings.task)
-    if not columns:
-        raise DataError(f"data.path: {file} has no column beside the target {settings.target!r}.")
-    x = np.stack([_numbers(name, cells, lines) for name, cells in columns.items()], axis=1)
-    done: dict[str, Any] = {"inputs": [{"name": name} for name in columns]}
-    done |= {"targets": [{"name": settings.target}]} if classes is None else {"classes": classes}
-    note = ""
-    if classes:
-        note = f"classes of {settings.target}: {', '.join(classes[:10])}{', …' if len(classes) > 10 else ''}"
-    return build_data_set(
-        RawArrays(
-            file.name,
-            Examples(x, y),
-            None,
-            task,
-            len(classes) if classes else None,
-            standardise=True,
-            note=note,
-            preprocessing=done,
-        ),
-        settings,
-        seed,
-    )
-
-
-def _read_csv(file: Path, separator: str) -> tuple[dict[str, list[str]], list[int]]:
-    """Return the cells of each column, and the line that each row ends on, for messages."""
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.reader(stream, delimiter=separator.replace("\\t", "\t"), strict=True)
-            names = [name.strip() for name in next(reader, [])]
-            rows = [(reader.line_num, row) for row in reader if row]
-    except (csv.Error, TypeError, ValueError) as error:
-        how = f"CSV in UTF-8 with data.separator={separator!r}"
-        raise DataError(f"data.path: {file} can't be read as {how}: {error}.") from error
-    if len(set(names)) < len(names) or not rows:
-        raise DataError(f"data.path: {file} must have a header line, of names that differ, and rows.")
-    for line, row in rows:
-        if len(row) != len(names):
-            raise DataError(
-                f"data.path: {file}, line {line}, has {len(row)} values; the header has {len(names)}. "
-                "Is data.separator right, and is the file complete?"
-            )
-    columns = {name: [row[place].strip() for _, row in rows] for place, name in enumerate(names)}
-    return columns, [line for line, _ in rows]
-
-
-def _numbers(name: str, cells: list[str], lines: list[int]) -> Array:
-    for line, cell in zip(lines, cells, strict=True):
-        if not _is_number(cell):
-            raise DataError(
-                f"column {name!r} must hold finite numbers. Received: {cell!r} in line {line}. Fill or "
-                "remove such rows; encode text in a data.loader."
-            )
-    return np.array(cells, np.float64)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return math.isfinite(float(cell))
-    except ValueError:
-        return False
-
-
-def _read_target(name: str, cells: list[str], lines: list[int], task: str) -> tuple[Array, str, list[str] | None]:
-    """Return targets, task, and the names of the classes where it is classification."""
-    if task == "regression":
-        return _numbers(name, cells, lines), task, None
-    if "" in cells:
-        raise DataError(f"data.target: column {name!r} has an empty value in line {lines[cells.index('')]}.")
-    numeric = all(map(_is_number, cells))
-    values = np.array(cells, np.float64 if numeric else None)
-    whole = not numeric or bool((values == np.trunc(values)).all())
-    kinds, codes = np.unique(values, return_inverse=True)
-    if task == "auto" and numeric and not (whole and len(kinds) <= min(_MOST_CLASSES, len(cells) / 2)):
-        return values, "regression", None
-    if not whole:
-        raise DataError(f"data.target: column {name!r} holds numbers that aren't whole; use data.task=regression.")
-    if len(kinds) < 2:
-        raise DataError(f"data.target: column {name!r} has the same value in every row.")
-    return codes, "classification", [str(int(kind)) if numeric else str(kind) for kind in kinds.tolist()]
 
 
 def load_text(settings: Text, seed: int) -> DataSet:

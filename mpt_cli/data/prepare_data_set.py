@@ -1,5 +1,5 @@
 """From whatever arrays or stream a source returned to a DataSet: dtypes, what is to be predicted, and the one check
-that all pass; split, standardising, description, fingerprint.
+that all pass; split, description, fingerprint.
 """
 
 import hashlib
@@ -129,8 +129,7 @@ def read_target(
         task = "classification" if is_whole or is_one_hot(y) or are_said else "regression"
     if targets_as_given and num_classes is None:
         flags = y.ndim == 2 and outputs > 1 and is_whole and y.size > 0 and y.min() >= 0 and y.max() <= 1
-        of_rows = task == "regression" or flags or is_one_hot(y)
-        num_classes = outputs if of_rows else max(_count_classes(part.y) for part in parts)
+        num_classes = outputs if task == "regression" or flags else max(_count_classes(part.y) for part in parts)
     if targets_as_given:
         return TargetSpec(task, num_classes, given=True, targets_as_given=True)
     if task == "regression":
@@ -140,11 +139,6 @@ def read_target(
     if num_classes is not None:
         return TargetSpec(task, num_classes, given=True)
     return TargetSpec(task, max(_count_classes(part.y) for part in parts))
-
-
-def labels_from_one_hot(examples: Examples) -> Examples:
-    """Return the same examples with labels (n,) in place of one-hot rows (n, k); others as they are."""
-    return examples._replace(y=examples.y.argmax(axis=1)) if is_one_hot(examples.y) else examples
 
 
 def is_one_hot(y: Arrays) -> bool:
@@ -173,9 +167,9 @@ def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
 
 
 def _count_classes(y: Array) -> int:
-    """Largest label + 1; of targets that aren't labels anything, as the check refuses them."""
-    if not y.size:
-        return 0
+    """Largest label + 1, or the columns of one-hot rows; of what aren't labels anything, as the check refuses them."""
+    if is_one_hot(y) or not y.size:
+        return y.shape[1] if y.size else 0
     largest = y.max()
     return int(largest) + 1 if np.isfinite(largest) else 0
 
@@ -183,18 +177,10 @@ def _count_classes(y: Array) -> int:
 def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> None:
     """DataError, with all problems at once, unless the examples can be trained on.
 
-    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them. A
-    single batch may have weights that are all zero, a whole set may not.
+    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them.
     """
-    weights = leaves(examples.sample_weight, "sample_weight")
     problems = shape_problems(examples, is_batch) or not_finite(examples, target.targets_as_given)
-    problems = problems or [
-        *label_problems(examples.y, target),
-        *(problem for name, weight in weights for problem in _unfit(name, weight, weight < 0, "be at least 0")),
-    ]
-    if not problems and not is_batch and weights and not any(weight.any() for _, weight in weights):
-        problems = ["sample_weight is all zeros, so nothing would be learned"]
-    if problems:
+    if problems := problems or label_problems(examples.y, target):
         raise DataError(f"{where}: " + "; ".join(problems) + ".")
 
 
@@ -254,7 +240,10 @@ def _unfit(name: str, array: Array, is_bad: Array, rule: str) -> list[str]:
 
 
 def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
-    """Check examples as `to_numbers` left them, and return them with their targets in final form."""
+    """Check examples as `to_numbers` left them, and return them with their targets in final form: labels (n,) in place
+    of one-hot rows (n, k)."""
+    if target.task == "classification" and not target.targets_as_given and is_one_hot(examples.y):
+        examples = examples._replace(y=examples.y.argmax(axis=1))
     check_examples(examples, target, where, is_batch)
     return examples._replace(y=final_targets(examples.y, target))
 
@@ -309,11 +298,6 @@ def input_shape(x: Any) -> Any:
     return map_arrays(lambda array: tuple(None if size is None else int(size) for size in array.shape[1:]), x)
 
 
-def input_dtype(x: Any) -> str:
-    """Name of the inputs' dtype; the distinct names joined with + where they differ."""
-    return "+".join(sorted({dtype_name(array) for _, array in leaves(x, "x")}))
-
-
 def dtype_name(array: Any) -> str:
     """Return the name of the dtype: string for bytes, ragged before that of Rows."""
     name = "string" if array.dtype.kind == "S" else str(array.dtype.name)
@@ -323,12 +307,12 @@ def dtype_name(array: Any) -> str:
 def look_at(parts: list[Examples]) -> dict[str, Any]:
     """Return the fields of a DataSet that its arrays tell, training first; of a stream those of its first batch."""
     x = parts[0].x
-    floats = [array for part in parts for _, array in leaves(part.x, "x") if array.dtype.kind == "f"]
+    arrays = [array.values if isinstance(array, Rows) else array for part in parts for _, array in leaves(part.x, "x")]
+    peaks = [max(float(a.max(initial=0)), -float(a.min(initial=0))) for a in arrays if a.dtype.kind == "f"]
     return {
         "input_shape": input_shape(x),
-        "input_dtype": input_dtype(x),
         "input_dtypes": map_arrays(dtype_name, x),
-        "max_abs_input": max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0),
+        "max_abs_input": max(peaks, default=0.0),
         "fingerprint": fingerprint_arrays(parts),
     }
 
@@ -353,9 +337,8 @@ class RawArrays:
 
     `title` names them in messages and in the description, `note` ends the description. `validation` is a validation
     set of the source. `in_order`: hold out the last examples without a copy, as they follow one another (text) or are
-    random (synthetic). `standardise`: standardise the columns of x, and the targets of a regression.
-    `targets_as_given`: do not change the targets (but for float64 and int64), because the user named the loss.
-    `preprocessing`: as in DataSet; standardising adds to it.
+    random (synthetic). `targets_as_given`: do not change the targets (but for float64 and int64), because the user
+    named the loss. `preprocessing`: as in DataSet.
     """
 
     title: str
@@ -364,7 +347,6 @@ class RawArrays:
     task: str = "auto"
     num_classes: int | None = None
     in_order: bool = False
-    standardise: bool = False
     note: str = ""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     targets_as_given: bool = False
@@ -382,7 +364,6 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
     else:
         train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
     drawn = replace(raw, train=train, validation=validation)
-    drawn = _standardise(drawn, target) if raw.standardise else drawn
     return _described(drawn, target, [part for part in (drawn.train, drawn.validation) if part is not None])
 
 
@@ -390,8 +371,6 @@ def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
     titles = [raw.title] if raw.validation is None else [raw.title, f"{raw.title} (validation)"]
     sets = [raw.train] if raw.validation is None else [raw.train, raw.validation]
     parts = [to_numbers(part, title) for part, title in zip(sets, titles, strict=True)]
-    if raw.task != "regression" and not raw.targets_as_given:
-        parts = [labels_from_one_hot(part) for part in parts]
     target = read_target(parts, raw.task, raw.num_classes, raw.targets_as_given)
     held_out = replace(target, given=True)  # a class may be missing there
     parts = [
@@ -403,7 +382,7 @@ def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
 
 
 def _check_alike(parts: list[Examples], title: str) -> None:
-    kinds = [(input_shape(part.x), input_dtype(part.x), input_shape(part.y)) for part in parts]
+    kinds = [(input_shape(part.x), map_arrays(dtype_name, part.x), input_shape(part.y)) for part in parts]
     if kinds[0] != kinds[-1]:
         raise DataError(
             f"{title}: training and validation examples differ. Received: x {kinds[0][0]} {kinds[0][1]} "
@@ -411,49 +390,6 @@ def _check_alike(parts: list[Examples], title: str) -> None:
             "Two pairs that a loader returns are training and validation: several inputs go into a list "
             "or a dict."
         )
-
-
-def _standardise(raw: RawArrays, target: TargetSpec) -> RawArrays:
-    """Scale columns to mean 0 and deviation 1 of the training split; regression targets too, with a note of both."""
-    mean, deviation = _moments(raw.train.x)
-    done, note = {"inputs": _with_moments(raw, "inputs", mean, deviation)}, raw.note
-    y_mean, y_deviation = np.zeros(1), np.ones(1)
-    if target.task == "regression":
-        y_mean, y_deviation = _moments(raw.train.y)
-        done["targets"] = _with_moments(raw, "targets", y_mean, y_deviation)
-        note += f"{'; ' if note else ''}targets standardised by mean {_numbers(y_mean)} and deviation "
-        note += f"{_numbers(y_deviation)}, metrics are in standard deviations"
-
-    def apply(part: Examples) -> Examples:
-        y = part.y if target.task != "regression" else _scaled(part.y, y_mean, y_deviation)
-        return part._replace(x=_scaled(part.x, mean, deviation), y=y)
-
-    validation = None if raw.validation is None else apply(raw.validation)
-    return replace(
-        raw, train=apply(raw.train), validation=validation, note=note, preprocessing=raw.preprocessing | done
-    )
-
-
-def _with_moments(raw: RawArrays, key: str, mean: Array, deviation: Array) -> list[dict[str, Any]]:
-    """Return what the source says about each column, with the mean and deviation it was standardised by."""
-    told = raw.preprocessing.get(key) or [{}] * len(mean)
-    return [
-        entry | {"mean": float(middle), "deviation": float(spread)}
-        for entry, middle, spread in zip(told, mean, deviation, strict=True)
-    ]
-
-
-def _moments(array: Array) -> tuple[Array, Array]:
-    deviation = array.std(axis=0, dtype=np.float64)
-    return array.mean(axis=0, dtype=np.float64), np.where(deviation > 0, deviation, 1)
-
-
-def _scaled(array: Array, mean: Array, deviation: Array) -> Array:
-    return ((array - mean) / deviation).astype(np.float32)
-
-
-def _numbers(values: Array) -> str:
-    return ", ".join(f"{value:.5g}" for value in values)
 
 
 def _described(raw: RawArrays, target: TargetSpec, looked_at: list[Examples]) -> DataSet:
@@ -502,9 +438,7 @@ def _stream_target(first: Examples, raw: RawArrays) -> TargetSpec:
 
 
 def _prepare_batch(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
-    examples = to_numbers(examples, where)
-    labels = target.task == "classification" and not target.targets_as_given
-    return prepare_examples(labels_from_one_hot(examples) if labels else examples, target, where, is_batch)
+    return prepare_examples(to_numbers(examples, where), target, where, is_batch)
 
 
 def _checked_stream(stream: Stream, target: TargetSpec, title: str) -> Stream:

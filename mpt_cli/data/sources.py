@@ -2,8 +2,8 @@
 something to learn), and the sources by name, one of which is a function of the user's.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -20,8 +20,8 @@ from mpt_cli.data.batch_streams import (
     seed_tensorflow,
     warn_of_workers,
 )
-from mpt_cli.data.examples import Array, DataSet, Examples, Stream, in_epochs_of
-from mpt_cli.data.file_formats import load_csv, load_npz, load_text
+from mpt_cli.data.examples import Array, DataSet, Examples, Stream, draw_examples, in_epochs_of, split_examples
+from mpt_cli.data.file_formats import load_npz, load_text
 from mpt_cli.data.prepare_data_set import (
     RawArrays,
     build_data_set,
@@ -50,20 +50,52 @@ def load_digits(settings: Digits, seed: int) -> DataSet:
 
 
 def load_tabular(settings: Tabular, seed: int) -> DataSet:
-    """Return a table with standardised columns; a regression's targets are standardised too, by the training split."""
+    """Return a table with columns of mean 0 and deviation 1 in the training split; so are targets of a regression."""
     from sklearn import datasets
 
     # diabetes comes ready-scaled by all rows, the held-out ones among them; ours are scaled by the training split
     raw = {"scaled": False} if settings.dataset == "diabetes" else {}
     table = getattr(datasets, f"load_{settings.dataset}")(**raw)
-    task = "regression" if settings.dataset in _REGRESSION else "classification"
-    targets = [str(name) for name in table.get("target_names", ["target"])]  # diabetes doesn't name its one
-    names: dict[str, Any] = {"inputs": [{"name": str(name)} for name in table.feature_names]}
-    names |= {"classes": targets} if task == "classification" else {"targets": [{"name": name} for name in targets]}
+    names = [str(name) for name in table.get("target_names", ["target"])]  # diabetes doesn't name its one
+    is_regression = settings.dataset in _REGRESSION
+    y = table.target.reshape(-1, len(names)).astype(np.float32) if is_regression else table.target
+    rows = draw_examples(Examples(table.data.astype(np.float32), y), settings.limit, seed)
+    train, held_out = split_examples(rows, settings.validation_fraction, seed)
+    inputs = _moments(train.x, table.feature_names)
+    targets = _moments(train.y, names) if is_regression else []
+
+    def standardised(part: Examples) -> Examples:
+        return Examples(_scaled(part.x, inputs), _scaled(part.y, targets) if targets else part.y)
+
     read = RawArrays(
-        settings.dataset, Examples(table.data, table.target), task=task, standardise=True, preprocessing=names
+        settings.dataset,
+        standardised(train),
+        None if held_out is None else standardised(held_out),
+        task="regression" if is_regression else "classification",
+        num_classes=len(names),
+        note=_scale_text(targets),
+        preprocessing={"inputs": inputs} | ({"targets": targets} if targets else {"classes": names}),
     )
-    return build_data_set(read, settings, seed)
+    return build_data_set(read, replace(settings, validation_fraction=0), seed)
+
+
+def _moments(columns: Array, names: Sequence[str]) -> list[dict[str, Any]]:
+    deviation = columns.std(axis=0, dtype=np.float64)
+    found = zip(names, columns.mean(axis=0, dtype=np.float64), np.where(deviation > 0, deviation, 1), strict=True)
+    return [{"name": str(name), "mean": float(mean), "deviation": float(spread)} for name, mean, spread in found]
+
+
+def _scaled(columns: Array, moments: list[dict[str, Any]]) -> Array:
+    mean, deviation = (np.array([column[key] for column in moments]) for key in ("mean", "deviation"))
+    scaled: Array = ((columns - mean) / deviation).astype(np.float32)
+    return scaled
+
+
+def _scale_text(targets: list[dict[str, Any]]) -> str:
+    if not targets:
+        return ""
+    mean, deviation = (", ".join(f"{target[key]:.5g}" for target in targets) for key in ("mean", "deviation"))
+    return f"targets standardised by mean {mean} and deviation {deviation}, metrics are in standard deviations"
 
 
 _COARSE_VECTOR, _COARSE_SIDE, _HIDDEN = 256, 8, 64
@@ -151,31 +183,16 @@ def load_loader(settings: Loader, seed: int, targets_as_given: bool = False) -> 
     """
     function = load_function(settings.loader, "data.loader")
     call = partial(call_user, function, "data.loader", **_loader_arguments(function, settings, seed))
-    returned = Returned(call, f"loader {settings.loader.rpartition('/')[2]}", seed, targets_as_given)
-    return _returned_data_set(returned, settings)
-
-
-@dataclass(frozen=True)
-class Returned:
-    """What a function of the user's returns each time it is called (a generator can be read but once)."""
-
-    call: Callable[[], Any]
-    title: str
-    seed: int
-    targets_as_given: bool
-
-
-def _returned_data_set(returned: Returned, settings: Loader) -> DataSet:
-    train, validation = _read_returned(returned)
-    title, as_given = returned.title, returned.targets_as_given
-    raw = RawArrays(title, train, validation, num_classes=settings.num_classes, targets_as_given=as_given)
+    title = f"loader {settings.loader.rpartition('/')[2]}"
+    train, validation = _read_returned(call, title, seed)
+    raw = RawArrays(title, train, validation, num_classes=settings.num_classes, targets_as_given=targets_as_given)
     if isinstance(train, Examples):
         if isinstance(validation, Stream):
             raise DataError(
                 f"{title}: the validation data is a stream, but the training data is in memory. Return arrays "
                 "of both, or batches of both."
             )
-        return build_data_set(raw, settings, returned.seed)
+        return build_data_set(raw, settings, seed)
     if isinstance(validation, Stream) and validation.endless:
         raise DataError(f"{title}: the validation dataset never ends. Use dataset.take(n).")
     note = "its own batches" + (", no validation" if validation is None else "")
@@ -193,17 +210,19 @@ def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int)
     return arguments
 
 
-def _read_returned(returned: Returned) -> tuple[Examples | Stream, Examples | Stream | None]:
-    value, title = call_seeded(returned.call, returned.seed), returned.title
+def _read_returned(
+    call: Callable[[], Any], title: str, seed: int
+) -> tuple[Examples | Stream, Examples | Stream | None]:
+    value = call_seeded(call, seed)
 
-    def again(place: int | None) -> Any:
-        seed_tensorflow(returned.seed)
-        made = returned.call()
+    def again(place: int | None) -> Any:  # a generator can be read but once
+        seed_tensorflow(seed)
+        made = call()
         return made if place is None else made[place]
 
     def read(part: Any, place: int | None, where: str) -> Examples | Stream:
         if is_batch_source(part):
-            return open_batches(part, lambda: again(place), returned.seed, where)
+            return open_batches(part, lambda: again(place), seed, where)
         if is_tf_dataset(part):
             return open_tf_batches(part, None if place == 1 else lambda: again(place), where)
         return _read_arrays(part, where)
@@ -237,7 +256,6 @@ SOURCES: dict[str, Callable[..., DataSet]] = {
     "text": load_text,
     "synthetic": load_synthetic,
     "npz": load_npz,
-    "csv": load_csv,
     "loader": load_loader,
 }
 

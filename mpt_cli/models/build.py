@@ -17,7 +17,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from mpt_cli.data.examples import RAGGED, Shapes
+from mpt_cli.data.examples import RAGGED, Shapes, map_arrays
 from mpt_cli.data.paths import damage_of
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_you_mean
 from mpt_cli.precision.keras_internals import inner_layers
@@ -118,16 +118,8 @@ def _call_symbolically(model: keras.Model, shapes: Shapes) -> Any:
     with warnings.catch_warnings():
         # before an error in the user's `call` Keras warns at length that it can't trace it; the error says it better
         warnings.filterwarnings("ignore", message=".*unbuilt state", category=UserWarning)
-        return model(symbolic_inputs(shapes.input_shape, shapes.input_dtypes or shapes.input_dtype))
-
-
-def symbolic_inputs(shape: Any, dtype: Any) -> Any:
-    """Return symbolic inputs in the structure of the data, each of its dtype where `dtype` has that structure."""
-    if isinstance(shape, Mapping):
-        return {name: symbolic_inputs(part, _part_of(dtype, name)) for name, part in shape.items()}
-    if any(isinstance(part, (tuple, list, Mapping)) for part in shape):
-        return [symbolic_inputs(part, _part_of(dtype, place)) for place, part in enumerate(shape)]
-    return symbol((None, *shape), "float32" if "+" in dtype else dtype)
+        inputs = map_arrays(lambda name, shape: symbol((None, *shape), name), shapes.input_dtypes, shapes.input_shape)
+        return model(inputs)
 
 
 def symbol(shape: tuple[int | None, ...], dtype: str) -> keras.KerasTensor:
@@ -136,10 +128,6 @@ def symbol(shape: tuple[int | None, ...], dtype: str) -> keras.KerasTensor:
     if plain == dtype or keras.backend.backend() != "tensorflow":
         return keras.KerasTensor(shape, dtype=plain)
     return keras.KerasTensor(shape, dtype=plain, ragged=True, ragged_rank=1)
-
-
-def _part_of(dtype: Any, name: Any) -> Any:
-    return dtype if isinstance(dtype, str) else dtype[name]
 
 
 def _check_outputs(outputs: Any, shapes: Shapes, key: str) -> None:

@@ -157,19 +157,6 @@ class Npz(DataSettings):
 
 
 @dataclass
-class Csv(DataSettings):
-    """A CSV file of numbers with a header line; columns are standardised."""
-
-    name: str = "csv"
-    path: str = key(REQUIRED, "the CSV file")
-    target: str = key(REQUIRED, "name of the column to predict")
-    task: str = key(
-        "auto", "auto: text or few whole numbers is classification", choices=("auto", "classification", "regression")
-    )
-    separator: str = key(",", "between columns")
-
-
-@dataclass
 class Loader(DataSettings):
     """A function of the user's that returns arrays or tf.data.Datasets."""
 
@@ -186,7 +173,6 @@ DATA = {
     "text": Text,
     "synthetic": Synthetic,
     "npz": Npz,
-    "csv": Csv,
     "loader": Loader,
 }
 

@@ -60,7 +60,7 @@ WRONG = {
     ),
     f"{CNN} policy=mixed_fp16 loss_scale.mode=off": ("mean mixed_float16?", "auto, dynamic, fixed, logmax, none"),
     f"{CNN} trainer.jit_compile=ture model.filters=8": ("Did you mean true?", "Write model.filters=[8]."),
-    f"{CNN} model=builder data=csv": ("model.builder: must be given", "data.path: ", "name of the column"),
+    f"{CNN} model=builder data=npz": ("model.builder: must be given", "data.path: ", "the .npz file"),
     f"{CNN} seed=0,1,2": "seed: ",
     "check conf=digits_cnn trainer.epochs=0": "mpt check: trainer.epochs: must be >= 1. Received: 0.\n",
     "check --show --build conf=digits_cnn": "not allowed with argument",

@@ -7,7 +7,6 @@ import pytest
 from mpt_cli.data.examples import Examples
 from mpt_cli.data.prepare_data_set import (
     TargetSpec,
-    labels_from_one_hot,
     prepare_examples,
     read_target,
     to_numbers,
@@ -26,8 +25,6 @@ def test_float_and_bool_inputs_become_float32(dtype):
 
 def final(y, task="auto", num_classes=None, x=None):
     examples = to_numbers(Examples(np.ones((len(y), 2)) if x is None else x, y), "it")
-    if task != "regression":
-        examples = labels_from_one_hot(examples)
     target = read_target([examples], task, num_classes)
     return target, prepare_examples(examples, target, "it").y
 

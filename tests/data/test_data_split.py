@@ -1,4 +1,4 @@
-"""Drawing, splitting, standardising and describing arrays."""
+"""Drawing, splitting and describing arrays."""
 
 import numpy as np
 import pytest
@@ -61,23 +61,6 @@ def test_validation_of_another_shape_is_refused():
         build(RawArrays("it", numbered(4), Examples(np.ones((2, 2)), np.array([0, 1]))))
     with pytest.raises(DataError, match=r"^it \(validation\): x must be finite in float32: not so for 1 of"):
         build(RawArrays("it", numbered(4), Examples(np.array([[np.nan]]), np.array([0]))))
-
-
-def test_columns_are_standardised_by_the_training_split_alone():
-    train = Examples(np.array([[0.0, 5.0], [4.0, 5.0]]), np.array([10.0, 30.0]))
-    held_out = Examples(np.array([[6.0, 6.0]]), np.array([40.0]))
-    raw = RawArrays("it", train, held_out, "regression", standardise=True, note="more")
-    data = build(raw)
-    assert data.train.x.tolist() == [[-1, 0], [1, 0]]  # mean 2, deviation 2; a constant column by deviation 1
-    assert data.validation.x.tolist() == [[2, 1]]
-    assert (data.train.y.tolist(), data.validation.y.tolist()) == ([[-1], [1]], [[2]])
-    assert data.description.endswith(
-        "1 target; more; targets standardised by mean 20 and deviation 10, metrics are in standard deviations"
-    )
-    assert data.preprocessing == {
-        "inputs": [{"mean": 2, "deviation": 2}, {"mean": 5, "deviation": 1}],
-        "targets": [{"mean": 20, "deviation": 10}],
-    }
 
 
 def test_the_largest_input_of_either_part_is_recorded():

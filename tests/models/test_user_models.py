@@ -76,6 +76,7 @@ def build(input_shape):
     return keras.Model(inputs, layers.Dense(4)(layers.Concatenate()(list(inputs.values()))))
 """,
         shape={"left": (2,), "right": (3,)},
+        dtype={"left": "float32", "right": "int32"},
     )
     assert model.count_params() == 5 * 4 + 4
 
@@ -208,7 +209,7 @@ def test_a_recipe_with_its_own_modules_is_run_and_resumed_from_other_folders(tmp
         "model: {builder: parts:stack}\ndata: {loader: ./parts.py:load}\n"
         "trainer: {max_steps: 4, batch_size: 16, jit_compile: false}\n"
     )
-    (project / "mine.yaml").write_text(text + "sweep: {grid: {seed: [0, 1]}}\n")
+    (project / "mine.yaml").write_text(text + "sweep: {seed: [0, 1]}\n")
     conf = "conf=../project/mine.yaml"
     done = mpt("train", conf, f"run_dir={tmp_path}/r", "trainer.checkpoint_every_steps=2", "seed=0", cwd=work)
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from mpt_cli.training.checkpoint import collect_state
 
 def data_set(x: Examples, dtype: str = "float32") -> DataSet:
     return DataSet(
-        train=x, validation=None, input_shape=(4,), input_dtype=dtype, num_classes=3, fingerprint="", description=""
+        train=x, validation=None, input_shape=(4,), input_dtypes=dtype, num_classes=3, fingerprint="", description=""
     )
 
 
