@@ -129,8 +129,6 @@ def _value(key: Key) -> Schema:
         kind = get_args(key.options[0])[1]
         numbers = {"additionalProperties": _any_of(_scalar(key, kind))} if kind in (int, float) else {}
         return {"type": ["object", "null"] if key.is_optional else "object", **numbers}
-    if key.section is not None:
-        return {"type": "array", "items": _section(key.section, key.path)}
     if key.is_list:
         (element,) = get_args(key.options[0])
         kinds: list[Schema] = [{"type": "array", "items": _any_of(_scalar(key, element))}]
