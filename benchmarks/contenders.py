@@ -84,7 +84,7 @@ def mpt_turn(cell: Cell, telemetry: Telemetry) -> Turn:
     session.checkpointer.save = lambda *_: None  # type: ignore[method-assign]
 
     def run(epochs: int) -> float:
-        session.epochs_of_phases = [session.progress.epochs_completed + epochs]
+        session.epochs = session.progress.epochs_completed + epochs
         started = time.perf_counter()
         outcome = session.fit()
         assert outcome.stop is None

@@ -64,8 +64,7 @@ def keys() -> str:
         of_section = [key for key in versions if key.path.startswith(f"{section}.")]
         parts += [f"## {section}", (inspect.getdoc(cls) or "").partition("\n")[0]]
         parts += _variant_tables(section, of_section) if section in VARIANTS else _table(of_section)
-    listed = [key for key in versions if key.path.startswith("phases.")]
-    return "\n".join([*parts, "## phases", "A list; `N` counts from 0.", *_table(listed)])
+    return "\n".join(parts)
 
 
 def run_keys() -> str:

@@ -64,8 +64,7 @@ def fit(
         callbacks: Keras callbacks; where one has hooks of batches, the steps are run one by one.
         run_dir: where the run writes; None for runs/MODEL/TIME.
         resume: a run directory to go on with, or True for the one in `run_dir`, or the latest of this model.
-        settings: any other key of a configuration by its path, as in {"trainer.log_every_steps": 10}; "phases" have
-            their own epochs.
+        settings: any other key of a configuration by its path, as in {"trainer.log_every_steps": 10}.
 
     Raises ConfigError or DataError for what can't be trained, which leaves nothing behind, and what a signal does:
     KeyboardInterrupt or SystemExit(143), once the run is saved.
@@ -78,9 +77,8 @@ def fit(
     given = DataArguments(x, y, sample_weight, class_weight, validation_data, validation_split)
     check_targets(model, given)
     data = read_given(given)
-    tree = {"batch_size": _batch_size(batch_size, data), "shuffle": shuffle and not is_tf_dataset(x)}
-    if epochs != 1 or "phases" not in (settings or {}):  # which say how long each is, unless somebody said otherwise
-        tree["epochs"] = epochs
+    shuffles = shuffle and not is_tf_dataset(x)
+    tree = {"epochs": epochs, "batch_size": _batch_size(batch_size, data), "shuffle": shuffles}
     asked = RunArguments(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
     program = ModelProgram(given_settings(model, asked), model, data, policy, tuple(callbacks))
     return _run(program)
@@ -198,8 +196,6 @@ def _set(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
         return Problem(path, "is decided by the arguments of fit, not by `settings`.", value)
     if (problem := unknown_key_problem(path, value)) is not None:
         return problem
-    if path.startswith("phases."):
-        return Problem(path, "must be given with the whole list, as phases.", value)
     *holders, name = path.split(".")
     for holder in holders:
         tree = tree.setdefault(holder, {})

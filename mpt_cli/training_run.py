@@ -196,7 +196,7 @@ def _without_effect(start: Start, session: "Session") -> list[str]:
     if start.checkpoint is None:
         return unused_changes(start.changes, session.parts.scaling.mode, None)
     before = str(start.checkpoint.position["scaling_mode"])
-    return unused_changes(start.changes, session.parts.scaling.mode, before, session.parts.phases.index)
+    return unused_changes(start.changes, session.parts.scaling.mode, before)
 
 
 def follow(settings: Settings) -> None:

@@ -85,7 +85,7 @@ def _turn(session: "Session", telemetry: Any) -> "Turn":
 
     def run(epochs: int) -> float:
         session.telemetry = telemetry
-        session.epochs_of_phases = [session.progress.epochs_completed + epochs]
+        session.epochs = session.progress.epochs_completed + epochs
         started = time.perf_counter()
         outcome = session.fit()
         assert outcome.stop is None, outcome.stop

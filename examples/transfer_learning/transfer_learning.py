@@ -1,4 +1,4 @@
-"""Transfer learning: a base that was trained before, frozen under a new head, and then its top block with it."""
+"""Transfer learning: a base that was trained before, frozen under a new head; a second run trains its top block too."""
 
 import keras
 import numpy as np

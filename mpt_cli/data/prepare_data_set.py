@@ -177,10 +177,15 @@ def _count_classes(y: Array) -> int:
 def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> None:
     """DataError, with all problems at once, unless the examples can be trained on.
 
-    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them.
+    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them. A
+    single batch may have weights that are all zero, a whole set may not.
     """
+    weights = leaves(examples.sample_weight, "sample_weight")
     problems = shape_problems(examples, is_batch) or not_finite(examples, target.targets_as_given)
-    if problems := problems or label_problems(examples.y, target):
+    problems = problems or label_problems(examples.y, target)
+    if not problems and not is_batch and weights and not any(weight.any() for _, weight in weights):
+        problems = ["sample_weight is all zeros, so nothing would be learned"]
+    if problems:
         raise DataError(f"{where}: " + "; ".join(problems) + ".")
 
 

@@ -109,8 +109,6 @@ def diagnose(
     """
     settings = program.settings
     say(f"{settings.recipe}: building it and a copy to be measured")
-    if settings.phases:
-        say(f"the first phase of {len(settings.phases)} is measured")
     examination = Examination(program, platform, request)
     _check_step(request, examination.parts)
     trained = f" after {request.after_steps} steps of training" if request.after_steps else ""
@@ -120,14 +118,11 @@ def diagnose(
 
 
 def _check_step(request: ExaminationRequest, parts: Assembly) -> None:
-    """Raise ConfigError where the step lies after the end of the run, or of its first phase."""
-    phases, steps = parts.settings.phases, parts.total_steps
-    if phases and parts.train_feed.steps is not None:
-        steps = phases[0].epochs * parts.train_feed.steps
+    """Raise ConfigError where the step lies after the end of the run."""
+    steps = parts.total_steps
     if steps is not None and request.after_steps > steps:
-        what = "the first phase" if phases else "the run"
         remedy = "Let it be longer: trainer.epochs, in Python epochs=."
-        raise config_error("--after-steps", f"must be at most the {steps} of {what}.", request.after_steps, remedy)
+        raise config_error("--after-steps", f"must be at most the {steps} of the run.", request.after_steps, remedy)
 
 
 def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:

@@ -19,7 +19,7 @@ from mpt_cli.runs.directory import RunDirectory, make_empty, random_name, read_w
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.format import format_number
-from mpt_cli.telemetry.record_types import OVERFLOW, PHASE, Event
+from mpt_cli.telemetry.record_types import OVERFLOW, Event
 
 
 def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
@@ -37,8 +37,7 @@ APART = 20  # steps: what overflows again before that is one story
 class OverflowEvent(Event):
     """The line of events.jsonl about the step that is looked into, with its place in the run."""
 
-    borders: tuple[int, ...] = ()  # the last step of each phase that was over by then
-    began: int = 0  # the first of its phase that overflowed no more than APART steps before the next, up to this one
+    began: int = 0  # the first step that overflowed no more than APART steps before the next, up to this one
 
 
 def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
@@ -48,8 +47,7 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
     """
     if not run.events_jsonl.is_file():
         raise DataError(f"{run.events_jsonl} is missing.")
-    events = read_whole_lines(run.events_jsonl)
-    found = [line for line in events if line["kind"] == OVERFLOW]
+    found = [line for line in read_whole_lines(run.events_jsonl) if line["kind"] == OVERFLOW]
     steps = sorted({line["step"] for line in found})
     chosen = [line for line in found if step in (None, line["step"])]
     if not found:
@@ -59,13 +57,12 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
         raise config_error("--step", f"must be a step that overflowed: {listed}.", step)
     last = chosen[-1]  # of the last attempt; of several optimizers the first may have spoilt the others
     line = next(line for line in chosen if all(line.get(key) == last.get(key) for key in ("step", "attempt")))
-    borders = tuple(event["step"] - 1 for event in events if event["kind"] == PHASE and event["step"] <= line["step"])
     began = line["step"]
     for earlier in reversed(steps):
-        if max(began - APART - 1, *borders, 0) < earlier < began:
+        if began - APART <= earlier < began:
             began = earlier
     known = {field.name: line[field.name] for field in fields(Event) if field.name in line}
-    return OverflowEvent(**{**known, "scale_before": float(line["scale_before"])}, borders=borders, began=began)
+    return OverflowEvent(**{**known, "scale_before": float(line["scale_before"])}, began=began)
 
 
 @contextmanager

@@ -30,7 +30,6 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.build_run_parts import Assembly, assemble
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
-from mpt_cli.training.fine_tuning_phases import check_phase
 from mpt_cli.training.run_from_settings import Program
 
 
@@ -42,34 +41,14 @@ def rebuild_at_checkpoint(
     parts = assemble(program, platform, program.load_data())
     checkpoint = CheckpointStore(run.checkpoints, say=say).newest(before=overflow.step)
     _check_data(run, checkpoint, parts.data.fingerprint)
-    check_replayable(run, checkpoint, overflow)
     if checkpoint is None:
         return parts, RunStepper(parts)
-    _restore_checkpoint(parts, checkpoint, len(overflow.borders))
+    is_other = checkpoint.position["scaling_mode"] != parts.scaling.mode  # of a remedy that is tried
+    restore_state(parts.model, checkpoint.arrays, other_scaling=is_other)
     progress = checkpoint.position["progress"]
     within = progress["step_in_epoch"]
     epoch = progress["epoch"] if within else progress["epochs_completed"] + 1
     return parts, RunStepper(parts, checkpoint.step, epoch, within)
-
-
-def _restore_checkpoint(parts: Assembly, checkpoint: Checkpoint, phase: int) -> None:
-    """Restore `checkpoint`; where it is the last one of the phase before, also enter `phase`."""
-    parts.enter_phase(check_phase(parts.phases, checkpoint))
-    is_other = checkpoint.position["scaling_mode"] != parts.scaling.mode  # of a remedy that is tried
-    restore_state(parts.model, checkpoint.arrays, other_scaling=is_other)
-    if phase != parts.phases.index:
-        parts.optimizer.finalize_variable_values(parts.model.trainable_variables)
-        parts.enter_phase(phase)
-
-
-def check_replayable(run: RunDirectory, checkpoint: Checkpoint | None, overflow: OverflowEvent) -> None:
-    """Raise DataError unless the checkpoint is of the phase of the overflow, or the last one of the phase before."""
-    borders = overflow.borders
-    if borders and (checkpoint is None or checkpoint.step < borders[-1]):
-        raise DataError(
-            f"{run.path} has no checkpoint of phase {len(borders) + 1}, in which step {overflow.step} "
-            "overflowed, to train again from: trainer.checkpoint_every_steps makes more of them."
-        )
 
 
 def _check_data(run: RunDirectory, checkpoint: Checkpoint | None, now: str) -> None:

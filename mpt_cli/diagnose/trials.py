@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> None:
     from mpt_cli.diagnose.replay import rebuild_at_checkpoint
 
     parts, stepper = rebuild_at_checkpoint(run, settings, platform, overflow, lambda text: None)
-    rate = parts.phases.configured_rate
+    rate = parts.configured_rate
     if rate is not None and any(word.startswith("optimizer.learning_rate=") for word in words):
         parts.optimizer.learning_rate = rate  # the checkpoint has that of then
     state = parts.optimizer.scale_state

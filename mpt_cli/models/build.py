@@ -23,7 +23,6 @@ from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_y
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.precision.train_step import can_be_called, has_custom_train_step
 from mpt_cli.settings.model_data_optimizer_keys import CNN, MLP, Builder, ModelSettings, ResNet, Saved, Transformer
-from mpt_cli.settings.schema import PhaseSettings, Settings
 from mpt_cli.user_code import call_user, load_function, model_problem, parameters_of
 
 
@@ -382,37 +381,27 @@ def adapted_in_float32() -> Iterator[None]:
         keras.layers.Normalization.adapt = adapt
 
 
-def freeze_layers(settings: Settings, model: Any) -> None:
-    """Say which layers the run trains at first: those of the builder, changed by `model` and then by the first phase.
-
-    ConfigError as `set_trained` raises it.
-    """
-    set_trained(model, settings.model, "model")
-    for index, phase in enumerate(settings.phases[:1]):
-        set_trained(model, phase, f"phases.{index}")
-
-
-def set_trained(model: Any, changes: ModelSettings | PhaseSettings, key: str) -> None:
-    """Make the layers of `changes.freeze` untrainable, then those of `changes.unfreeze` trainable.
+def set_trained(model: Any, settings: ModelSettings) -> None:
+    """Make the layers of `model.freeze` untrainable, then those of `model.unfreeze` trainable.
 
     What a layer is set to, the layers inside it are, as in Keras. ConfigError for a pattern that no layer matches, and
-    where nothing is left to train; `key` is where the patterns stand.
+    where nothing is left to train.
 
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="one"), keras.layers.Dense(2)])
-    >>> set_trained(model, PhaseSettings(epochs=1, freeze=["*"], unfreeze=["one"]), "phases.0")
+    >>> set_trained(model, ModelSettings(freeze=["*"], unfreeze=["one"]))
     >>> [layer.trainable for layer in model.layers]
     [True, False]
     """
     for name, trained in (("freeze", False), ("unfreeze", True)):
-        patterns = getattr(changes, name)
+        patterns = getattr(settings, name)
         for pattern in patterns:
-            _check_pattern(model, pattern, f"{key}.{name}")
+            _check_pattern(model, pattern, f"model.{name}")
         _set_layers(model, patterns, trained)
-    if (changes.freeze or changes.unfreeze) and model.built and not model.trainable_variables:
-        frozen = changes.freeze or changes.unfreeze
+    if (settings.freeze or settings.unfreeze) and model.built and not model.trainable_variables:
+        frozen = settings.freeze or settings.unfreeze
         raise ConfigError(
             Problem(
-                f"{key}.freeze", "must leave something to train.", frozen, "Name what is to be trained in `unfreeze`."
+                "model.freeze", "must leave something to train.", frozen, "Name what is to be trained in `unfreeze`."
             )
         )
 
@@ -443,17 +432,3 @@ def _check_pattern(model: Any, pattern: str, key: str) -> None:
         names = [*dict.fromkeys(layer.name for layer in layers)]
         remedy = did_you_mean(pattern.removeprefix(KEPT), names) or f"It has {', '.join(names[:8])}."
         raise ConfigError(Problem(key, "must match the name, path or class of a layer of the model.", pattern, remedy))
-
-
-Flags = list[tuple[Any, bool]]
-
-
-def trainable_flags(model: Any) -> Flags:
-    """Return which layers are trained, for `restore_trainable_flags`."""
-    return [(layer, bool(layer.trainable)) for layer in inner_layers(model)]
-
-
-def restore_trainable_flags(flags: Flags) -> None:
-    """Train layers as they were at `trainable_flags`: containers first, which set what is inside them."""
-    for layer, trained in flags:
-        layer.trainable = trained

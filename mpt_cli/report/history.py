@@ -39,7 +39,7 @@ FIELDS_WITHOUT_CURVE = {
     "seconds",
     "consecutive_skips",
     "applied_steps",
-    "phase",
+    "phase",  # of runs that older versions trained in several
 }
 
 

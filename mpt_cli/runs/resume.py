@@ -2,7 +2,6 @@
 cut back to the checkpoint.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
@@ -155,19 +154,13 @@ def changed_settings(before: Settings, now: Settings) -> dict[str, tuple[Any, An
     have.
     """
     now = with_stored_choices(now, before)
-    old, new = _flat(before), _flat(now)
+    old, new = flatten(asdict(before)), flatten(asdict(now))
     of_one_mode = {key for key in old.keys() ^ new.keys() if key.startswith("loss_scale.")}
     return {
         key: (old.get(key), new.get(key))
         for key in sorted((old.keys() | new.keys()) - of_one_mode)
         if old.get(key) != new.get(key) and not key.startswith(UNIMPORTANT_KEYS)
     }
-
-
-def _flat(settings: Settings) -> dict[str, Any]:
-    """Return every key by its path, including those of each phase."""
-    phases = {str(index): asdict(phase) for index, phase in enumerate(settings.phases)}
-    return flatten({**asdict(settings), "phases": phases})
 
 
 def forbidden_changes(before: Settings, now: Settings) -> list[Problem]:
@@ -180,16 +173,8 @@ def forbidden_changes(before: Settings, now: Settings) -> list[Problem]:
             f"The run was started with {old!r}; give that, or start a new run.",
         )
         for key, (old, new) in changed_settings(before, now).items()
-        if key.startswith(FIXED_KEYS) or (_LAYERS_OF_PHASE.fullmatch(key) and not _is_added(key, before))
+        if key.startswith(FIXED_KEYS)
     ]
-
-
-_LAYERS_OF_PHASE = re.compile(r"phases\.(\d+)\.(freeze|unfreeze)")
-
-
-def _is_added(key: str, before: Settings) -> bool:
-    """Return whether `key` belongs to a phase after those of a run that had some."""
-    return 0 < len(before.phases) <= int(key.split(".")[1])
 
 
 def check_resumable(run: RunDirectory, settings: Settings) -> dict[str, tuple[Any, Any]]:
@@ -201,9 +186,8 @@ def check_resumable(run: RunDirectory, settings: Settings) -> dict[str, tuple[An
     return changed_settings(before, settings)
 
 
-def unused_changes(changed: Iterable[str], mode: str, mode_before: str | None, phases_behind: int = 0) -> list[str]:
-    """Return the changed keys without effect: numbers of `loss_scale` that a run resumed in `mode` does not use, and
-    keys of phases that are over.
+def unused_changes(changed: Iterable[str], mode: str, mode_before: str | None) -> list[str]:
+    """Return the changed keys without effect: numbers of `loss_scale` that a run resumed in `mode` does not use.
 
     A scale that moves continues from its last value. `initial_scale` is used only where the mode is new.
 
@@ -211,14 +195,11 @@ def unused_changes(changed: Iterable[str], mode: str, mode_before: str | None, p
     ['loss_scale.initial_scale']
     >>> unused_changes(["loss_scale.initial_scale", "loss_scale.max_scale", "seed"], "fixed", "dynamic")
     ['loss_scale.max_scale']
-    >>> unused_changes(["phases.0.epochs", "phases.1.epochs"], "none", "none", phases_behind=1)
-    ['phases.0.epochs']
     """
     rule = mode_settings(mode).rule_class
     known = {name for any_rule in (*RULES.values(), rule) for name in any_rule.key_names()}
-    unused = known - rule.used_on_resume(mode_before)
-    behind = tuple(f"phases.{index}." for index in range(phases_behind))
-    return [key for key in changed if key in {f"loss_scale.{name}" for name in unused} or key.startswith(behind)]
+    unused = {f"loss_scale.{name}" for name in known - rule.used_on_resume(mode_before)}
+    return [key for key in changed if key in unused]
 
 
 def format_changes(changed: dict[str, tuple[Any, Any]], idle: Iterable[str], mode: str) -> list[str]:
@@ -234,7 +215,6 @@ def format_changes(changed: dict[str, tuple[Any, Any]], idle: Iterable[str], mod
         moved = f"{key} was {old!r}, is {new!r}"
         goes_on = key == "loss_scale.initial_scale" and mode_settings(mode).rule_class.scales
         reason = f"{mode} scaling continues from the scale it had" if goes_on else f"{mode} scaling does not use it"
-        reason = "that phase is over" if key.startswith("phases.") else reason
         notes.append(f"without effect: {moved}; {reason}" if key in idle else f"changed since: {moved}")
     return notes
 
@@ -249,10 +229,7 @@ def finished_summary(run: RunDirectory, settings: Settings) -> Summary | None:
     found, trainer = run.ending, settings.trainer
     if found.get("status") != "finished":
         return None
-    if settings.phases:
-        whole = (found.get("phases_completed") or 0) >= len(settings.phases)
-    else:
-        whole = found["epochs_completed"] >= trainer.epochs or bool(found.get("ended_early"))
+    whole = found["epochs_completed"] >= trainer.epochs or bool(found.get("ended_early"))
     is_done = whole or (trainer.max_steps is not None and found["steps_seen"] >= trainer.max_steps)
     return record_from(Summary, found) if is_done and not check_resumable(run, settings) else None
 

@@ -163,7 +163,7 @@ class GradientSampler:
             return self._pass(in_float32)(batch, scale / engine.replicas)
 
     def _pass(self, in_float32: bool) -> GradientPass:
-        key = (in_float32, *map(id, self.model.trainable_variables))  # others in another phase
+        key = (in_float32, *map(id, self.model.trainable_variables))  # others once layers are frozen
         if key not in self._passes_of:
             counter, loss = RangeCounter(self.model, in_float32), seeded_loss if self.is_seeded else pure_loss
             self._passes_of[key] = GradientPass(counter, few=True, loss=loss)

@@ -10,7 +10,6 @@ from typing import Any
 from mpt_cli.errors import Problem, did_you_mean
 from mpt_cli.settings.key_type import map_texts, overlap, read_number
 from mpt_cli.settings.model_data_optimizer_keys import (
-    PYTHON,
     CustomOptimizer,
     OptimizerSettings,
     ResNet,
@@ -26,7 +25,7 @@ from mpt_cli.settings.python_references import (
     object_problem,
     optimizer_arguments,
 )
-from mpt_cli.settings.schema import Settings, TrainerSettings
+from mpt_cli.settings.schema import Settings
 
 
 def check_synthetic(settings: Settings) -> Iterator[Problem]:
@@ -357,40 +356,6 @@ def check_callbacks(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def check_phases(settings: Settings) -> Iterator[Problem]:
-    """Check for keys that phases leave no room for, and phases that say two things at once."""
-    if not settings.phases:
-        return
-    epochs = settings.trainer.epochs
-    if epochs != TrainerSettings().epochs:
-        yield Problem(
-            "trainer.epochs",
-            f"must be left out with phases, whose epochs are {settings.epochs} in all.",
-            epochs,
-            "Remove it with ~trainer.epochs.",
-        )
-    yield from _check_rates_of_phases(settings)
-    for index, phase in enumerate(settings.phases):
-        for pattern in sorted({*phase.freeze} & {*phase.unfreeze}):
-            yield Problem(f"phases.{index}.unfreeze", "must not name what `freeze` of the same phase names.", pattern)
-
-
-def _check_rates_of_phases(settings: Settings) -> Iterator[Problem]:
-    optimizer, rates = settings.optimizer, [phase.learning_rate for phase in settings.phases]
-    own = None not in rates and optimizer.learning_rate != type(optimizer)().learning_rate
-    if own and optimizer.name != PYTHON:
-        yield Problem(
-            "optimizer.learning_rate",
-            "must be left out: each phase has a learning rate of its own.",
-            optimizer.learning_rate,
-            "Remove it with ~optimizer.learning_rate.",
-        )
-    for index, rate in enumerate(rates):
-        if rate is not None and optimizer.schedule.object is not None:
-            rule = f"must be left out with optimizer.schedule.object={optimizer.schedule.object}, which has its own."
-            yield Problem(f"phases.{index}.learning_rate", rule, rate, "Use optimizer.schedule.name.")
-
-
 _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], ...] = (
     (check_recipe_name, ("recipe",)),
     (
@@ -424,7 +389,6 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_synthetic, ("data",)),
     (check_fault, ("fault",)),
     (check_expect, ("expect",)),
-    (check_phases, ("phases", "trainer.epochs", "optimizer.learning_rate", "optimizer.schedule")),
 )
 
 

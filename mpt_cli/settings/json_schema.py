@@ -127,8 +127,6 @@ def _value(key: Key) -> Schema:
         return {}
     if key.is_mapping:
         return {"type": ["object", "null"] if key.is_optional else "object"}
-    if key.section is not None:
-        return {"type": "array", "items": _section(key.section, key.path)}
     if key.is_list:
         (element,) = get_args(key.options[0])
         kinds: list[Schema] = [{"type": "array", "items": _any_of(_scalar(key, element))}]

@@ -145,11 +145,6 @@ class Key:
     def is_list(self) -> bool:
         return get_origin(self.options[0]) is list
 
-    @cached_property
-    def section(self) -> type | None:
-        """Return the dataclass of each entry, where it is a list of sections."""
-        return section_of_list(self.type)
-
 
 def map_texts(tree: Any, change: Callable[[str], Any]) -> Any:
     """Return mappings and lists within each other with each text in them changed.
@@ -164,13 +159,10 @@ def map_texts(tree: Any, change: Callable[[str], Any]) -> Any:
     return change(tree) if isinstance(tree, str) else tree
 
 
-INDEX = "N"  # in the paths of keys inside a list of sections: phases.N.epochs
-
-
 def is_in(path: str, other: str) -> bool:
     """Return whether a path is the other or lies in it.
 
-    >>> is_in("phases.0.epochs", "phases"), is_in("trainer.callbacks[0]", "trainer.callbacks"), is_in("seeds", "seed")
+    >>> is_in("trainer.loss.a", "trainer"), is_in("trainer.callbacks[0]", "trainer.callbacks"), is_in("seeds", "seed")
     (True, True, False)
     """
     return path == other or path.startswith((f"{other}.", f"{other}["))
@@ -179,12 +171,6 @@ def is_in(path: str, other: str) -> bool:
 def overlap(path: str, other: str) -> bool:
     """Return whether one of the paths lies in the other."""
     return is_in(path, other) or is_in(other, path)
-
-
-def section_of_list(hint: Any) -> type | None:
-    """Return the dataclass whose list `hint` is, None for any other type."""
-    inner = get_args(hint) if get_origin(hint) is list else ()
-    return next((part for part in inner if isinstance(part, type) and is_dataclass(part)), None)
 
 
 @cache
@@ -204,14 +190,12 @@ def default_of(declared: "Field[Any]") -> Any:
 
 
 def class_keys(cls: type, path: str = "") -> Iterator[Key]:
-    """Yield the keys of one dataclass, those of nested sections after their own prefix, of lists of sections too."""
+    """Yield the keys of one dataclass, those of nested sections after their own prefix."""
     for name, held in section_content(cls, path).items():
-        if not isinstance(held, Key):
+        if isinstance(held, Key):
+            yield held
+        else:
             yield from class_keys(held, f"{path}.{name}".lstrip("."))
-            continue
-        yield held
-        if held.section is not None:
-            yield from class_keys(held.section, f"{held.path}.{INDEX}")
 
 
 _NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -332,8 +316,6 @@ def format_type(key: Key) -> str:
         return "a name, module:name, {object: …, kwargs: …}, or a list or mapping of these"
     if key.is_mapping:
         return "a mapping"
-    if key.section is not None:
-        return f"a list of mappings with {', '.join(part.name for part in fields(key.section))}"
     if key.is_list:
         return f"a list of {_PLURALS[get_args(key.options[0])[0]]}"
     return " or ".join(_NOUNS[kind] for kind in key.options)

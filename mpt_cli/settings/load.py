@@ -27,7 +27,6 @@ from mpt_cli.settings.key_type import (
     BadValue,
     Key,
     evaluate,
-    format_type,
     map_texts,
     overlap,
     read_value,
@@ -198,14 +197,10 @@ def build_settings(
         if key.path in known:
             return copy(key.default)
         try:
-            if key.section is None:
-                return read_value(key, value)
-            if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
-                raise BadValue(f"must be {format_type(key)}.")
+            return read_value(key, value)
         except BadValue as bad:
             problems.append(Problem(key.path, bad.rule, None if value == REQUIRED else value, bad.remedy))
             return copy(key.default)
-        return [build(key.section, f"{key.path}.{index}", part) for index, part in enumerate(value)]
 
     settings: Settings = build(Settings, "", sure)
     return settings

@@ -3,7 +3,6 @@
 Below the sections: the same as a flat table of dotted paths, and which key a path that is not in it probably meant.
 """
 
-import re
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cache
@@ -11,7 +10,7 @@ from typing import Any, Dict, List, Optional, Union, get_type_hints
 
 from mpt_cli import plugins
 from mpt_cli.errors import OTHER_WORDS, Problem, did_you_mean, nearest
-from mpt_cli.settings.key_type import INDEX, REQUIRED, Key, class_keys, key
+from mpt_cli.settings.key_type import Key, class_keys, key
 from mpt_cli.settings.model_data_optimizer_keys import (
     DATA,
     MLP,
@@ -257,18 +256,6 @@ class DistributeSettings:
 
 
 @dataclass
-class PhaseSettings:
-    """One of several parts of a run, each with an optimizer of its own: which layers it trains, how fast, how long."""
-
-    epochs: int = key(REQUIRED, "passes over the training data", at_least=1)
-    learning_rate: Optional[float] = key(
-        None, "step size at the start of its schedule, null = optimizer.learning_rate", above=0
-    )
-    freeze: List[str] = key([], "layers that are not trained from here on, named as in model.freeze")
-    unfreeze: List[str] = key([], "layers that are trained from here on; after `freeze`")
-
-
-@dataclass
 class Settings:
     """One run, fully resolved."""
 
@@ -291,18 +278,8 @@ class Settings:
     logger: LoggerSettings = field(default_factory=LoggerSettings)
     distribute: DistributeSettings = field(default_factory=DistributeSettings)
     fault: FaultSettings = field(default_factory=FaultSettings)
-    phases: List[PhaseSettings] = key(
-        [],
-        "parts of the run, one after the other, as fine-tuning has them: a list of "
-        "mappings with epochs, learning_rate, freeze and unfreeze",
-    )
     vars: Dict[str, Any] = key({}, "values of the recipe's own, which other keys take as ${vars.NAME}")
     expect: Dict[str, Any] = key({}, "what the run must reach: `metric: {min: …, max: …, value: …, rtol: …, atol: …}`")
-
-    @property
-    def epochs(self) -> int:
-        """Of the whole run: those of its phases, where it has some."""
-        return sum(phase.epochs for phase in self.phases) or self.trainer.epochs
 
 
 VARIANTS: dict[str, dict[str, type]] = {
@@ -382,7 +359,6 @@ def remedy_for(path: str, value: Any) -> str:
     >>> remedy_for("precision", "16-mixed"), remedy_for("model._target_", "nets.deep.build")
     ('Did you mean policy=mixed_float16?', 'Write model.builder: nets.deep:build.')
     """
-    path = _without_index(path)
     section, _, written = path.rpartition(".")
     leaf = OTHER_WORDS.get(written, written)
     if leaf == HYDRA_TARGET and section:
@@ -393,7 +369,7 @@ def remedy_for(path: str, value: Any) -> str:
         return f"Write optimizer.kwargs.{leaf}: it is an argument of the class."
     if policy := leaf if leaf in FLOAT_POLICIES else leaf == "policy" and nearest(value, FLOAT_POLICIES):
         return f"Did you mean policy={policy}?"
-    keys = [key for key in all_keys() if f".{INDEX}." not in key or f".{INDEX}." in path]
+    keys = all_keys()
     known = dict.fromkeys([*keys, *(key.rpartition(".")[0] for key in keys if "." in key)])
     if same_leaf := [other for other in known if other.rpartition(".")[2] == leaf]:
         return f"Did you mean {' or '.join(same_leaf[:3])}?"
@@ -457,18 +433,8 @@ def all_keys(with_plugins: bool = True) -> dict[str, Key]:
 
 def find_key(path: str) -> Key | None:
     """Return the key at `path`. Other packages are asked, and imported, only where none of ours has it."""
-    path = _without_index(path)
     is_added = path.startswith("loss_scale.") and bool(plugins.installed())
     return all_keys(with_plugins=False).get(path) or (all_keys().get(path) if is_added else None)
-
-
-def _without_index(path: str) -> str:
-    """Return the path of the key in its list of sections.
-
-    >>> _without_index("phases.1.epochs")
-    'phases.N.epochs'
-    """
-    return re.sub(r"\.\d+\.", f".{INDEX}.", path)
 
 
 def mapping_of(path: str) -> Key | None:

@@ -16,7 +16,6 @@ from mpt_cli.precision.scale_rules import NoScale, ScaleRule
 
 # the kinds of an Event
 OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
-PHASE = "phase"  # the next phase begins with this step
 FORWARD_PASS, BACKWARD_PASS = "forward", "backward"  # what an overflow began in: whether the loss itself was not finite
 DATA, LOSS = "data", "loss"  # stand for the layer of an event where no layer did it
 DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
@@ -90,7 +89,6 @@ class RunHeader:
     metric_names: tuple[str, ...] = ()  # every name that a Snapshot's metrics will hold, val_* included
     loss: str = ""  # "mean_squared_error (auto: regression)"
     callbacks: str = ""  # "EarlyStopping, PSNR"
-    phases: tuple[str, ...] = ()  # a line for each: "2 epochs, learning rate 0.01 (40 of 60 parameters trained)"
     attempt: int = 1  # 2 and more: a resumed run, appending to the files of the ones before
     skipped_steps: int = 0  # by these
 
@@ -101,9 +99,7 @@ class Event:
 
     step: int
     epoch: int
-    # overflow (one skipped step, whatever it did to the scale) | growth | decline | floor | ceiling | phase (which
-    # `phase` of the run begins at `step`)
-    kind: str
+    kind: str  # overflow (one skipped step, whatever it did to the scale) | growth | decline | floor | ceiling
     scale_before: float
     scale_after: float
     nan: int = 0
@@ -112,12 +108,10 @@ class Event:
     # the loss was not finite none is whole, and it is that of the first layer whose output was not finite when the
     # batch went through again.
     variable: str | None = None
-    # forward: the loss was already non-finite; backward: only gradients were; of a phase what it trains
-    cause: str | None = None
+    cause: str | None = None  # forward: the loss was already non-finite; backward: only gradients were
     layer: str | None = None  # of that variable or output; "data" where the batch itself was not finite
     fault: str | None = None  # what was found there: inf, or nan alone, which an overflow seldom leaves
     optimizer: str | None = None  # whose scale this is, in a run of several optimizers: the model's attribute
-    phase: int | None = None  # of a phase that begins: its number, from 1
 
     @property
     def moves_scale(self) -> bool:
@@ -236,7 +230,6 @@ class Snapshot:
     step_in_epoch: int = 0
     memory_bytes: int | None = None  # device memory in use (GPU) or resident memory of the process (CPU)
     gradients: GradientSample | None = None  # on the lines at which they were sampled
-    phase: int | None = None  # its number, from 1, in a run of several
 
 
 @dataclass(frozen=True)
@@ -267,7 +260,6 @@ class Summary:
     epochs_completed: int = 0
     gradients: dict[str, Any] | None = None  # the latest `GradientSample`
     ended_early: str = ""  # why a callback ended the run before its last epoch
-    phases_completed: int | None = None  # of a run with phases
     weights_fingerprint: str | None = None  # of the model's variables at the end, of a deterministic run
     repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
     starter: str = ""  # what stands before the command of a run of several processes, as srun --nodes 2 --ntasks 2
@@ -385,8 +377,6 @@ def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
     """
     own = {**vars(snapshot)}
     metrics, sample = own.pop("metrics"), own.pop("gradients")
-    if snapshot.phase is None:
-        del own["phase"]  # there is only one
     own |= {f"gradient_{name}": None if sample is None else getattr(sample, name) for name in GRADIENT_FIELDS}
     return {**own, **{name: value for name, value in metrics.items() if name not in own}}
 

@@ -86,7 +86,7 @@ class JsonlSink(Sink):
 
     def events(self, events: Sequence[Event]) -> None:
         for event in events:
-            only_one = [name for name in ("optimizer", "phase") if getattr(event, name) is None]
+            only_one = ["optimizer"] if event.optimizer is None else []
             self._add(self._events, {name: value for name, value in vars(event).items() if name not in only_one})
         self._events.poll(now=True)
 

@@ -1,8 +1,7 @@
 """The records of every step, their totals and events. Nothing is sampled: every step counts."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -167,11 +166,6 @@ class StepCounters:
         mean = self._loss_sum / self._loss_count if self._loss_count else None
         self._loss_sum, self._loss_count = 0.0, 0
         return mean
-
-    def name_variables(self, paths: Mapping[str, tuple[str, ...]]) -> None:
-        """Set the optimizers that train from here on: by name, their variables in the order of their gradients."""
-        optimizers = tuple(paths.items())
-        self.rules = replace(self.rules, variables=optimizers[0][1], optimizers=optimizers if len(paths) > 1 else ())
 
     def _count(self, block: StepRecords, applied: Flags) -> None:
         skips, lost = ~applied, ~np.isfinite(block.loss)

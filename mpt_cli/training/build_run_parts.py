@@ -4,8 +4,10 @@
 """
 
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -31,20 +33,21 @@ from mpt_cli.precision import (
     head_layers,
     layers_of,
 )
-from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch
+from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch, configured_rate
 from mpt_cli.precision.operations import ChosenPolicies, chosen_policies
 from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import can_be_called, custom_steps, metrics_of, optimizers_in, optimizers_of
 from mpt_cli.samples.lost_digits import MOST_COUNTED, describe_inputs
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.record_types import Scaling
-from mpt_cli.training.fine_tuning_phases import Phases
 from mpt_cli.training.loss_and_optimizer import (
+    build_optimizer,
     check_labels,
     compile_model,
     describe_scaling,
     resolve_scaling,
     warn_of_scaling,
+    wrap_optimizer,
 )
 from mpt_cli.training.model import (
     is_compiled,
@@ -71,7 +74,6 @@ class Assembly:
     platform: Platform
     data: DataSet
     model: Any
-    phases: Phases
     scaling: Scaling
     distribution: Distribution
     engine: Engine
@@ -80,6 +82,7 @@ class Assembly:
     jit: JitChoice
     warnings: tuple[str, ...]
     comes_compiled: bool = False  # optimizer, loss and metrics are those of a `compile` in the user's code
+    configured_rate: float | None = None  # of the optimizer in the settings, unless it is a schedule
 
     @property
     def settings(self) -> Settings:
@@ -87,7 +90,7 @@ class Assembly:
 
     @property
     def optimizer(self) -> LossScaleOptimizer:
-        """Return that of the phase; of several the first."""
+        """Return the optimizer; of several the first."""
         return next(iter(optimizers_of(self.model).values()))
 
     @property
@@ -99,13 +102,6 @@ class Assembly:
     def jit_compile(self) -> bool:
         """Return whether XLA compiles the steps."""
         return self.jit.jit_compile
-
-    def enter_phase(self, index: int) -> None:
-        """Begin that phase with all that hangs on its optimizers; nothing where the run is in it."""
-        if index != self.phases.index:
-            with self.distribution.scope():
-                self.phases.enter(index)
-            self.engine.rebuild()
 
     @property
     def total_steps(self) -> int | None:
@@ -165,9 +161,9 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
     wrapper = injector.wrap_step if injector else None
     engine = hardware.build_engine(model, jit.jit_compile, distribution, wrapper)
     train_feed, validation_feed = _feeds(settings, data, engine, distribution.replicas)
-    compiled, phases = is_compiled(model), Phases(settings, model, scaling, train_feed.steps)
+    compiled = is_compiled(model)
     with distribution.scope():
-        put_to_training(settings, model, data, phases)
+        rate = put_to_training(settings, model, data, scaling, train_feed.steps)
         if settings.model.weights is not None:
             warnings += load_initial_weights(model, settings.model.weights, settings.model.skip_mismatch)
     warnings += [*warn_of_no_head(settings, model), *_warn_of_what_is_left(chosen)]
@@ -177,7 +173,6 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
         platform,
         data,
         model,
-        phases,
         scaling,
         distribution,
         engine,
@@ -186,6 +181,7 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
         jit,
         tuple(warnings),
         compiled,
+        rate,
     )
 
 
@@ -202,26 +198,37 @@ def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
     return load_data_of_run(settings, targets_as_given=True) if settings.model.name == "builder" else data
 
 
-def put_to_training(settings: Settings, model: Any, data: DataSet, phases: Phases) -> None:
-    """Put loss, metrics and optimizers into the model, from the settings or as its author compiled it."""
+def put_to_training(
+    settings: Settings, model: Any, data: DataSet, scaling: Scaling, steps_per_epoch: int | None
+) -> float | None:
+    """Put loss, metrics and optimizers into the model, from the settings or as its author compiled it.
+
+    Returns the learning rate that the settings give, None where they don't or it is a schedule."""
+    trainer, wrap, rate = settings.trainer, partial(_in_loss_scaling, settings, model, scaling), None
     if is_compiled(model):
-        optimizers = replace_optimizers(model, phases.wrap)
+        optimizers = replace_optimizers(model, wrap)
     else:
-        optimizers = {"optimizer": phases.build_optimizer()}
+        # `max_steps` cuts a run short and does not squeeze its schedule
+        total_steps = trainer.max_steps if steps_per_epoch is None else trainer.epochs * steps_per_epoch
+        inner = build_optimizer(settings.optimizer, total_steps)
+        rate = configured_rate(inner)
+        optimizers = {"optimizer": wrap(inner, "optimizer")}
         compile_model(settings, model, data, optimizers["optimizer"])
     check_labels(model, data.train)
-    first = build_metrics(model, data.train, settings.trainer.batch_size)
+    first = build_metrics(model, data.train, trainer.batch_size)
+    prepare_custom_steps(settings, model, optimizers, data, first, scaling)
+    for optimizer in optimizers_of(model).values():
+        optimizer.build(model.trainable_variables)
+    return rate if isinstance(rate, float) else None
 
-    def take_up(optimizers: dict[str, LossScaleOptimizer]) -> None:
-        prepare_custom_steps(settings, model, optimizers, data, first, phases.scaling)
-        for optimizer in optimizers_of(model).values():
-            optimizer.build(model.trainable_variables)
 
-    take_up(optimizers)
-    if settings.phases and len(names := [*optimizers_of(model)]) > 1:
-        rule = f"must be left out: the model has {len(names)} optimizers ({', '.join(names)}), and a phase has one."
-        raise config_error("phases", rule)
-    phases.take_up = take_up
+def _in_loss_scaling(settings: Settings, model: Any, scaling: Scaling, inner: Any, name: str) -> LossScaleOptimizer:
+    """Return `inner` in the loss scaling of the run; `name` is that of the model's attribute that holds it."""
+    seed = None
+    if settings.policy.stochastic_rounding and rounded_variables(model.trainable_variables):
+        assert settings.seed is not None
+        seed = zlib.crc32(name.encode(), settings.seed)  # another for each of several optimizers
+    return wrap_optimizer(inner, settings.loss_scale, scaling, seed)
 
 
 def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: Examples | Stream) -> None:
@@ -307,7 +314,7 @@ def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
 
 def count_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:
     """Return the number of steps of a run; None where neither the data nor `max_steps` tells."""
-    planned = None if steps_per_epoch is None else settings.epochs * steps_per_epoch
+    planned = None if steps_per_epoch is None else settings.trainer.epochs * steps_per_epoch
     return min((steps for steps in (planned, settings.trainer.max_steps) if steps is not None), default=None)
 
 
@@ -393,7 +400,6 @@ class BuildCheck:
     data: str
     loss_scale: str
     warnings: tuple[str, ...]
-    phases: tuple[str, ...] = ()
     overrides: dict[str, str] = field(default_factory=dict)  # that were chosen, with those asked for
     metrics: tuple[str, ...] = ()  # names of all that a run reports, loss first
     inputs: tuple[str, ...] = ()  # what their cast to half precision leaves of them
@@ -410,7 +416,6 @@ def describe_build(parts: Assembly) -> BuildCheck:
         parts.data.description,
         describe_scaling(parts.scaling),
         parts.warnings,
-        parts.phases.lines,
         overrides,
         ("loss", *parts.metric_names),
         (*describe_inputs(parts.model, first_batch(parts.data.train, MOST_COUNTED).x),),

@@ -345,15 +345,6 @@ class Callbacks:
         if self._waiting is not None:
             self._take_up(*self._waiting)
 
-    def begin_again(self) -> None:
-        """Call `on_train_begin` for a later phase; callbacks keep what they hold beyond it, such as an open log."""
-        if not self.members:
-            return
-        self.ended, self.model.stop_training = "", False
-        for state in self._states.values():
-            state.before_resumed_training()
-        self.call("on_train_begin")
-
     def call(self, hook: str, *where: int, logs: Logs | None = None) -> Logs:
         """Call the `hook` of those that declare it, `where` the number of the epoch or batch, from 0; returns the logs
         as the callbacks left them."""

@@ -271,8 +271,7 @@ def _variables(model: Any) -> dict[str, Any]:
 def _model_variables(model: Any) -> dict[str, Any]:
     """Return the model's variables by name.
 
-    Weights are those that were made to be trained: which layers are frozen, in this phase of a run or in a model's
-    file, does not change their names.
+    Weights are those that were made to be trained: which layers are frozen does not change their names.
     """
     from mpt_cli.precision.keras_internals import made_to_be_trained, untracked_variables  # imports Keras
 

@@ -1,5 +1,6 @@
 """What Keras's `fit` calls in a run: the steps of the compiled loop, logging, validation, and the reasons to stop."""
 
+from contextlib import suppress
 from functools import partial
 from signal import Signals
 from typing import Any, NoReturn
@@ -47,7 +48,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         keras.callbacks.Callback.__init__(self)
         self.parts, self.telemetry, self.checkpointer = parts, telemetry, checkpointer
         self.engine, self.train_feed = parts.engine, parts.train_feed
-        self.settings, self.epochs_of_phases = parts.settings.trainer, [phase.epochs for phase in parts.phases.all]
+        self.settings, self.epochs = parts.settings.trainer, parts.settings.trainer.epochs
         self.validation_stopwatch = Stopwatch()
         self.interruption = Interruption()
         self.last_chunk: StepChunk | None = None
@@ -58,9 +59,6 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         self.callbacks = NO_CALLBACKS
         self.process_group: ProcessGroup | None = None  # where several processes train, whose calls must be the same
 
-    def begin_next_phase(self) -> None:
-        """End a phase, and begin the next."""
-
     def fit(self) -> Outcome:
         """Train from where `progress` is; signals are caught only in here.
 
@@ -68,22 +66,15 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         health rule ends is not: its last good checkpoint stays the latest.
         """
         with self.interruption:
-            while True:
-                try:
-                    self._fit_phase()
-                except LeaveFit:
-                    break
-                if self._is_last:
-                    break
-                self.begin_next_phase()
+            with suppress(LeaveFit):
+                self._run_fit()
             if self.stop is not None and self.progress.step_in_epoch and self.logged_step != self.counters.seen:
                 self._log(self.engine.metrics())  # where it ended, between two lines of the log
         return Outcome(self.progress, self.stop, self._signal(), self.callbacks.ended)
 
-    def _fit_phase(self) -> None:
-        """Train what is left of the phase: where that is nothing, averages become the weights and callbacks end."""
+    def _run_fit(self) -> None:
+        """Train what is left: where that is nothing, averages become the weights and callbacks end."""
         progress = self.progress
-        end = progress.epochs_before_phase + self._length()
         is_trained = self._is_cut_short() and not progress.step_in_epoch
         self._metrics_so_far = self.engine.copy_metrics() if progress.step_in_epoch else []
         run_by_calls(
@@ -92,8 +83,8 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
             self._train,
             self.engine.reset_metrics,
             callbacks=[self],
-            epochs=end,
-            initial_epoch=end if is_trained else progress.epochs_completed,
+            epochs=self.epochs,
+            initial_epoch=self.epochs if is_trained else progress.epochs_completed,
         )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -131,9 +122,8 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         logs.update(self.progress.metrics)  # for the history that `fit` keeps
         if self._must_stop():
             self._leave()
-        if self._phase_is_over() or self._is_cut_short():
-            if self._is_last:
-                self._sample_at_end()
+        if self.progress.epochs_completed >= self.epochs or self._is_cut_short():
+            self._sample_at_end()
             self.checkpointer.save()  # before averages become the weights
         self.model.stop_training = self._is_cut_short()
 
@@ -195,34 +185,14 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return None if self._must_stop() else feed.take(count, self._must_stop)
 
     def watch_weights(self, has_moved: bool = False) -> None:
-        """See whether they move from here on, the beginning of a phase say, unless they have by now."""
+        """See whether they move from here on, unless they have by now."""
         if self.process_group is None:
-            has_moved = has_moved or (self.weight_watch is not None and self.weight_watch.has_moved)
             optimizers = [*optimizers_of(self.engine.model).values()]
             self.weight_watch = WeightWatch(optimizers, self.counters.seen, has_moved)
 
-    @property
-    def _is_last(self) -> bool:
-        """Return whether no phase follows."""
-        return self.progress.phase == len(self.epochs_of_phases) - 1 or self._steps_left() == 0
-
-    @property
-    def phases_completed(self) -> int | None:
-        """Return how many phases lie behind the run; None where it has none."""
-        return self.progress.phase + self._phase_is_over() if self.parts.settings.phases else None
-
-    def _phase_is_over(self) -> bool:
-        return self._epochs_of_phase(self.progress.epochs_completed) >= self._length() or bool(self.callbacks.ended)
-
-    def _length(self) -> int:
-        return self.epochs_of_phases[self.progress.phase]
-
-    def _epochs_of_phase(self, epochs: int) -> int:
-        return epochs - self.progress.epochs_before_phase
-
     def _is_cut_short(self) -> bool:
-        """Return whether the phase ends here, perhaps in the middle of an epoch: with the run by `max_steps`, or
-        because a callback said so."""
+        """Return whether the run ends here, perhaps in the middle of an epoch: by `max_steps`, or because a callback
+        said so."""
         return self._steps_left() == 0 or bool(self.callbacks.ended)
 
     def _must_stop(self) -> bool:
@@ -236,11 +206,11 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return None if most is None else max(0, most - self.counters.seen)
 
     def _steps_to_come(self) -> int:
-        """Return the steps left of the phase if nothing ends it early; 0 where nobody knows how long an epoch is."""
+        """Return the steps left if nothing ends the run early; 0 where nobody knows how long an epoch is."""
         left, steps = self._steps_left(), self.train_feed.steps
         if steps is None:
             return left or 0
-        epochs = self._length() - self._epochs_of_phase(self.progress.epochs_completed)
+        epochs = self.epochs - self.progress.epochs_completed
         in_epochs = max(0, epochs * steps - self.progress.step_in_epoch)
         return in_epochs if left is None else min(left, in_epochs)
 
@@ -350,7 +320,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
             self.checkpointer.save()
         self.counters.take_mean_loss()  # the next line's mean must not reach back into this epoch
         metrics = self._of_applied(self.engine.metrics())
-        is_last = self._epochs_of_phase(self.progress.epoch) == self._length() or self._is_cut_short()
+        is_last = self.progress.epoch == self.epochs or self._is_cut_short()
         self.look_at_weights()
         if is_last or self.progress.epoch % self.settings.validate_every_epochs == 0:
             if (validated := self.validate(self.callbacks)) is None:
@@ -358,23 +328,14 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
             metrics.update(validated)
         metrics = self.callbacks.epoch_end(self.progress.epoch - 1, metrics)
         self.progress.record(metrics)
-        self.line(metrics.get("loss"), metrics, phase=self._phase, epoch_end=True)
+        self.line(metrics.get("loss"), metrics, epoch_end=True)
         if is_whole:
             self.progress.epochs_completed, self.progress.step_in_epoch = self.progress.epoch, 0
             self.checkpointer.save_if_due()
 
     def _log(self, metrics: dict[str, float]) -> None:
-        self.line(
-            self.counters.take_mean_loss(),
-            self._of_applied(metrics),
-            phase=self._phase,
-            gradients=self._sample_if_due(),
-        )
+        self.line(self.counters.take_mean_loss(), self._of_applied(metrics), gradients=self._sample_if_due())
 
     def _of_applied(self, metrics: dict[str, float]) -> dict[str, float]:
         """Return the metrics of the epoch so far; none where no step was applied, for which Keras gives 0."""
         return metrics if self.counters.applied_in_epoch else {}
-
-    @property
-    def _phase(self) -> int | None:
-        return self.progress.phase + 1 if self.parts.settings.phases else None

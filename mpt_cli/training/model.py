@@ -13,7 +13,7 @@ import keras
 from mpt_cli.data.examples import DataSet
 from mpt_cli.engine.step_batches import first_batch
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, config_error, summarise_error
-from mpt_cli.models.build import build_model, freeze_layers, plain_message
+from mpt_cli.models.build import build_model, plain_message, set_trained
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_custom_train_step
 from mpt_cli.precision.operations import choose_policies, set_chosen_policies
 from mpt_cli.precision.train_step import (
@@ -48,7 +48,7 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
     with policy_of(settings).scope():
         model = build_model(settings.model, data)
         model = put_under_policy(settings, model, data, everywhere=settings.model.name == "saved")
-    freeze_layers(settings, model)
+    set_trained(model, settings.model)
     if is_compiled(model):
         check_compiled_model(settings, model)
     elif has_custom_train_step(model) and type(model).compile is not keras.Model.compile:

@@ -42,8 +42,7 @@ FALLING_WORDS = (
 class Progress:
     """`epoch` counts from 1 and is the one being trained or, with `step_in_epoch` 0, the last that was completed.
 
-    `metrics` are those of the last epoch line, `best` the best value each had. `phase` counts
-    from 0; `epochs_before_phase` are the completed epochs when it began.
+    `metrics` are those of the last epoch line, `best` the best value each had.
     """
 
     epoch: int = 0
@@ -51,8 +50,6 @@ class Progress:
     epochs_completed: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
-    phase: int = 0
-    epochs_before_phase: int = 0
 
     @classmethod
     def from_position(cls, position: dict[str, Any]) -> Self:
@@ -62,12 +59,6 @@ class Progress:
             name: {metric: float(value) for metric, value in known[name].items()} for name in ("metrics", "best")
         }
         return cls(**{**known, **numbers})
-
-    def begin_phase(self) -> None:
-        """Begin the next phase with a new epoch; one that a callback ended in its middle counts as completed."""
-        self.phase += 1
-        self.epochs_completed, self.step_in_epoch = self.epoch, 0
-        self.epochs_before_phase = self.epoch
 
     def record(self, metrics: dict[str, float]) -> None:
         """Take `metrics` as the latest, and as the best where they are."""
@@ -164,11 +155,6 @@ class Stopwatch:
         if self._step_seconds is None:
             return 1  # of a model that nobody has timed a step may take long
         return max(1, min(most, int(TARGET_SECONDS / max(self._step_seconds, 1e-6))))
-
-    def forget_programs(self) -> None:
-        """Forget the times so far: what is called from now on is compiled anew."""
-        self._seen.clear()
-        self._step_seconds = None
 
     @property
     def examples_per_second(self) -> float | None:

@@ -25,7 +25,7 @@ from mpt_cli.data.examples import DataSet, Examples, Stream, map_arrays, on_valu
 from mpt_cli.data.prepare_data_set import class_factors, look_at, shape_problems
 from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import DataError, config_error
-from mpt_cli.models.build import freeze_layers
+from mpt_cli.models.build import set_trained
 from mpt_cli.precision import LossScaleOptimizer, has_custom_train_step, layers_of
 from mpt_cli.precision.keras_internals import compiled_loss_weights, policies_kept
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
@@ -78,7 +78,7 @@ class ModelProgram(Program):
         model = under_policy(self.model, self.settings, data, everywhere=self.policy is not None)
         for inner in replace_optimizers(model, lambda inner, _: inner).values():
             inner._mpt_is_wrapped = False  # by an earlier run; from now on it is this one's
-        freeze_layers(self.settings, model)
+        set_trained(model, self.settings.model)
         model.built = model.built or not can_be_called(model)  # else Keras would not save what has no `call`
         model.train_function = None  # made anew by the next `fit`, which has another optimizer now
         return model

@@ -1,4 +1,4 @@
-"""One prepared run: its header, the checkpoint it continues from, its phases, and its end."""
+"""One prepared run: its header, the checkpoint it continues from, and its end."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from mpt_cli.samples.value_ranges import is_rounded
 from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer
 from mpt_cli.settings.python_references import Reference
 from mpt_cli.telemetry.health_and_verdict import HealthRules
-from mpt_cli.telemetry.record_types import PHASE, Event, RunHeader
+from mpt_cli.telemetry.record_types import RunHeader
 from mpt_cli.telemetry.run_state import EventTally
 from mpt_cli.telemetry.sink_interface import Telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
@@ -40,7 +40,6 @@ from mpt_cli.training.checkpoint import (
     restore_state,
 )
 from mpt_cli.training.epoch_loop import Trainer
-from mpt_cli.training.fine_tuning_phases import check_phase
 from mpt_cli.training.loss_and_optimizer import (
     describe_objects,
     describe_scaling,
@@ -81,14 +80,16 @@ class Session(Trainer):
 
     def __init__(self, parts: Assembly, telemetry: Telemetry, store: CheckpointStore, callbacks: Sequence[Any]) -> None:
         settings, scaling, has_own_step = parts.settings, parts.scaling, own_train_step(parts.model) is not None
+        trained = trained_paths(parts.model)
         options = CounterOptions(
+            variables=next(iter(trained.values())),
             min_scale=scaling.rule.lowest,
             max_scale=scaling.rule.highest,
             applies_non_finite=parts.optimizer.on_overflow == "apply",
+            optimizers=tuple(trained.items()) if len(trained) > 1 else (),
             loss_is_running=has_own_step,
         )
         counters = StepCounters(options)
-        counters.name_variables(trained_paths(parts.model))
         telemetry.tally = EventTally(scaling)
         check_monitor(settings.trainer, ["loss", *parts.metric_names])
         origin = Origin(scaling.mode, parts.data.fingerprint, asdict(scaling.rule))
@@ -122,7 +123,7 @@ class Session(Trainer):
         """Train until the settings, a health rule or a signal end it."""
         self.stopwatch.begin()
         with framework_errors(self.process_group is not None), self.parts.policy.scope():
-            self.callbacks.begin(self.parts.settings.epochs, self.train_feed.steps, self.telemetry.message)
+            self.callbacks.begin(self.epochs, self.train_feed.steps, self.telemetry.message)
             if self.weight_watch is None:
                 self.watch_weights()
             return super().fit()
@@ -155,7 +156,6 @@ class Session(Trainer):
         """
         parts, counters, position = self.parts, self.counters, checkpoint.position
         is_same_mode = _is_same_mode(parts, checkpoint)
-        self._enter_phase(check_phase(parts.phases, checkpoint))
         restore_state(parts.model, checkpoint.arrays, other_scaling=not is_same_mode)
         self.checkpointer.resume(checkpoint)
         self.progress = Progress.from_position(position["progress"])
@@ -169,45 +169,20 @@ class Session(Trainer):
         self.watch_weights(has_moved=position.get("has_moved", True))
         if self.callbacks and "callbacks" in position:
             self.callbacks.resume(position["callbacks"], checkpoint.arrays)
-        rate = parts.phases.configured_rate
+        rate = parts.configured_rate
         if rate not in (None, position.get("configured_rate")):  # else it is what callbacks made of it
             parts.optimizer.learning_rate = rate
 
     def extra_state(self) -> tuple[dict[str, Any], Arrays]:
         """Return what a checkpoint holds beside the variables, of weights that have not moved, samples and callbacks:
         more of its position, and arrays."""
-        position: dict[str, Any] = {"configured_rate": self.parts.phases.configured_rate}
+        position: dict[str, Any] = {"configured_rate": self.parts.configured_rate}
         if self.weight_watch is not None:
             position["has_moved"] = self.weight_watch.has_moved
         if not self.callbacks:
             return position, {}
         position["callbacks"], arrays = self.callbacks.position()
         return position, arrays
-
-    def begin_next_phase(self) -> None:
-        """Begin the next phase.
-
-        The checkpoint before it is of the phase that ended: a run that is killed in between makes the change when it
-        goes on."""
-        parts, ended, say = self.parts, self.callbacks.ended, self.telemetry.message
-        self.progress.begin_phase()
-        self._enter_phase(self.progress.phase)
-        self.watch_weights()
-        number, epoch, scale = self.progress.phase + 1, self.progress.epoch, self.counters.scale
-        if ended:
-            say(f"phase {number - 1} ends early, in epoch {epoch}: {ended}")
-        line = parts.phases.lines[parts.phases.index]
-        event = Event(self.counters.seen + 1, epoch + 1, PHASE, scale, scale, phase=number, cause=line)
-        self.telemetry.events([event])
-        say(f"phase {number}/{len(parts.phases.all)}: {line}")
-        self.callbacks.begin_again()
-
-    def _enter_phase(self, index: int) -> None:
-        if index != self.parts.phases.index:
-            self.parts.enter_phase(index)
-            self.counters.name_variables(trained_paths(self.parts.model))
-            for stopwatch in (self.stopwatch, self.validation_stopwatch):
-                stopwatch.forget_programs()
 
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """Return what the console opens with."""
@@ -224,7 +199,7 @@ class Session(Trainer):
             backend=parts.platform.backend,
             device=_describe_device(parts),
             execution=_describe_execution(parts),
-            epochs=settings.epochs,
+            epochs=self.epochs,
             steps_per_epoch=self.train_feed.steps,
             total_steps=parts.total_steps,
             warnings=(*parts.warnings, *parts.platform.notices),
@@ -232,7 +207,6 @@ class Session(Trainer):
             metric_names=parts.metric_names,
             loss=_describe_loss(parts),
             callbacks=", ".join(type(each).__name__ for each in self.callbacks.members),
-            phases=parts.phases.lines,
             attempt=attempt,
             skipped_steps=self.counters.skipped,
         )

@@ -108,7 +108,6 @@ def _summary(session: "Session", run_dir: Path, ending: Conclusion) -> Summary:
         ending,
         parts.settings,
         run_dir,
-        phases_completed=session.phases_completed,
         starter=processes.starter if processes else "",
         repeatable=parts.program.repeatable,
     )

@@ -302,7 +302,6 @@ def _build_lines(built: "BuildCheck") -> list[str]:
         f"data: {built.data}",
         *built.inputs,
         f"loss scale: {built.loss_scale}",
-        *(f"phase {number}: {line}" for number, line in enumerate(built.phases, start=1)),
         *plain_lines(text_columns(titles), layers),
         f"{built.parameters:,} parameters",
         *(f"warning: {warning}" for warning in built.warnings),

@@ -29,7 +29,6 @@ WRONG = {
     f"{CNN} data.path={{a": "Text with special signs",
     f"{CNN} policy@head=float32": "without @package",
     f"{CNN} ~policy": "~policy: a group cannot be removed",
-    f"{CNN} 'phases=[{{epochs: 1, learning_rate: 1}}]' optimizer.schedule.object=json:loads": "phases.0.learning_rate: must be left out with optimizer.schedule.object=",
     # keys and choices that there are not, each said with the others
     f"{CNN} polcy=float32 trainer.epoch=3 learning_rate=1e-3 trainer.epochs.first=3 +new.section.key=3": (
         "5 problems",

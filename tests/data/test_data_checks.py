@@ -50,6 +50,7 @@ BAD = [
     ),
     ({"y": np.zeros(4, int)}, r"class labels must begin at 0, of two classes at least; y has 0 to 0"),
     ({"y": np.ones((4, 3)), "num_classes": 5}, r"data\.num_classes=5, but the targets are no labels: float"),
+    ({"weight": np.zeros(4)}, r"sample_weight is all zeros"),
 ]
 
 

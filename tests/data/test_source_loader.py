@@ -134,6 +134,19 @@ def test_a_bad_batch_of_a_dataset_is_named(returning):
         list(data.train.batches(1))
 
 
+def test_a_batch_may_have_no_weight_and_a_whole_set_may_not(returning):
+    padded = ARRAYS + (
+        "import tensorflow as tf\nx, y, w = np.ones((60, 2)), np.arange(60) % 4, np.ones(60)\n"
+        "w[40:] = 0\n"
+        "d = tf.data.Dataset.from_tensor_slices((x, y, w)).batch(20)\n"
+    )
+    with pytest.raises(DataError, match=r"\(validation\): sample_weight is all zeros, so nothing would be learned"):
+        returning("d, (x, y, 0 * w)", prelude=padded, num_classes=4)
+    data = returning("d", prelude=padded, num_classes=4)
+    weights = [batch.sample_weight.tolist() for batch in data.train.batches(1)]
+    assert weights == [[1.0] * 20, [1.0] * 20, [0.0] * 20]
+
+
 LACKING = (
     ARRAYS
     + """

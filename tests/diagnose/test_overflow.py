@@ -12,10 +12,6 @@ from examined import NETS
 
 from mpt_cli import training_run
 from mpt_cli.cli import main
-from mpt_cli.diagnose.preparation import OverflowEvent
-from mpt_cli.diagnose.replay import check_replayable
-from mpt_cli.errors import DataError
-from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.load import load_settings
 
 pytestmark = pytest.mark.slow
@@ -74,31 +70,6 @@ def test_a_gradient_that_overflows_on_its_way_back(tmp_path, capsys):
     assert 4 <= arriving["largest_exponent"] <= 15
     assert content["step"] == 12
     assert ["loss_scale=dynamic"] in [remedy["words"] for remedy in content["remedies"]]
-
-
-@pytest.mark.long
-@only_on("tensorflow")
-def test_the_first_step_of_a_later_phase_is_trained_again_in_that_phase(tmp_path, capsys):
-    """The last checkpoint before it is the one at the border, of the phase before."""
-    two = "phases=[{epochs: 1, freeze: [hidden_1]}, {epochs: 1, learning_rate: 0.01, unfreeze: [hidden_1]}]"
-    words = [
-        "policy=mixed_float16",
-        "~trainer.epochs",
-        "~trainer.max_steps",
-        two,
-        "model.hidden_units=[8]",
-        "trainer.checkpoint_every_steps=null",
-        "fault.kind=overflow",
-        "fault.at_steps=[24]",
-    ]
-    content = found(trained(tmp_path / "r", *words), capsys)
-    assert (content["replayed_from_step"], content["step"], content["overflowed_again"]) == (23, 24, True)
-
-
-def test_a_step_of_a_phase_without_a_checkpoint_is_refused(tmp_path):
-    overflow = OverflowEvent(30, 3, "overflow", 2.0**15, 2.0**14, borders=(23,))
-    with pytest.raises(DataError, match="has no checkpoint of phase 2, in which step 30 overflowed, to train again fr"):
-        check_replayable(RunDirectory(tmp_path), None, overflow)
 
 
 @only_on("tensorflow")

@@ -32,8 +32,9 @@ class Example:
     plain: bool = False
     quick: bool = False
     roundings: int = 8  # of float32 that a step may add to the distance from plain Keras
-    folder: str = ""  # where it is not called as the folder is
+    file: str = ""  # where it is not NAME/NAME
     words: tuple[str, ...] = ()
+    after: str = ""  # the example whose model it begins with
 
 
 EXAMPLES = {
@@ -43,7 +44,8 @@ EXAMPLES = {
     "class_weights": Example(21, plain=True),
     "timeseries": Example(35, backends=("tensorflow",)),
     "super_resolution": Example(30),
-    "transfer_learning": Example(24),
+    "transfer_learning": Example(12),
+    "fine_tuning": Example(12, file="transfer_learning/fine_tuning", after="transfer_learning"),
     "autoencoder": Example(15, plain=True),
     "metric_learning": Example(24),
     "generator": Example(30),
@@ -52,7 +54,7 @@ EXAMPLES = {
     "feature_space_in_the_pipeline": Example(
         28,
         ("tensorflow",),
-        folder="feature_space",
+        file="feature_space/feature_space",
         words=(
             "data.loader=examples/feature_space/feature_space.py:load_encoded",
             "model.kwargs.encoded=true",
@@ -93,10 +95,9 @@ def work(tmp_path: Path) -> Path:
 
 
 def words_of(name: str, backend: str, run_dir: str, *more: str) -> list[str]:
-    folder = EXAMPLES[name].folder or name
     return [
         "train",
-        f"conf=examples/{folder}/{folder}.yaml",
+        f"conf=examples/{EXAMPLES[name].file or f'{name}/{name}'}.yaml",
         f"backend={backend}",
         f"run_dir={run_dir}",
         "logger.console=quiet",
@@ -112,9 +113,9 @@ def check_steps(run: RunDirectory, example: Example) -> None:
     assert all(np.isfinite(value) for value in summary["metrics"].values()) and "loss" in summary["metrics"]
 
 
-def test_there_is_an_entry_for_each_folder() -> None:
-    folders = {path.name for path in (ROOT / "examples").iterdir() if (path / f"{path.name}.yaml").is_file()}
-    assert folders == {example.folder or name for name, example in EXAMPLES.items()}
+def test_there_is_an_entry_for_each_recipe() -> None:
+    files = {f"{path.parent.name}/{path.stem}" for path in (ROOT / "examples").glob("*/*.yaml")}
+    assert files == {example.file or f"{name}/{name}" for name, example in EXAMPLES.items()}
 
 
 @pytest.mark.slow
@@ -131,6 +132,9 @@ def test_it_trains(work: Path, name: str) -> None:
 def test_it_trains_is_killed_resumed_and_evaluated(
     work: Path, name: str, backend: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if first := EXAMPLES[name].after:
+        done = mpt(*words_of(first, backend, "runs/head"), cwd=work)
+        assert done.returncode == 0, done.stdout + done.stderr
     slowly = ("trainer.checkpoint_every_steps=1",)  # so that the kill comes in time
     done = mpt(*words_of(name, backend, "whole", *slowly), cwd=work)
     assert done.returncode == 0, done.stdout + done.stderr

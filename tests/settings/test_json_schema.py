@@ -56,7 +56,7 @@ def test_what_the_strict_load_refuses_breaks_it(text, at, validator) -> None:
         "defaults: [./base.yaml, {model: cnn}, _self_, {override /trainer: quick}]\nmodel: {filters: [8, '2**4']}",
         "defaults: [{experiment: mine}]\nhydra: {searchpath: [../far]}\ntags: [a]",
         "trainer: {metrics: [accuracy, {object: 'm:f', kwargs: {k: 1}}], loss: null, early_stopping: {patience: 3}}",
-        "phases: [{epochs: 2, learning_rate: 0.001, freeze: [base]}]\ntrainer:",
+        "model: {freeze: [base]}\ntrainer:",
         "sweep: {seed: [1, 2], policy: glob(mixed_*), trainer.epochs: 3}",
         "sweep: [{optimizer: adam}, {optimizer: sgd, optimizer.learning_rate: [0.1, 0.2]}]",
         "expect: {loss: 0.5, val_loss: {value: 1, rtol: 0.1}, steps_seen: 2**5}",

@@ -199,17 +199,13 @@ def test_a_slip_in_yaml_is_said_with_its_likely_cause(written, place, cause, wri
 
 def test_places_of_entries_of_lists_and_of_bases(write_recipe, problems) -> None:
     write_recipe("seed: 1\ntrainer:\n  loss: {a: huberr}\ndefaults: [{modle: cnn}]\n", "base.yaml")
-    recipe = write_recipe(
-        "defaults:\n  - ./base.yaml\n  - override /policy: bf16\ntrainer:\n  callbacks: [historyy]\n"
-        "phases:\n  - epochs: 1\n    freze: [a]\n"
-    )
+    recipe = write_recipe("defaults:\n  - ./base.yaml\n  - override /policy: bf16\ntrainer:\n  callbacks: [historyy]\n")
     places = {problem.key: problem.place for problem in problems(recipe)}
     assert {key: (place.file, place.line, place.column, place.width) for key, place in places.items()} == {
         "trainer.loss.a": ("base.yaml", 3, 10, 9),
         "defaults": ("base.yaml", 4, 12, 12),
         "defaults.policy": ("own.yaml", 3, 5, 22),
         "trainer.callbacks[0]": ("own.yaml", 5, 15, 8),
-        "phases.0.freze": ("own.yaml", 8, 5, 10),
     }
 
 

@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 
 from mpt_cli.settings.json_schema import json_schema
 from mpt_cli.settings.key_type import (
-    INDEX,
     LARGEST_COUNT,
     BadValue,
     Key,
@@ -41,7 +40,7 @@ def keys_of(number: int) -> tuple[dict[str, Any], list[Key]]:
     keys += [key for section, name in chosen.items() for key in class_keys(VARIANTS[section][name], section)]
     named = {f"{section}.{choosing_key(section)}": name for section, name in chosen.items()}
     is_left = {*named, "vars", "expect"}  # and what names objects is read by `checks`, sections by their keys
-    return named, [key for key in keys if not (key.path in is_left or key.takes_objects or key.section)]
+    return named, [key for key in keys if not (key.path in is_left or key.takes_objects)]
 
 
 def bounds(key: Key, kind: type) -> tuple[Any, Any]:
@@ -98,7 +97,6 @@ def write(values: dict[str, Any]) -> str:
     for path, value in values.items():
         *above, last = path.split(".")
         reduce(lambda part, name: part.setdefault(name, {}), above, tree)[last] = value
-    tree["phases"] = [tree["phases"][INDEX]]
     Path("recipe.yaml").write_text(text := OmegaConf.to_yaml(OmegaConf.create(tree)), encoding="utf-8")
     return text
 
@@ -113,14 +111,14 @@ def test_a_legal_value_of_any_key_goes_through_yaml_and_json_schema_and_back(num
     tree = yaml.safe_load(write({**named, **values}))
     assert not [*VALIDATOR.iter_errors(tree)]
     for key in keys:
-        read = reduce(lambda part, name: part[0] if name == INDEX else part[name], key.path.split("."), tree)
+        read = reduce(lambda part, name: part[name], key.path.split("."), tree)
         assert read_value(key, read) == values[key.path], key.path
 
 
 def test_an_illegal_value_of_any_key_is_refused_with_its_range():
     for key in key_versions():
         assert key.bounds.get("at_most", 0) <= LARGEST_COUNT or key.path in OF_THE_HOST or int not in key.options
-        for value, said in [] if key.takes_objects or key.section else illegal(key):
+        for value, said in [] if key.takes_objects else illegal(key):
             with pytest.raises(BadValue) as caught:
                 read_value(key, value)
             assert caught.value.rule.startswith("must be ") and said in caught.value.rule, (key.path, value)
@@ -135,8 +133,8 @@ def test_illegal_values_of_all_keys_are_one_problem_each_that_names_key_and_rang
     wrong = {key.path: data.draw(st.sampled_from(illegal(key)), key.path) for key in keys}
     text = write({**named, **{path: value for path, (value, _) in wrong.items()}})
     found = sorted((problem.key, str(problem)) for problem in problems("conf=./recipe.yaml"))
-    assert [key for key, _ in found] == sorted(path.replace(INDEX, "0") for path in wrong)
-    assert [key for key, message in found if wrong[key.replace(".0.", f".{INDEX}.")][1] not in message] == []
+    assert [key for key, _ in found] == sorted(wrong)
+    assert [key for key, message in found if wrong[key][1] not in message] == []
     broken = {".".join(map(str, error.absolute_path)) for error in VALIDATOR.iter_errors(yaml.safe_load(text))}
     kept = {key for key, _ in found if not any(place.startswith(key) for place in broken)}
     assert kept <= {"policy.overrides"}  # whose values the JSON Schema does not list

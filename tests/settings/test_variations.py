@@ -19,15 +19,9 @@ optimizer: {learning_rate: "${vars.rate}"}
 loss_scale: {initial_scale: "${eval:'2**15 * ${seed} + 1'}"}
 trainer: {epochs: 3, batch_size: "${eval:'8 * ${vars.batches}'}"}
 """
-PHASED = """
-defaults: [digits_mlp]
-vars: {rate: 0.01}
-phases: [{epochs: 1, learning_rate: 0.1}, {epochs: 2, learning_rate: "${vars.rate}"}]
-"""
 GRIDS = [
     "linked.yaml vars.rate=0.1,0.2,bad vars.batches=1,2 policy=float32,mixed_float16",
     "linked.yaml vars.width=1,x trainer.epochs=1,0 seed=${trainer.epochs},3",
-    "phased.yaml phases.0.epochs=1,0 vars.rate=0.1,-1 seed=1,2",
     "digits_mlp loss_scale=dynamic,fixed loss_scale.growth_factor=2,4 loss_scale.initial_scale=8,0",
     "digits_mlp model=cnn,mlp,mpl model.hidden_units=[8],[4,2],x",
     "digits_mlp policy=bfloat16,mixed_float16 policy.stochastic_rounding=true,false optimizer=sgd,adam",
@@ -54,7 +48,6 @@ def test_each_has_the_settings_or_the_problems_that_it_has_alone(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("linked.yaml").write_text(LINKED)
-    Path("phased.yaml").write_text(PHASED)
     points = [*read_grid(f"conf={grid}".split()).combinations]
     assert [*map(said, load_variations(points))] == [said(loaded(words)) for words in points]
 

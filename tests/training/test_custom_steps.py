@@ -30,10 +30,6 @@ GAN = (f"model.builder={NETS}:gan", f"data.loader={NETS}:unsplit", "data.validat
 NO_GAN = [
     ((*GAN, f"data.loader={NETS}:blobs"), "GAN has a train_step of its own, but neither a test_step nor a loss"),
     ((*GAN, "model.kwargs={compiled: false}"), "GAN has a compile of its own, whose arguments only its author knows"),
-    (
-        (*GAN, "~trainer.epochs", "phases=[{epochs: 1}]"),
-        "phases: must be left out: the model has 2 optimizers (d_optim",
-    ),
 ]
 SPOILED = ("fault=bad_data", "fault.kind=overflow", "fault.at_steps=[2,8]", "fault.every_steps=null")
 

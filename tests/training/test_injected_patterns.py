@@ -19,7 +19,7 @@ from mpt_cli.data.examples import Examples
 from mpt_cli.engine.step_batches import BatchPlan, Feed
 from mpt_cli.precision import DynamicScale
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
-from mpt_cli.settings.schema import PhaseSettings, Settings, TrainerSettings
+from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.health_and_verdict import HealthRules
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.telemetry.sink_interface import Telemetry
@@ -98,7 +98,6 @@ def trainer_of(
         engine=run.engine,
         train_feed=next(feeds),
         validation_feed=next(feeds) if validation else None,
-        phases=SimpleNamespace(all=[PhaseSettings(epochs)]),
         settings=Settings(trainer=asked),
     )
     return Trainer(parts, telemetry, counters, health, NoCheckpoints())

@@ -64,7 +64,6 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
         ("device", header.device),
         ("execution", header.execution),
         ("length", length),
-        *((f"phase {number}", line) for number, line in enumerate(header.phases, start=1)),
         ("writes to", header.run_dir),
         *(("warning", warning) for warning in header.warnings),
     ]

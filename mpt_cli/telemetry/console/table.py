@@ -65,8 +65,6 @@ class EpochTable:
         """Name and text of each column."""
         header, metrics = self._header, snapshot.metrics
         yield "epoch", format_epoch(snapshot, header)
-        if snapshot.phase is not None:
-            yield "phase", f"{snapshot.phase}/{len(header.phases)}"
         yield "loss", format_number(snapshot.loss)
         if header.scaling.scales:
             yield "scale", format_scale(snapshot.loss_scale)

@@ -27,20 +27,3 @@ def build_model(input_shape, num_classes, dropout=0.2):
     inputs = keras.Input(input_shape)
     x = layers.Dropout(dropout, seed=3)(base(inputs))
     return keras.Model(inputs, layers.Dense(num_classes, name="head")(x))
-
-
-class Calls(keras.callbacks.Callback):
-    """How often training began and ended so far, among the logs of each epoch."""
-
-    def __init__(self):
-        super().__init__()
-        self.begun = self.ended = 0
-
-    def on_train_begin(self, logs=None):
-        self.begun += 1
-
-    def on_train_end(self, logs=None):
-        self.ended += 1
-
-    def on_epoch_end(self, epoch, logs=None):
-        logs["calls_begin"], logs["calls_end"] = self.begun, self.ended
