@@ -94,7 +94,7 @@ def _attempt_lines(result: Reproduction) -> Iterator[str]:
     for attempt, failure in enumerate(result.earlier, 1):
         yield f"attempt {attempt}: {failure}"
     if result.earlier and {*result.earlier} == {result.failure}:
-        yield "every attempt failed in the same way, so this is not chance"
+        yield "all attempts failed in the same way, so another one is not likely to help"
 
 
 def _failure_lines(result: Reproduction) -> Iterator[str]:

@@ -187,19 +187,23 @@ def lead_sentence(found: SweepResults) -> str:
         return "The only configuration: what sets its seeds apart is chance."
     if lead.is_shown:
         return f"The best of {others + 1} configurations, shown over {count} seeds at 5%."
-    apart = f"{_tie(found)}Not told apart from {_names([rows[place + 1] for place in lead.not_told_apart])}"
+    better = f"that it is better than {_names([rows[place + 1] for place in lead.not_told_apart])}"
     if count < FEWEST_SEEDS:
-        return f"{apart}: {count_seeds(count)} can't tell; {FEWEST_SEEDS} or more may."
+        return f"{_tie(found)}{count_seeds(count).capitalize()} can't show {better}; {FEWEST_SEEDS} or more may."
+    shown = f"{_tie(found)}{count} seeds don't show {better}"
     if lead.seeds is None:
-        return f"{apart} by {count} seeds, nor would {MOST_SEEDS:,} tell, judging by these."
-    return f"{apart} by {count} seeds; about {lead.seeds} would tell."
+        return f"{shown}; judging by these, {MOST_SEEDS:,} would not either."
+    return f"{shown}; about {lead.seeds} would."
 
 
 def _tie(found: SweepResults) -> str:
-    """Return with whom the first shares its place, and what made it the first of them."""
+    """Return which others are tied with the first, and why it is listed first."""
     tied = [row for row in found.ranked[1:] if row.rank == 1]
-    what = f"equal in {found.objective.name}, the one that skipped less stands first"
-    return f"Shares its place with {_names(tied)}: {what}. " if tied else ""
+    return (
+        f"Tied with {_names(tied)} in {found.objective.name}; the one with fewer skipped steps is listed first. "
+        if tied
+        else ""
+    )
 
 
 def _names(rows: Sequence[Configuration]) -> str:

@@ -307,7 +307,7 @@ def test_a_run_that_left_no_summary_is_told_as_what_it_was_and_its_code_is_the_a
     assert junit_verdicts() == [("./mine.yaml", "run", "error", message)]
     said = capsys.readouterr().out
     assert f"[1/1] ./mine.yaml: {message}\n" in said and f"  attempt 1: {message}\n" in said
-    assert "every attempt failed in the same way" in said and "  again: mpt reproduce ./mine.yaml\n" in said
+    assert "all attempts failed in the same way" in said and "  again: mpt reproduce ./mine.yaml\n" in said
     assert "expectations missed" not in said and "None" not in said
 
 

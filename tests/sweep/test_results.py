@@ -81,13 +81,13 @@ def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     stubs.values = {1: 0.90, 2: 0.91, 3: 0.95, 4: 0.93, 5: 0.90, 6: 0.96}
     found, _ = stubs.start(GRID)
     # differences -0.03, +0.01, -0.01, deviation 0.02: ((0.84162 + 2.03) * 0.02 / 0.01) ** 2 is about 34
-    told = "Not told apart from initial_scale 2**8 by 3 seeds; about 34 would tell."
+    told = "3 seeds don't show that it is better than initial_scale 2**8; about 34 would."
     assert best_lines(found)[0].startswith("first      006-") and best_lines(found)[2].strip() == told
     assert cells(found, "2**8")["to the first"] == "≈ -0.0100 ± 0.0497"
     command = "mpt sweep --resume s 'seed=range(34)'"
     assert best_lines(found)[3].strip() == command
     page = (tmp_path / "s" / "report.html").read_text()
-    assert told in page and f"<pre>{command}</pre>".replace("'", "&#39;") in page
+    assert all(text.replace("'", "&#39;") in page for text in (told, f"<pre>{command}</pre>"))
     content = written(found)
     assert (content["best_is_shown"], content["seeds_to_decide"]) == (False, 34)
     assert content["not_told_apart"] == [{"loss_scale.initial_scale": "2**8"}]
@@ -121,7 +121,9 @@ def test_with_one_seed_none_is_called_best(stubs):
     stubs.values = {1: 0.5, 2: 0.9, 3: 0.7}
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3", "sweep_dir=s"])
     assert best_lines(found)[0].startswith("first      002-epochs-2")
-    assert best_lines(found)[2].strip() == "Not told apart from epochs 3; epochs 1: one seed can't tell; 3 or more may."
+    assert (
+        best_lines(found)[2].strip() == "One seed can't show that it is better than epochs 3; epochs 1; 3 or more may."
+    )
     words = shlex.split(best_lines(found)[3])
     assert words == ["mpt", "sweep", "--resume", "s", "seed=range(3)"]
     found, _ = stubs.resume(Path("s"), words[4:])
@@ -163,7 +165,7 @@ def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs):
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3,4,5", "sweep_dir=s"])
     lines = plain_lines(columns(found), found.configurations)
     assert [line.split()[:2] for line in lines[1:]] == [["1=", "2"], ["1=", "4"], ["3=", "1"], ["3=", "3"], ["5", "5"]]
-    told = "Shares its place with epochs 4: equal in val_accuracy, the one that skipped less stands first. Not told"
+    told = "Tied with epochs 4 in val_accuracy; the one with fewer skipped steps is listed first. One seed can't"
     assert best_lines(found)[2].strip().startswith(told)
     content = written(found)
     assert [row["rank"] for row in content["configurations"]] == [1, 1, 3, 3, 5]

@@ -149,7 +149,7 @@ def test_a_trial_with_several_seeds_is_worth_their_mean_and_one_that_failed_is_o
     searches.manners = {}
     found, code = searches.resume(tmp_path / "s", trials=4)
     assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["001", "004", "007", "008"]
-    assert "Not told apart from" in lead_sentence(found)
+    assert "that it is better than" in lead_sentence(found)
     anew = study_in(tmp_path / "s").get_trials()[3:]
     assert sorted((trial.user_attrs["job"], trial.value) for trial in anew) == [(1, mean), (3, mean), (7, mean)]
 
