@@ -25,7 +25,7 @@ from mpt_cli.redaction import note_word
 from mpt_cli.settings.limits import MOST_PROBLEMS
 from mpt_cli.settings.search_path import add_config_directories, has_working_directory
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal, signal_of
-from mpt_cli.verbs import check_options, load_verb, split_config_directories, verb_parser
+from mpt_cli.verbs import check_options, load_verb, options_before_script, split_config_directories, verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS, MERGED_VERBS, VERBS, Parser
 from mpt_cli.version import __version__
 
@@ -141,7 +141,9 @@ def _run(arguments: list[str]) -> int:
     folders, parser = list[str](), verb_parser(verb)
     end = rest.index("--") if verb == "compare" and "--" in rest else len(rest)
     rest, script = rest[:end], rest[end + 1 :]  # argparse takes options behind -- for its own
-    if verb != "run":  # what stands behind the script is the script's own
+    if verb == "run":  # what stands behind the script is the script's own
+        check_options(parser, options_before_script(rest))
+    else:
         folders, rest = split_config_directories(rest)
         check_options(parser, rest)
     add_config_directories(folders)

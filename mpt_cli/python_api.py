@@ -1,21 +1,22 @@
 """Runs from Python: a compiled model trained in mpt's own loop, and diagnosed."""
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import partial, wraps
 from os import devnull
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem, config_error, did_you_mean
 from mpt_cli.report.run import Run, load_run
 from mpt_cli.settings.checks import check_combinations
 from mpt_cli.settings.load import build_settings
 from mpt_cli.settings.model_data_optimizer_keys import AUTO, GivenData
-from mpt_cli.settings.schema import Settings, unknown_key_problem, variants_of
+from mpt_cli.settings.schema import Settings, acts_on_record, all_keys, unknown_key_problem, variants_of
 from mpt_cli.signals import raise_for
 from mpt_cli.telemetry.record_types import RunHeader
 from mpt_cli.telemetry.sink_interface import Sink
@@ -25,7 +26,41 @@ if TYPE_CHECKING:
     from mpt_cli.data.examples import DataSet
     from mpt_cli.diagnose.diagnosis import Diagnosis
 
+P = ParamSpec("P")
+Result = TypeVar("Result")
+_KERAS_WORDS = {"verbose": "logger.console", "validation_freq": "trainer.validate_every_epochs"}
 
+
+def arguments_checked(name: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """Decorate a function that users know as `name`: ConfigError for arguments that it does not have."""
+
+    def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
+        known = [*inspect.signature(function).parameters]
+
+        @wraps(function)
+        def called(*given: P.args, **named: P.kwargs) -> Result:
+            problems = [
+                Problem(word, f"is no argument of {name}.", value, _remedy_for(word, value, name, known))
+                for word, value in named.items()
+                if word not in known
+            ]
+            if problems:
+                raise ConfigError(problems)
+            return function(*given, **named)
+
+        return called
+
+    return decorate
+
+
+def _remedy_for(word: str, value: Any, name: str, known: Sequence[str]) -> str:
+    path = _KERAS_WORDS.get(word) or next((key for key in all_keys() if key.endswith(f".{word}")), "")
+    if path and (name == "mpt.fit" or (name == "mpt.Recorder" and acts_on_record(path))):
+        return f"Give it as settings={ {path: 'quiet' if word == 'verbose' else value} }."
+    return did_you_mean(word, known) or f"Arguments: {', '.join(word for word in known if word != 'self')}."
+
+
+@arguments_checked("mpt.fit")
 def fit(
     model: Any,
     x: Any,
@@ -194,6 +229,8 @@ def _set(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
     section = path.partition(".")[0]
     if section in ("model", "data", "optimizer") or path in ("seed", "run_dir", "resume", "policy.name"):
         return Problem(path, "is decided by the arguments of fit, not by `settings`.", value)
+    if path == "backend.name":
+        return Problem(path, "is that of Keras, which is imported.", value, "KERAS_BACKEND chooses it before that.")
     if (problem := unknown_key_problem(path, value)) is not None:
         return problem
     *holders, name = path.split(".")
@@ -236,6 +273,7 @@ def _take_weights(model: Any, run: Run) -> None:
     restore_weights(model, {name: array for name, array in arrays if name.startswith(("weight/", "frozen/"))})
 
 
+@arguments_checked("mpt.diagnose")
 def diagnose(
     model: Any,
     x: Any,

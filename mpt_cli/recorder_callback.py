@@ -22,12 +22,12 @@ from mpt_cli.errors import ConfigError, Problem, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_custom_train_step, keep_skips_whole
 from mpt_cli.precision.keras_internals import build_before_tracing, lacks_variables, optimizer_values_in_fit
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
-from mpt_cli.python_api import RunArguments, given_settings
+from mpt_cli.python_api import RunArguments, arguments_checked, given_settings
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, numbered_path
 from mpt_cli.samples.latest_step import LatestBatch, TapedCalls
 from mpt_cli.samples.value_ranges import is_rounded
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.schema import Settings, acts_on_record, unknown_key_problem
 from mpt_cli.step_recording import (
     NO_LOSS,
     Recording,
@@ -100,7 +100,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         on_unhealthy: what a broken health rule does: "stop" ends `fit`, "go_on" only says so.
         loss_scale: as in `mpt.fit`, for an optimizer that scales no loss yet.
         name: of the run, in runs/NAME/TIME; None for the model's.
-        settings: any other key of a configuration, as in {"trainer.log_every_steps": 10, "logger.console": "quiet"}.
+        settings: keys of loss scale, logger and health rules by their paths, as in {"logger.console": "quiet"}.
 
     >>> import mpt_cli as mpt, numpy as np, tempfile
     >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -114,6 +114,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
     (1, [2])
     """
 
+    @arguments_checked("mpt.Recorder")
     def __init__(
         self,
         run_dir: str | Path | None = None,
@@ -124,8 +125,16 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         name: str | None = None,
     ) -> None:
         super().__init__()
+        rule = "must be left to the program: it has no effect in Keras's own fit (mpt.fit takes it)."
+        problems = [
+            unknown_key_problem(path, value) or Problem(path, rule, value)
+            for path, value in (settings or {}).items()
+            if not acts_on_record(path)
+        ]
         if on_unhealthy not in ("stop", "go_on"):
-            raise ConfigError(Problem("on_unhealthy", "must be stop or go_on.", on_unhealthy))
+            problems.append(Problem("on_unhealthy", "must be stop or go_on.", on_unhealthy))
+        if problems:
+            raise ConfigError(problems)
         self.run_dir, self.on_unhealthy = run_dir, on_unhealthy
         self.asked = RunArguments(loss_scale=loss_scale, name=name, more=dict(settings or {}))
         self.command: Sequence[str] = ()  # the words behind `mpt` that run the script it is in

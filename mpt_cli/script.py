@@ -7,6 +7,7 @@ optimizer then skips what is not finite and moves the scale, and what it notes o
 """
 
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,8 +30,9 @@ from mpt_cli.recorder_callback import Recorder
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, numbered_path
 from mpt_cli.samples.latest_step import TapedCalls
-from mpt_cli.settings.model_data_optimizer_keys import GivenData, GivenModel
+from mpt_cli.settings.model_data_optimizer_keys import GivenData, GivenModel, LossScaleSettings
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, BackendSettings, Settings
+from mpt_cli.signals import at_forced_end
 from mpt_cli.step_recording import (
     RING_ROWS,
     DrainThread,
@@ -65,6 +67,7 @@ class ScriptRun:
     command: tuple[str, ...]  # the words behind `mpt` that run it again
     folder: Path  # where it was started
     is_seeded: bool = False  # by the settings, in place of the script
+    process: int = field(default_factory=os.getpid)  # that imported Keras
     notes: list[str] = field(default_factory=list)
     plain: list[Any] = field(default_factory=list)  # optimizers that the script made, without those of loss scaling
     own_scalings: list[Any] = field(default_factory=list)  # and those, but for what `compile` of Keras makes
@@ -90,11 +93,16 @@ class ScriptRun:
     @contextmanager
     def noting(self, recorders: Sequence[Recorder]) -> Iterator[None]:
         """Around a fit with these, each of which has the verdict of it then; also of one that an exception ends."""
-        try:
-            yield
-        except BaseException as error:
+
+        def fail(error: BaseException) -> None:
             for recorder in recorders:
                 recorder.fail(error)
+
+        try:
+            with at_forced_end(lambda end: fail(end.error)):
+                yield
+        except BaseException as error:
+            fail(error)
             raise
         finally:
             self.begun += [run for each in recorders for run in each.runs if run not in self.begun]
@@ -154,7 +162,7 @@ class ScriptRun:
         try:
             _outside(lambda: wrapper.keep_step_log(RING_ROWS))
             subject = self._subject_of(wrapper)
-            recording = _outside(lambda: LoopRecording(subject, wrapper, self.calls.steps, self.budget))
+            recording = _outside(lambda: LoopRecording(subject, wrapper, self.calls, self.budget))
             self.loops[id(wrapper)] = recording
         except Exception as error:  # the script must not suffer from what watches it
             self.note(f"not recorded: a loop of the script's own. {summarise_error(error)}")
@@ -194,6 +202,8 @@ class ScriptRun:
     def end_loops(self, error: BaseException | None = None) -> None:
         """Take the last steps of the script's loops and end their records, at the end of the script."""
         self.drain.close()
+        for model in self.calls.heads.values():
+            self.note_head(model)
         for loop in self.loops.values():
             try:
                 self.begun += [run] if (run := loop.close(error)) is not None else []
@@ -230,9 +240,19 @@ class ScriptRun:
     def _shown(self, run: Run) -> Path:
         return run.path.relative_to(self.folder) if run.path.is_relative_to(self.folder) else run.path
 
+    def _unused_scaling(self) -> list[str]:
+        """Return that the settings of the loss scale had no effect, where some were given."""
+        asked = self.settings.loss_scale.rule_for(True)
+        rules = [each.rule for each in self.wrappers.values()]
+        if not rules or asked in rules or asked == LossScaleSettings().rule_for(True):
+            return []
+        why = "the script sets its own" if any(rule.scales for rule in rules) else "nothing computes in float16"
+        return [f"the settings of loss_scale had no effect: {why}"]
+
     def sentences(self) -> list[str]:
         """Return how it went, for the end."""
-        found = [*self.notes, *(f"{self._shown(run)}: {run.verdict}. {run.explanation}" for run in self.runs)]
+        found = [*self.notes, *self._unused_scaling()]
+        found += [f"{self._shown(run)}: {run.verdict}. {run.explanation}" for run in self.runs]
         missing = dict.fromkeys(
             re.split(r": | \(", sentence)[0] for run in self.runs for sentence in run.summary.get("not_recorded", [])
         )

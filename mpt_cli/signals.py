@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -49,6 +50,11 @@ class ForcedEnd:
     doing: str = ""
 
     @property
+    def error(self) -> KeyboardInterrupt:
+        """What the signal would have raised."""
+        return Terminated() if self.number == signal.SIGTERM else KeyboardInterrupt()
+
+    @property
     def exit_code(self) -> int:
         return SIGNAL_EXIT_CODES[self.number]
 
@@ -69,6 +75,9 @@ class _MainThread:
     endings: list[Callable[[ForcedEnd], None]] = field(default_factory=list)
     handlers: int = 0  # how many are active that let it end in its own time
     is_heard: bool = False  # whether one of them took the latest signal
+    heard_at: float = -1.0  # when one of them took a signal, by time.monotonic
+    of_script: dict[int, Any] = field(default_factory=dict)  # the handlers that a script begins with
+    is_waiting: bool = False  # whether the script has not heard the Ctrl-C before
     raised: signal.Signals | None = None  # where none did
     held: signal.Signals | None = None  # until its section is over
     leaves_at_once: bool = False  # when it ends: what else Python would take down waits for what is gone
@@ -172,7 +181,7 @@ class Watch:
                 self._hang_up()
             if number in SIGNALS:
                 is_again = number == latest == signal.SIGINT
-                _after(UNHEARD_SECONDS, _end_unless_it_ends, signal.Signals(number), is_again)
+                _after(UNHEARD_SECONDS, _end_unless_it_ends, signal.Signals(number), is_again, time.monotonic())
                 latest = number
 
     def _hang_up(self) -> None:
@@ -191,14 +200,28 @@ def _after(seconds: float, action: Callable[..., object], *arguments: object) ->
     timer.start()
 
 
-def _end_unless_it_ends(number: signal.Signals, is_again: bool) -> None:
+def _end_unless_it_ends(number: signal.Signals, is_again: bool, sent_at: float) -> None:
     with _main.gate:
-        if is_again:
+        if _main.of_script:
+            ends_by_itself = _is_left_to_script(number, sent_at)
+        elif is_again:
             ends_by_itself = _main.handlers > 0 and not _main.endings
         else:
             ends_by_itself = not _main.sections and (_main.handlers > 0 or _main.is_heard)
         if not ends_by_itself:
             _end_program(ForcedEnd(number, _main.sections[-1] if _main.sections else ""))
+        if number == signal.SIGINT and not is_again and (_main.is_waiting or not _main.of_script):
+            text = "interrupted; what is under way ends first. Ctrl-C again ends it at once"
+            os.write(_main.stderr, f"\nmpt: {text}\n".encode())
+
+
+def _is_left_to_script(number: signal.Signals, sent_at: float) -> bool:
+    """Return whether a script ends by itself, or goes on, as it would without us: it has heard the signal, or has a
+    handler of its own. By itself Python hears Ctrl-C in compiled code when that is over, and SIGTERM ends it."""
+    is_heard = _main.heard_at > sent_at - UNHEARD_SECONDS / 2 or signal.getsignal(number) != _main.of_script[number]
+    waits = number == signal.SIGINT and not _main.is_waiting
+    _main.is_waiting = not is_heard
+    return is_heard or waits
 
 
 def _end_program(end: ForcedEnd) -> NoReturn:
@@ -309,7 +332,7 @@ def handled_by(handler: Callable[[int], None]) -> Iterator[None]:
     """Have the two signals, unless they are ignored, call `handler` with their number; put back what was before."""
 
     def handle(number: int, _: FrameType | None) -> None:
-        _main.is_heard = True
+        _main.is_heard, _main.heard_at = True, time.monotonic()
         handler(number)
 
     is_main = threading.current_thread() is threading.main_thread()
@@ -326,10 +349,15 @@ def handled_by(handler: Callable[[int], None]) -> Iterator[None]:
 @contextmanager
 def heard_by_script() -> Iterator[None]:
     """Around a program of the user's, which may catch KeyboardInterrupt, or hear signals itself, and save: Ctrl-C and
-    SIGTERM raise as ever where it has no handlers of its own, and nothing ends it before it ends.
+    SIGTERM raise as ever where it has no handlers of its own. Where compiled code keeps it from hearing them (a loader
+    that does not return), SIGTERM ends it after `UNHEARD_SECONDS`, and a second Ctrl-C does.
     """
     with handled_by(_raise_as_python):
-        yield
+        _main.of_script = {number: signal.getsignal(number) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            _main.of_script, _main.is_waiting = {}, False
     _main.is_heard = False  # it went on, and its end is not that of the signal
 
 

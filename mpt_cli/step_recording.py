@@ -18,6 +18,7 @@ import numpy as np
 import yaml
 
 from mpt_cli.engine.backend import running_platform
+from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.errors import NUMERICAL, summarise_error
 from mpt_cli.files import write_atomic, write_json
 from mpt_cli.precision import LossScaleOptimizer
@@ -27,14 +28,14 @@ from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, write_summary
 from mpt_cli.runs.provenance import collect_environment
 from mpt_cli.samples.gradient_samples import EAGER_SECONDS, build_sampler
-from mpt_cli.samples.latest_step import LatestStep, steps_of
+from mpt_cli.samples.latest_step import LatestStep, TapedCalls, steps_of
 from mpt_cli.settings.load import resolved_tree
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimizer, LossScaleSettings
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
 from mpt_cli.signals import format_end, signal_of
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
 from mpt_cli.telemetry.record_types import Event, RunHeader, Scaling
-from mpt_cli.telemetry.run_state import EventTally
+from mpt_cli.telemetry.run_state import EventTally, RunState
 from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 from mpt_cli.training.loss_and_optimizer import describe_scaling
@@ -165,6 +166,9 @@ class Recording(Record, ABC):
             warnings=(*facts.pop("warnings", ()), *platform.notices),
             **facts,
         )
+
+    def run_state(self) -> RunState:
+        return replace(super().run_state(), is_script=True)
 
     @property
     def tells_loss(self) -> bool:
@@ -404,15 +408,15 @@ class LoopRecording(Recording):
         self,
         subject: RecordingOptions,
         optimizer: LossScaleOptimizer,
-        latest: Callable[[], Sequence[LatestStep]],
+        calls: TapedCalls,
         budget: SampleBudget,
     ) -> None:
-        """Begin a record of a loop; `latest` returns what it called last."""
+        """Begin a record of a loop, which makes these calls of models."""
         super().__init__(subject, optimizer, list(NOT_OF_A_LOOP))
-        self.latest, self.budget = latest, budget
+        self.calls, self.budget = calls, budget
         self.progress.epoch = 1
         self._lock = threading.Lock()
-        self.is_over = False
+        self.is_over = self.is_ending = False
 
     @property
     def variables(self) -> Sequence[Any]:
@@ -422,8 +426,20 @@ class LoopRecording(Recording):
         return usual if self.stop is None else NUMERICAL
 
     def finish(self) -> None:
-        self.sample(self.latest(), self.budget)
+        self.sample(self.calls.steps(), self.budget)
         super().finish()
+
+    def explained(self, events: list[Event]) -> list[Event]:
+        """Return the events; that of the last step with the layer where its forward pass went wrong."""
+        events = super().explained(events)
+        if not self.is_ending:
+            return events
+        last = int(self.optimizer.seen_steps) - self.offset
+        before, latest = [e for e in events if e.step < last], [e for e in events if e.step == last]
+        for model, x in self.calls.inputs():
+            if not any(event.layer for event in latest):
+                latest = FaultSearch(model, self.telemetry.message).name_layers(latest, {last: (x,)}.get)
+        return before + latest
 
     def header(self, **facts: Any) -> RunHeader:
         return super().header(
@@ -465,6 +481,7 @@ class LoopRecording(Recording):
 
     def close(self, error: BaseException | None) -> Run | None:
         """End the record at the end of the script or of the loop; None where no step was made."""
+        self.is_ending = not isinstance(error, KeyboardInterrupt)
         self.drain(at_end=True)
         with self._lock:
             self.is_over = True

@@ -119,6 +119,34 @@ def test_a_second_ctrl_c_ends_also_what_would_save():
 
 
 @pytest.mark.slow
+def test_a_script_in_compiled_code_is_ended_by_sigterm_or_a_second_ctrl_c():
+    body = """
+        with signals.heard_by_script(), at_forced_end(lambda e: end(type(e.error).__name__, flush=True)):
+            end("ready", flush=True)
+            hear_nothing(FOREVER)
+    """
+    assert run_body(body, signal.SIGTERM)[:2] == (143, "Terminated\n")
+    code, out, err = run_body(body, signal.SIGINT, signal.SIGINT, between=0.7)
+    assert (code, out) == (130, "KeyboardInterrupt\n") and "Ctrl-C again ends it at once" in err
+
+
+@pytest.mark.slow
+def test_a_script_that_hears_ctrl_c_goes_on():
+    body = """
+        with signals.heard_by_script():
+            end("ready", flush=True)
+            for _ in range(2):
+                try:
+                    time.sleep(60)
+                except KeyboardInterrupt:
+                    time.sleep(0.8)
+        end("saved")
+    """
+    code, out, err = run_body(body, signal.SIGINT, signal.SIGINT, between=1.5)
+    assert (code, out, err) == (0, "saved\n", "")
+
+
+@pytest.mark.slow
 def test_an_ending_that_hangs_or_fails_or_a_thread_that_reads_does_not_keep_it_when_the_terminal_goes():
     body = """
         def fails(e):

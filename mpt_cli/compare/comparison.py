@@ -224,7 +224,8 @@ SMALLEST_GAIN = 0.05  # a difference below this is none, however still the machi
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How many times as fast as the baseline: the median over so many rounds, the lowest and the highest.
+    """How many times as fast as the baseline: the ratio of the median steps over so many rounds, and the lowest and
+    highest ratio in a round.
 
     One round shows nothing: nobody knows what else the machine did meanwhile.
     """
@@ -235,12 +236,15 @@ class SpeedUp:
     rounds: int
 
     @classmethod
-    def of(cls, factors: Sequence[float]) -> "SpeedUp":
-        """
-        >>> SpeedUp.of([2.0, 2.2, 2.1]).is_faster, SpeedUp.of([2.0]).is_faster
+    def of(cls, seconds: Sequence[tuple[float, float]]) -> "SpeedUp":
+        """Return it for the seconds of a step of the baseline and of the other, in each round.
+
+        >>> SpeedUp.of([(2.0, 1.0), (2.2, 1.0), (2.1, 1.0)]).is_faster, SpeedUp.of([(2.0, 1.0)]).is_faster
         (True, False)
         """
-        return cls(statistics.median(factors), min(factors), max(factors), len(factors))
+        factors = [base / other for base, other in seconds]
+        middle = statistics.median(base for base, _ in seconds) / statistics.median(other for _, other in seconds)
+        return cls(middle, min(factors), max(factors), len(factors))
 
     @property
     def noise(self) -> float:
@@ -359,11 +363,11 @@ def _with_baseline(entry: Entry, entries: list[Entry], objective: Objective, tol
     pairs = [(theirs[seed], own[seed]) for seed in own if seed in theirs]
     counts = known_environment(RunDirectory(entry.finished[0].run_dir)).get("examples") if entry.finished else None
     examples = (counts or {}).get("validation" if objective.name.startswith("val_") else "train")
-    factors = [baseline.seconds[seed] / mine for seed, mine in entry.seconds.items() if seed in baseline.seconds]
+    seconds = [(baseline.seconds[seed], mine) for seed, mine in entry.seconds.items() if seed in baseline.seconds]
     return replace(
         entry,
         baseline=baseline,
-        speed=SpeedUp.of(factors) if factors else None,
+        speed=SpeedUp.of(seconds) if seconds else None,
         quality=compare_quality(objective, pairs, tolerance, examples),
     )
 

@@ -29,7 +29,8 @@ def _baselines(found: Comparison) -> str:
 def overall_sentence(found: Comparison) -> str:
     """Return the one sentence to remember."""
     if all(entry.quality.kind == UNKNOWN for entry in found.compared):
-        return "Nothing can be compared: " + _unfinished(found)
+        what = "Quality can't" if any(entry.speed for entry in found.compared) else "Nothing can"
+        return f"{what} be compared: {_unfinished(found)}"
     if found.workers > 1:
         return f"Speed was not compared, as jobs ran {found.workers} at a time. {_qualities(found)}"
     if found.seeds == 1:
@@ -109,7 +110,8 @@ def _script_sentences(found: Comparison) -> list[str]:
     which = ["The script trains several times; only its first training is compared."] if trains_again else []
     name = found.objective.name
     by = f"Quality is {name}, as the script's fit reports it; --objective NAME judges by another of its metrics."
-    return which if found.plan.facts["objective"] else [*which, by]
+    is_known = any(entry.quality.kind != UNKNOWN for entry in found.compared)
+    return [*which, by] if is_known and not found.plan.facts["objective"] else which
 
 
 def entry_verdict(found: Comparison, entry: Entry) -> str:
@@ -147,7 +149,8 @@ def _entry_sentence(found: Comparison, entry: Entry) -> str:
         return f"{entry.label} did not finish: {reason}"
     if not entry.baseline.finished:
         return f"{entry.label} can't be compared: {base} did not finish."
-    quality = f"its quality {_quality_words(entry)}{_difference(found, entry)}"
+    is_unknown = entry.quality.kind == UNKNOWN
+    quality = f"its quality {'is unknown' if is_unknown else _quality_words(entry) + _difference(found, entry)}"
     if speed is None or found.workers > 1:
         return f"{entry.label}: {quality}; its speed was not judged."
     timed = f"{format_factor(speed.factor)} the speed of {base}"
@@ -190,7 +193,7 @@ def _unfinished(found: Comparison) -> str:
     failed = [entry.label for entry in found.entries if not entry.finished]
     if failed or found.plan.facts["objective"]:
         return f"{', '.join(failed)} did not finish." if failed else f"no run has {found.objective.name}."
-    return f"no run recorded {', '.join(MONITORED)}. --objective NAME judges by another metric that fit reports."
+    return f"no run recorded {', '.join(MONITORED)}. --objective NAME judges by another number that the runs have."
 
 
 SECONDARY = ("memory",)  # left out where the terminal is narrow

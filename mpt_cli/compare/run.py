@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from mpt_cli.compare.comparison import CompareDirectory, Comparison, Script, make_comparison, read_comparison
 from mpt_cli.compare.report import write_comparison
 from mpt_cli.settings.load import load_with_recipe
-from mpt_cli.sweep.job_list import SweepPlan, check_objective
+from mpt_cli.sweep.job_list import SweepPlan, check_objective, choose_objective
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, SweepRun, begin, exit_code, plan_facts, split_overrides
 
@@ -28,7 +28,9 @@ def start_compare(
     """
     own, path = split_overrides(overrides, "compare_dir")
     plan, setups = make_comparison(own, measure.seeds, script)
-    if script is None:
+    if script is not None:
+        choose_objective(options.objective, [])
+    else:
         loaded = [load_with_recipe(job.words) for job in plan.jobs]
         check_objective(options.objective, [settings for settings, _ in loaded])
         for note in dict.fromkeys(note for _, recipe in loaded for note in recipe.notes):

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import spawn
+from multiprocessing import spawn, util
+from multiprocessing.context import ForkServerProcess, SpawnProcess
 from multiprocessing.spawn import spawn_main as spawn_main
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -251,8 +252,9 @@ def call(
 
 @contextmanager
 def spawning_by(statement: str) -> Iterator[None]:
-    """Make processes that `multiprocessing` spawns run `statement`, with what `spawn_main` is given for %r."""
-    command_line = spawn.get_command_line
+    """Make processes that `multiprocessing` spawns run `statement`, with what `spawn_main` is given for %r. Those of
+    its fork server, which differ in nothing that they see, are spawned too."""
+    command_line, of_server = spawn.get_command_line, vars(ForkServerProcess)["_Popen"]
 
     def other(**given: Any) -> list[str]:
         line: list[str] = command_line(**given)
@@ -260,7 +262,14 @@ def spawning_by(statement: str) -> Iterator[None]:
         return line
 
     spawn.get_command_line = other
+    ForkServerProcess._Popen = vars(SpawnProcess)["_Popen"]  # type: ignore[method-assign]
     try:
         yield
     finally:
         spawn.get_command_line = command_line
+        ForkServerProcess._Popen = of_server  # type: ignore[method-assign]
+
+
+def at_end_of_forked(action: Callable[[], object]) -> None:
+    """Call `action`, while somebody holds it, at the end of each process that `multiprocessing` forks."""
+    util.register_after_fork(action, lambda action: util.Finalize(None, action, exitpriority=0))

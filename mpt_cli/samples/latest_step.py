@@ -150,6 +150,7 @@ class TapedCalls:
         self._collected: list[tuple[Any, Any]] | None = None
         self._kept: dict[int, tuple[Any, Callable[[], Any]]] = {}  # models and what reads their latest step
         self._eager_steps = 0
+        self.heads: dict[int, Any] = {}  # by their ids the models that were called last before a loss
 
     def open(self, tape: Any) -> None:
         """Note calls from here on."""
@@ -208,6 +209,9 @@ class TapedCalls:
             return
         for model, batch in found.values():
             self._keep(model, batch)
+        if found:
+            last = calls[-1].model
+            self.heads[id(last)] = last
 
     def _keep(self, model: Any, batch: Any) -> None:
         import tensorflow as tf
@@ -239,6 +243,14 @@ class TapedCalls:
         finally:
             self._collected = None
             found[:] = [each for each in found if all(map(is_readable, keras.tree.flatten(each[1])))]
+
+    def inputs(self) -> list[tuple[Any, Any]]:
+        """Return the models that the latest step called, each with its inputs."""
+        from mpt_cli.precision.apply_or_skip_tensorflow import is_readable
+
+        if self._calls and all(is_readable(out) for call in self._calls for out in call.outputs):
+            return [(call.model, call.inputs) for call in self._calls]
+        return [(step.model, x) for step in self.steps() for x, _, _ in step.batch]
 
     def steps(self) -> list[LatestStep]:
         """Return the latest one of each model."""

@@ -61,6 +61,14 @@ RECORDED_TRAINER_KEYS = (
     "max_zero_gradients",
     "stop_on_nonfinite_weights",
 )
+
+
+def acts_on_record(path: str) -> bool:
+    """Return whether this key acts where another program trains and mpt records."""
+    section, _, name = path.partition(".")
+    return section in ("loss_scale", "logger") or (section == "trainer" and name in RECORDED_TRAINER_KEYS)
+
+
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 AUTO_FLOAT16 = "auto_float16"
 

@@ -21,6 +21,7 @@ from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.directory import (
     FAILED,
+    FINISHED,
     JobResult,
     SweepDirectory,
     SweepResults,
@@ -34,6 +35,7 @@ from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.recipe_sweep_section import swept_words
 from mpt_cli.sweep.report import write_results
 
+NO_METRIC = "the first training of the script reported no metric, as a loop without fit"
 Launch = Callable[[Job, Path], Sequence[str]]
 
 
@@ -280,6 +282,17 @@ class SweepRun:
 
     def _record(self, command: Command[Job], ending: Ending) -> None:
         self.sweep.write_ending(command.subject, ending)
+        if command.subject.verb == "run":
+            self._check_objective(read_job(self.sweep, command.subject))
+
+    def _check_objective(self, result: JobResult) -> None:
+        """Raise ConfigError for an objective that a script does not report; say so where none was asked for. What it
+        reports is known once it has run."""
+        if result.status != FINISHED:
+            return
+        objective = choose_objective(self.plan.facts["objective"], [result.summary])
+        if objective.value(result.summary) is None and result.job == self.plan.jobs[0]:
+            self.screen.say(f"quality can't be compared: {NO_METRIC}. The rest is: speed, memory, skips")
 
     def _hand_over(self, commands: Sequence[Command[Job]], limits: Limits, cluster: Cluster) -> str:
         """Submit them; return as what, and how to see them."""

@@ -3,6 +3,7 @@
 A new piece of advice is one row of `CAUSES`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,8 @@ class Cause:
 
     `fits` is asked with how many of the latest skipped steps are in question. In the advice {fixed} is the scale of the
     settings, {or_slower} what else helps a scale that grows after so many steps, and {overflowing} the layer whose
-    output overflows. The words hold wherever a run was begun: a setting is named by what it is, and by its key where
-    every door takes that.
+    output overflows, {raised} up to where a scale may be raised. The words hold wherever a run was
+    begun: a setting is named by what it is, and by its key where every door takes that.
     """
 
     fits: Callable[[RunState, int], bool]
@@ -27,14 +28,39 @@ class Cause:
     def advise(self, run_state: RunState) -> str:
         or_slower = "let it grow more slowly (loss_scale.growth_steps), " if run_state.scaling.growth_steps else ""
         layer = run_state.forward_layer if run_state.scaling.is_needed else None
+        finder = "mpt.diagnose(model, x, y)"
+        finder = f"{finder} names it" if run_state.is_script else f"mpt diagnose names it, in a script {finder}"
         overflowing = (
-            "a layer that overflows in float32 (mpt diagnose names it, in a script mpt.diagnose(model, x, y))"
+            f"a layer that overflows in float32 ({finder})"
             if layer is None
-            else f"{layer} in float32 (policy.overrides={{{layer}: float32}}, in a script "
-            'dtype="float32" where it is made; this was not tried)'
+            else f"{layer} in float32 ({keep_in_float32([layer], run_state.is_script)}; this was not tried)"
         )
-        fixed = format_scale(run_state.scaling.initial_scale)
-        return self.advice.format(fixed=fixed, or_slower=or_slower, overflowing=overflowing)
+        fixed, raised = format_scale(run_state.scaling.initial_scale), _raised_scale(run_state)
+        return self.advice.format(fixed=fixed, or_slower=or_slower, overflowing=overflowing, raised=raised)
+
+
+def keep_in_float32(layers: Sequence[str], in_script: bool = False) -> str:
+    """Return what keeps layers in float32; `in_script` leaves out the key, which `mpt run` can't set.
+
+    >>> keep_in_float32(["norm", "head"], in_script=True)
+    'dtype="float32" where norm, head are made'
+    """
+    argument = f'dtype="float32" where {", ".join(layers)} {"is" if len(layers) == 1 else "are"} made'
+    key = f"policy.overrides={{{', '.join(f'{layer}: float32' for layer in layers)}}}"
+    return argument if in_script else f"{key}, in a script {argument}"
+
+
+def _raised_scale(run_state: RunState) -> str:
+    """Return up to where a scale that is too low may be raised: where the gradients of the sample would still be four
+    times below what overflows."""
+    room, scale = run_state.headroom_doublings, run_state.scale
+    if room is None or scale is None or room < 3:
+        return " (loss_scale.initial_scale)"
+    power = int(min(math.log2(scale) + room - 2, math.log2(run_state.scaling.rule.highest)))
+    return (
+        f", up to loss_scale.initial_scale=2**{power}, where the gradients of step {run_state.sample_step} would still "
+        "be at least four times below what overflows (not tried)"
+    )
 
 
 def _always(run_state: RunState, skips: int) -> bool:
@@ -42,7 +68,6 @@ def _always(run_state: RunState, skips: int) -> bool:
 
 
 OTHER_POLICY = "the policy mixed_bfloat16 or float32"
-RAISE_START = "raise the initial loss scale (loss_scale.initial_scale)"
 KEPT_BY_MORE = "a higher loss scale keeps what float16 flushes: "
 
 FORWARD, NAN, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
@@ -110,9 +135,9 @@ CAUSES = {
     ),
     FIXED_LOW: Cause(
         lambda run_state, _: not run_state.scaling.moves,
-        f"{KEPT_BY_MORE}raise it (loss_scale.initial_scale), or let it move (loss_scale=dynamic).",
+        f"{KEPT_BY_MORE}raise it{{raised}}, or let it move (loss_scale=dynamic).",
     ),
-    LOW: Cause(lambda run_state, _: not run_state.skip_steps, f"{KEPT_BY_MORE}{RAISE_START}."),
+    LOW: Cause(lambda run_state, _: not run_state.skip_steps, f"{KEPT_BY_MORE}raise the initial loss scale{{raised}}."),
     NO_ROOM: Cause(_always, "something overflows at any useful scale: keep that layer in float32."),
     ZERO_LOSS: Cause(
         lambda run_state, _: run_state.scaling.is_needed and run_state.loss == 0,

@@ -142,6 +142,7 @@ class RunState:
     unmoved: UnmovedWeights | None = None  # as of the latest look; None where weights move
     output_noise: float | None = None  # likewise, and what a layer in float32 leaves of it
     output_noise_left: float | None = None
+    headroom_doublings: float | None = None  # likewise: how often the scale could double before a gradient overflows
     sample_step: int = 0
     sample_is_new: bool = False  # whether that was after the last step
     streaks: StreakCounts[int] = NO_STREAKS  # after the last step
@@ -149,6 +150,7 @@ class RunState:
     applied_in_epoch: int = 0
     epoch_is_whole: bool = True
     weights_are_finite: bool = True
+    is_script: bool = False  # another program makes the model, and mpt only records
     unchecked: str = ""  # why nothing is known of what half precision does to the numbers; empty where it is known
 
     @property
@@ -266,7 +268,7 @@ class RunState:
 
 
 OF_TALLY = ("skip_steps", "skip_scales", "forward_steps", "forward_layer", "nan_steps", "persistent_nan_steps")
-OF_SAMPLE = ("flushed_share", "faults", "output_noise", "output_noise_left")
+OF_SAMPLE = ("flushed_share", "faults", "output_noise", "output_noise_left", "headroom_doublings")
 
 
 def build_run_state(

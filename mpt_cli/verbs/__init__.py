@@ -8,6 +8,7 @@ import argparse
 import importlib
 import inspect
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any, TextIO
 
 from mpt_cli.errors import Problem, config_error, nearest, printable, raise_problems
@@ -64,7 +65,7 @@ def check_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
         if word in answers and word not in parser._option_string_actions
     )
     unknown = [word for word in given if word[:2] == "--" and not nearest(word, parser._option_string_actions)]
-    if unknown and any(action.dest == "overrides" for action in parser._actions):
+    if unknown and any(action.dest in ("overrides", "words") for action in parser._actions):
         from mpt_cli.settings.schema import remedy_for
 
         remedies = {word: remedy_for(word[2:].replace("-", "_"), None) for word in unknown}
@@ -73,6 +74,14 @@ def check_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
             for word, remedy in remedies.items()
             if remedy.startswith("Did you mean")
         )
+
+
+def options_before_script(words: list[str]) -> list[str]:
+    """
+    >>> options_before_script(["policy=float32", "--strict", "train.py", "--epochs", "3"])
+    ['policy=float32', '--strict']
+    """
+    return [*takewhile(lambda word: word != "-m" and ("=" in word or word.startswith("-")), words)]
 
 
 CONFIG_DIR_OPTIONS = ("--config-dir", "-cd")

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 import runpy
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,18 +15,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import mpt_cli
 from mpt_cli.errors import NUMERICAL, OK, ConfigError, DataError, MptError, Problem, raise_problems
-from mpt_cli.jobs.local_processes import spawn_main, spawning_by
+from mpt_cli.jobs.local_processes import at_end_of_forked, spawn_main, spawning_by
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
-from mpt_cli.signals import heard_by_script
+from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings, acts_on_record
+from mpt_cli.signals import Terminated, at_forced_end, heard_by_script
 from mpt_cli.user_code import describe_layer, failed_layer, user_frames
 from mpt_cli.verbs import say
 
 if TYPE_CHECKING:
     from mpt_cli.script import ScriptRun
 
-SECTIONS = ("policy", "loss_scale", "logger")
-SINGLE_KEYS = ("run_dir", "backend", "backend.name", "seed")
+SINGLE_KEYS = ("policy", "policy.name", "run_dir", "backend", "backend.name", "seed")
 STRICT, ALLOW_UNCHECKED = "--fail-on-verdict", "--allow-unchecked"  # anywhere before the script
 SCRIPT_RAISED = 1  # as Python ends for an exception that nobody caught
 
@@ -38,6 +38,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     overrides = [word for word in overrides if word not in (STRICT, ALLOW_UNCHECKED)]
     settings, name = script_settings(overrides), target_name(rest)
     _check_place(settings, script_title(rest))
+    _hint_at_keys(rest)
     named = settings.backend.name
     asked = any(word.startswith(("backend=", "backend.name=")) for word in overrides) and named != "auto"
     if (backend := named if asked else _backend_without_tensorflow()) is not None:
@@ -75,6 +76,12 @@ def _check_place(settings: Settings, title: str) -> None:
         say(f"mpt run: the script runs, but nothing of it can be recorded: {error}", sys.stderr)
 
 
+def _hint_at_keys(script: list[str]) -> None:
+    """Say which words of the script look like keys of mpt. They may well be the script's."""
+    if keys := [word for word in script[1:] if "=" in word and is_run_key(word.partition("=")[0])]:
+        say(f"mpt run: {' '.join(keys)}: given to the script; keys of mpt stand before its name.", sys.stderr)
+
+
 @dataclass(frozen=True)
 class ScriptProgram:
     """A script or module with what is set for it: its name in runs, the words behind `mpt` that run it again, and those
@@ -92,7 +99,7 @@ def run_program(program: ScriptProgram, run: Callable[[], None]) -> tuple["Scrip
     """
     from mpt_cli.engine.backend import set_import_variables
 
-    settings, folder = program.settings, Path.cwd()
+    settings, folder, process = program.settings, Path.cwd(), os.getpid()
     backend = os.environ.get("KERAS_BACKEND")
     set_import_variables(replace(settings, backend=replace(settings.backend, name=backend or "tensorflow")))
     found: list[ScriptRun] = []
@@ -103,19 +110,30 @@ def run_program(program: ScriptProgram, run: Callable[[], None]) -> tuple["Scrip
             from mpt_cli.script import ScriptRun, watched
 
             is_seeded = any(word.startswith("seed=") for word in program.overrides)
-            found.append(ScriptRun(settings, program.title, program.command, folder, is_seeded))
+            own = settings if os.getpid() == process else _of_process(settings)
+            found.append(ScriptRun(own, program.title, program.command, folder, is_seeded))
             stack.enter_context(watched(found[0]))
             if backend is not None and (chosen := keras.backend.backend()) != backend:
                 found[0].note(f"the script sets its own backend, {chosen}, which is used")
 
+        def end_loops(error: BaseException | None) -> None:
+            for seen in found:
+                seen.end_loops(error)
+
+        def end_forked() -> None:
+            for seen in found:
+                if seen.process != process:  # Keras was imported there
+                    seen.end_loops(None)
+                    _print_notes(seen)
+
+        at_end_of_forked(end_forked)
         stack.enter_context(_spawning(program, folder))
         try:
-            with heard_by_script(), mpt_cli.on_keras(attach):
+            with heard_by_script(), at_forced_end(lambda end: end_loops(end.error)), mpt_cli.on_keras(attach):
                 run()
         except (Exception, SystemExit, KeyboardInterrupt) as raised:
             error = raised
-        for seen in found:
-            seen.end_loops(None if isinstance(error, SystemExit) else error)
+        end_loops(None if isinstance(error, SystemExit) else error)
     return (found[0] if found else None), error
 
 
@@ -130,14 +148,22 @@ def _spawning(program: ScriptProgram, folder: Path) -> AbstractContextManager[No
 
 def run_spawned(words: list[str], title: str, command: tuple[str, ...], given: dict[str, Any]) -> NoReturn:
     """Run a process that `multiprocessing` spawned; `given` is what its parent passed on."""
-    settings = script_settings(words)
-    if settings.run_dir is not None:
-        settings = replace(settings, run_dir=f"{settings.run_dir}-process-{os.getpid()}")
+    settings = _of_process(script_settings(words))
     program = ScriptProgram(settings, title, command, tuple(words))
     seen, error = run_program(program, lambda: spawn_main(**given))
     _print_notes(seen)
+    if isinstance(error, Terminated):  # as `Pool.terminate` ends a process without us
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
     assert error is not None  # spawn_main ends with SystemExit
     raise error
+
+
+def _of_process(settings: Settings) -> Settings:
+    """Return the settings with a run directory of this process."""
+    if settings.run_dir is None:
+        return settings
+    return replace(settings, run_dir=f"{settings.run_dir}-process-{os.getpid()}")
 
 
 @contextmanager
@@ -252,10 +278,7 @@ def script_settings(overrides: list[str]) -> Settings:
 
 def is_run_key(path: str) -> bool:
     """Return whether `mpt run` accepts this key; model, data and training are decided by the script."""
-    section, _, name = path.partition(".")
-    if section == "trainer":
-        return name in RECORDED_TRAINER_KEYS
-    return path in SINGLE_KEYS or (section in SECTIONS and (section != "policy" or name in ("", "name")))
+    return path in SINGLE_KEYS or acts_on_record(path)
 
 
 def _script_key_problem(word: str) -> Problem | None:
@@ -263,7 +286,7 @@ def _script_key_problem(word: str) -> Problem | None:
     if is_run_key(path):
         return None
     of_trainer = [f"trainer.{name}" for name in RECORDED_TRAINER_KEYS]
-    known = ["policy", *(f"{section}.…" for section in SECTIONS if section != "policy"), *SINGLE_KEYS, *of_trainer]
+    known = [*SINGLE_KEYS, "loss_scale.…", "logger.…", *of_trainer]
     own = 'In the script, a layer takes dtype="float32". ' if path.startswith("policy.") else ""
     return Problem(path, "must be set in the script itself.", value, f"{own}mpt run takes {', '.join(known)}.")
 

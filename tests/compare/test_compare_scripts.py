@@ -62,3 +62,15 @@ def test_a_script_is_compared_as_a_recipe_is(tmp_path):
     one, two = ([job[found["objective"]["name"]] for job in each["jobs"]] for each in (base, other))
     assert one == pytest.approx(two, rel=1e-2) and one[0] != one[1]
     assert base["step_seconds"] > 0 and other["speed_up"] is not None and base["peak_memory_bytes"] > 0
+
+
+@pytest.mark.long
+def test_an_objective_that_the_script_does_not_report_ends_it_after_the_first_job(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ["policy=float32,mixed_float16", "compare_dir=found", "--objective"]
+    done = mpt("compare", *words, "acc", "--", "train.py", "--epochs", "1", cwd=tmp_path)
+    assert done.returncode == 2 and "--objective: must be a number that the jobs report. Received: 'acc'" in done.stderr
+    assert (tmp_path / "found" / "001-policy-float32").is_dir()
+    assert not (tmp_path / "found" / "002-policy-mixed_float16").exists()
+    done = mpt("compare", *words, "loss:low", "--", "train.py", "--epochs", "1", cwd=tmp_path)
+    assert done.returncode == 2 and "must end in :min or :max" in done.stderr

@@ -87,5 +87,10 @@ def test_as_many_seeds_are_said_as_would_tell():
     ],
 )
 def test_when_a_run_is_faster(factors, is_faster, is_slower):
-    found = SpeedUp.of(factors)
+    found = SpeedUp.of([(factor, 1.0) for factor in factors])
     assert (found.is_faster, found.is_slower) == (is_faster, is_slower)
+
+
+def test_the_speed_is_the_ratio_of_the_steps_that_are_shown():
+    found = SpeedUp.of([(4.2, 4.62), (4.1, 4.28), (5.0, 4.0)])
+    assert found.factor == pytest.approx(4.2 / 4.28) and (found.lowest, found.highest) == (4.2 / 4.62, 1.25)

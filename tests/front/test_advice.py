@@ -42,8 +42,15 @@ def test_a_key_that_advice_names_is_taken_by_a_script_too(mode):
         replace(base, bad_steps=2),
         replace(base, scaling=Scaling(is_needed=True)),
     ]
-    texts = [cause.advise(base) for cause in CAUSES.values()]
+    script = replace(base, is_script=True, forward_layer="a", scaling=replace(base.scaling, is_needed=True))
+    texts = [cause.advise(each) for cause in CAUSES.values() for each in (base, script)]
+    others += [
+        replace(script, faults={name: fault}, output_noise=1.0)
+        for fault in ("digits", "stale")
+        for name in ("a", "targets", "*")
+    ]
     texts += [judge(run_state)[1] for run_state in others]
+    assert any('dtype="float32" where a is made' in text for text in texts)
     texts += [*warn_of_scaling(Scaling(is_needed=True)), *warn_of_half_head(model())]
     named = {key for text in texts for key in SETTING.findall(text)}
     assert "loss_scale.initial_scale" in named and "loss_scale" in named

@@ -256,7 +256,7 @@ def train():
     model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
     print(model.layers[0].compute_dtype, flush=True)
 if __name__ == "__main__":
-    process = multiprocessing.get_context("spawn").Process(target=train)
+    process = multiprocessing.get_context("METHOD").Process(target=train)
     process.start()
     process.join()
     print(process.exitcode)
@@ -285,11 +285,13 @@ def test_a_script_that_half_precision_breaks_hears_whose_policy_it_is(tmp_path):
 
 
 @pytest.mark.long
-def test_a_spawned_process_trains_under_the_same_policy_on_a_record_of_its_own(tmp_path):
-    done = run(tmp_path, SPAWNS, "loss_scale.initial_scale=8", fresh=True)
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_a_process_of_multiprocessing_trains_under_the_same_policy_on_a_record_of_its_own(tmp_path, method):
+    done = run(tmp_path, SPAWNS.replace("METHOD", method), "loss_scale.initial_scale=8", fresh=True)
     assert (done.returncode, done.stdout) == (0, "float16\n0\n"), done.stderr
     (path,) = tmp_path.glob("run-process-*")
     assert load_run(path).summary["applied_steps"] == 1
+    assert done.stderr.count(f"next: mpt report {path.name}") == 1
 
 
 @pytest.mark.long
@@ -311,3 +313,53 @@ def test_a_script_where_nothing_can_be_written_hears_it_before_it_begins_and_run
     first, second = done.stderr.splitlines()
     assert done.returncode == 0 and second == "it ran"
     assert first.startswith("mpt run: the script runs, but nothing of it can be recorded: run_dir ")
+
+
+OVERFLOWS = """
+import keras, sys, tensorflow as tf
+inputs = keras.Input((2,))
+squares = keras.layers.Multiply(name="squares")([inputs, inputs])
+model = keras.Model(inputs, keras.layers.Dense(1, name="out")(squares))
+optimizer = keras.optimizers.SGD(1e-6)
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.cast(model(x, training=True), "float32"))
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+step = tf.function(step) if "compiled" in sys.argv else step
+for value in (1.0, 1.0, 300.0):
+    step(tf.fill((4, 2), value))
+"""
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_a_loop_hears_the_layer_where_its_last_step_overflowed_and_that_its_head_is_in_float16(tmp_path, how):
+    """300 squared is above 65504."""
+    (tmp_path / "it.py").write_text(OVERFLOWS)
+    done = mpt("run", "run_dir=run", "it.py", how, "seed=1", cwd=tmp_path)
+    (event,) = load_run(tmp_path / "run").events
+    assert (event["step"], event["cause"], event["layer"], event["fault"]) == (3, "forward", "squares", "inf")
+    assert "layer out makes the output of the model in float16" in done.stderr
+    assert "mpt run: seed=1: given to the script; keys of mpt stand before its name.\n" in done.stderr
+
+
+ADAM, OWN_SCALE = "keras.optimizers.Adam()", "keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())"
+FITS = """
+import keras, numpy as np
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile(OPTIMIZER, "mse", jit_compile=False)
+model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "policy", "why"),
+    [
+        (OWN_SCALE, "mixed_float16", ["the script sets its own"]),
+        (ADAM, "float32", ["nothing computes in float16"]),
+        (ADAM, "mixed_float16", []),
+    ],
+)
+def test_settings_of_the_scale_that_have_no_effect_are_said(tmp_path, optimizer, policy, why):
+    done = run(tmp_path, FITS.replace("OPTIMIZER", optimizer), f"policy={policy}", "loss_scale.initial_scale=8")
+    opening = "mpt run: the settings of loss_scale had no effect: "
+    assert [line.removeprefix(opening) for line in done.stderr.splitlines() if line.startswith(opening)] == why

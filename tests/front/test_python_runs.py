@@ -345,6 +345,22 @@ def test_a_policy_is_set_on_a_built_model_where_its_weights_can_stay(tmp_path):
 
 
 @pytest.mark.slow
+def test_an_argument_that_there_is_not_is_answered_with_what_to_write():
+    with pytest.raises(ConfigError) as raised:
+        mpt.fit(None, None, verbose=0, epoch=3, steps_per_epoch=2)
+    assert str(raised.value).splitlines() == [
+        "verbose: is no argument of mpt.fit. Received: 0. Give it as settings={'logger.console': 'quiet'}.",
+        "epoch: is no argument of mpt.fit. Received: 3. Did you mean epochs?",
+        "steps_per_epoch: is no argument of mpt.fit. Received: 2. Give it as settings={'trainer.steps_per_epoch': 2}.",
+    ]
+    with pytest.raises(ConfigError, match="verbose: is no argument"):
+        mpt.Recorder(verbose=0)
+    with pytest.raises(ConfigError, match=r"trainer.epochs: must be left to the program: it has no effect in Keras"):
+        mpt.Recorder(settings={"trainer.epochs": 3})
+    with pytest.raises(ConfigError, match="is that of Keras, which is imported"):
+        mpt.fit(net("float32"), *data(), settings={"backend.name": "other"})
+
+
 def test_policies_are_chosen_for_the_layers_of_a_given_model(tmp_path):
     inputs = keras.Input((8,))
     x = keras.layers.Dense(16, name="first")(inputs)

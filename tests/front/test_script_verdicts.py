@@ -36,8 +36,8 @@ def test_a_verdict_that_is_not_good_fails_where_that_was_asked_for_and_a_head_in
         in done.stderr
     )
     layer = run.events[0]["layer"]
-    assert layer.startswith("net/dense") and f"Keep {layer} in float32 (" in run.explanation
-    assert 'in a script dtype="float32" where it is made; this was not tried)' in run.explanation
+    advice = f'Keep {layer} in float32 (dtype="float32" where {layer} is made; this was not tried)'
+    assert layer.startswith("net/dense") and advice in run.explanation
     assert run.summary["ended_early"] == ""
 
 

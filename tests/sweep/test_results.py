@@ -87,7 +87,7 @@ def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     command = "mpt sweep --resume s 'seed=range(34)'"
     assert best_lines(found)[3].strip() == command
     page = (tmp_path / "s" / "report.html").read_text()
-    assert told in page and f"<pre>{command}</pre>".replace("'", "&#39;") in page
+    assert all(text.replace("'", "&#39;") in page for text in (told, f"<pre>{command}</pre>"))
     content = written(found)
     assert (content["best_is_shown"], content["seeds_to_decide"]) == (False, 34)
     assert content["not_told_apart"] == [{"loss_scale.initial_scale": "2**8"}]

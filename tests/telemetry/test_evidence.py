@@ -110,6 +110,16 @@ def test_no_verdict_names_a_cause_that_no_event_or_sample_has(run_state):
             "my_loss ended as inf or nan, though the loss in training is 0.2",
         ),
         ({"flushed_share": 0.9}, "scale too low to matter", "90.0% of the gradient elements were flushed to zero"),
+        (  # 2^15 doubled 9.5 times less two doublings; without a limit 2^22.5
+            {"flushed_share": 0.9, "headroom_doublings": 9.5, "scale": 2.0**15},
+            "scale too low to matter",
+            ", up to loss_scale.initial_scale=2**22, where the gradients of step 0 would still be at least four times",
+        ),
+        (
+            {"flushed_share": 0.9, "headroom_doublings": 40.0, "scale": 2.0**15},
+            "scale too low to matter",
+            ", up to loss_scale.initial_scale=2**32, where",
+        ),
         ({"flushed_share": 0.9, "loss": 1e-6}, "healthy", "All 100 steps were applied"),
         ({"faults": {"gate": DEAD}, "loss": 0.9}, "dead layers", "No gradient reached the weights of layer gate"),
         ({"faults": {"gate": DEAD}, "loss": 0.06}, "healthy", "No gradient reached the weights of layer gate"),
