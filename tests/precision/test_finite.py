@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from test_optimizer_steps import stepper
 
 from mpt_cli.precision import LossScaleOptimizer, gradient_check
 from mpt_cli.precision.gradient_check import (
@@ -142,19 +143,7 @@ def test_sparse_gradients_stay_sparse_and_are_judged_by_their_rows(case, mode):
     table = keras.Variable(np.zeros((4, 2)))
     optimizer.build([table])
     optimizer.scale_loss(1.0)
-    values = keras.ops.array(np.repeat(np.float32(rows)[:, None], 2, axis=1))
-
-    def step(values, own, weights):
-        gradient = sparse(values, places, (4, 2))
-        if BACKEND == "tensorflow":
-            optimizer.apply([gradient], [table])
-            return [], []
-        return optimizer.stateless_apply(own, [gradient], weights)
-
-    own, weights = ([v.value for v in optimizer.variables], [table.value]) if BACKEND == "jax" else ([], [])
-    new_weights, new_own = compiled(step, mode)(values, own, weights)
-    for variable, value in zip([table, *optimizer.variables], [*new_weights, *new_own], strict=False):
-        variable.assign(value)
+    stepper(optimizer, table, mode)(sparse(np.repeat(np.float32(rows)[:, None], 2, axis=1), places, (4, 2)))
     expected = np.zeros((4, 2), "float32")
     if applied:
         np.subtract.at(expected, np.array(places), np.float32(0.5) * (np.float32(rows)[:, None] / np.float32(scale)))
