@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from golden import assert_said
 
 from mpt_cli.compare.comparison import CompareDirectory, read_comparison
 from mpt_cli.compare.report import columns, overall_sentence, print_comparison, sentences
@@ -64,7 +65,7 @@ def test_what_is_said_of_a_comparison(outcomes):
         found, code = replace(outcomes, **given).compare([*words, f"compare_dir=c{number}"], seeds=seeds)
         assert code == max(given.get("code", {}).values(), default=0)
         text += f"{name}:\n{said(found)}\n"
-    assert text == Path(__file__).with_name("comparisons.txt").read_text()
+    assert_said(text, Path(__file__).with_name("comparisons.txt"))
 
 
 def cells(found, label: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from golden import assert_said
 from stub_runs import RECIPE, SUMMARY, StubExecutor
 
 from mpt_cli.cli import main
@@ -31,14 +32,14 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-TOLD = Path(__file__).with_name("reproductions.txt").read_text()
+TOLD = Path(__file__).with_name("reproductions")
 
 
 def told(capsys, case: str, *words: str) -> int:
-    """The exit code; what is printed and written for JUnit is what reproductions.txt has for the case."""
+    """The exit code; what is printed and written for JUnit is what `reproductions` has for the case."""
     code = main(["reproduce", *words, "--junit", "out.xml", "--output", "out"])
-    text = "\n".join([f"{case}:", capsys.readouterr().out, *map(" ".join, junit_verdicts()), ""])
-    assert text in TOLD, text
+    text = "\n".join([capsys.readouterr().out, *map(" ".join, junit_verdicts()), ""])
+    assert_said(text, TOLD / f"{case}.txt")
     return code
 
 
@@ -222,7 +223,7 @@ def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome,
 
 
 def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys) -> None:
-    assert told(capsys, "dry run", "./mine.yaml", "digits_mlp", "--dry-run") == 0 and "words" not in outcome
+    assert told(capsys, "dry-run", "./mine.yaml", "digits_mlp", "--dry-run") == 0 and "words" not in outcome
 
 
 def test_nothing_to_run_is_no_success(outcome) -> None:
@@ -254,7 +255,7 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch,
         write_json(command.subject.summary_json, {**SUMMARY, "status": "terminated", "exit_code": 143})
 
     monkeypatch.setattr(StubExecutor, "run", staticmethod(never_ends), raising=False)
-    assert told(capsys, "too long", "./mine.yaml", "--timeout", "0.05") == 143
+    assert told(capsys, "too-long", "./mine.yaml", "--timeout", "0.05") == 143
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(3, 3), (-9, 143), (2, 2)])
@@ -262,7 +263,7 @@ def test_a_run_that_left_no_summary_is_told_as_what_it_was_and_its_code_is_the_a
     outcome, code: int, exit_code: int, capsys
 ) -> None:
     outcome |= {"summary": None, "code": code}
-    assert told(capsys, f"no summary, {code}", "./mine.yaml", "--retries", "1") == exit_code
+    assert told(capsys, f"no-summary{code}", "./mine.yaml", "--retries", "1") == exit_code
 
 
 def test_a_crash_while_training_is_no_missed_expectation_unless_the_recipe_expects_it(outcome, recipe, capsys) -> None:
@@ -287,4 +288,4 @@ def test_after_an_interruption_the_results_so_far_are_shown_and_written(outcome,
 
 def test_a_run_that_meets_what_is_expected_of_it_tells_a_bad_verdict(outcome, capsys) -> None:
     outcome["summary"] = {**outcome["summary"], "verdict": "chronic overflow"}
-    assert told(capsys, "bad verdict", "./mine.yaml") == 0
+    assert told(capsys, "bad-verdict", "./mine.yaml") == 0

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from golden import assert_said
 
 from mpt_cli.precision import FixedScale, LogMaxScale
 from mpt_cli.telemetry.console.table import EpochTable
@@ -39,7 +40,7 @@ def test_the_heading_and_a_row(header, epoch) -> None:
     for name, (of_header, of_epoch, width) in CASES.items():
         lines = EpochTable(replace(header, **of_header)).row(replace(epoch, **of_epoch), 1.5, width)
         text += "\n".join([f"{name}:", *lines, ""])
-    assert text == Path(__file__).with_name("epochs.txt").read_text()
+    assert_said(text, Path(__file__).with_name("epochs.txt"))
 
 
 def test_the_heading_comes_again_after_many_rows_and_where_columns_change(header, epoch) -> None:

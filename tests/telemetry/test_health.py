@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from golden import assert_said
 
 from mpt_cli.precision import DynamicScale, FixedScale
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
@@ -122,9 +123,8 @@ def stops() -> dict[str, Stop | None]:
 
 def test_what_ends_a_run_and_what_is_advised():
     found = {name: stop and str(stop) for name, stop in stops().items()}
-    assert "".join(f"{name}:\n    {words}\n" for name, words in found.items()) == (
-        Path(__file__).with_name("stops.txt").read_text()
-    )
+    text = "".join(f"{name}:\n    {words}\n" for name, words in found.items())
+    assert_said(text, Path(__file__).with_name("stops.txt"))
     assert f"not before {LONGEST_SETTLING_SKIPS} in a row" in find_key("loss_scale.stop_on_idle_epoch").meaning
 
 

@@ -3,6 +3,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from golden import assert_said
 
 from mpt_cli.telemetry.console.plain import PlainConsole, StreamLines
 from mpt_cli.telemetry.record_types import Event, GradientSample
@@ -127,7 +128,7 @@ def test_the_end_names_what_can_be_done_with_the_run_and_never_the_same_again(
     for name, changes in ENDS.items():
         written.append(f"{name}:")
         console.finish(replace(summary, final_loss_scale=None, examples_per_second=None, **changes))
-    assert "\n".join(written) + "\n" == Path(__file__).with_name("ends.txt").read_text()
+    assert_said("\n".join(written) + "\n", Path(__file__).with_name("ends.txt"))
 
 
 def test_a_phase_is_told_when_it_lasts_and_then_what_it_took(console, written) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from golden import assert_said
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -124,9 +125,8 @@ CASES = {
 
 def test_the_verdicts_and_their_reasons() -> None:
     found = {name: "\n    ".join(judge(run_state)) for name, run_state in CASES.items()}
-    assert "".join(f"{name}:\n    {words}\n" for name, words in found.items()) == (
-        Path(__file__).with_name("verdicts.txt").read_text()
-    )
+    text = "".join(f"{name}:\n    {words}\n" for name, words in found.items())
+    assert_said(text, Path(__file__).with_name("verdicts.txt"))
 
 
 CLAIMS = {
