@@ -113,6 +113,12 @@ def strict_json(value: Any, indent: int | None = None) -> str:
 
     >>> strict_json({"loss": float("inf"), "skipped_steps": 3})
     '{"loss": "Infinity", "skipped_steps": 3}'
+    >>> import numpy as np
+    >>> strict_json([float("nan"), (-float("inf"), None, True), np.float32("nan"), np.float32(0.5), np.int64(7), "→"])
+    '["NaN", ["-Infinity", null, true], "NaN", 0.5, 7, "→"]'
+    >>> strict_json(object())
+    Traceback (most recent call last):
+    TypeError: Object of type object is not JSON serializable
     """
     try:
         text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)

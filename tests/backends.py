@@ -60,17 +60,3 @@ def assert_same_variables(found: keras.Model, expected: keras.Model, rtol: float
     for one, other in pairs:
         one, other = keras.ops.convert_to_numpy(one), keras.ops.convert_to_numpy(other)
         np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
-
-
-class ScalesInFit(keras.callbacks.Callback):
-    """Loss scale and skipped steps after each call of `fit`'s train function."""
-
-    def __init__(self):
-        super().__init__()
-        self.loss_scale: list[float] = []
-        self.skipped: list[int] = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        optimizer = self.model.optimizer
-        self.loss_scale.append(float(optimizer.loss_scale))
-        self.skipped.append(int(optimizer.skipped_steps))

@@ -4,10 +4,8 @@ Ctrl-C interrupts, also where the tests were started in the background of a scri
 start hears SIGHUP, also under nohup.
 """
 
-import fcntl
 import gc
 import importlib.util
-import json
 import os
 import signal
 import sys
@@ -38,6 +36,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compile_cache_folder()))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+pytest.register_assert_rewrite("golden")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in (signal.SIGHUP, signal.SIGQUIT):
@@ -83,24 +82,6 @@ def pytest_collection_finish():
     """What the imports made stays: the collector need not look through a million objects of TensorFlow each time."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session")
-def made_once(request, tmp_path_factory):
-    """A function that gives what `make()` returns, of JSON's types, under a name: made by the first of pytest's workers
-    that asks for it, while the others wait."""
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if hasattr(request.config, "workerinput") else folder
-
-    def given(name, make):
-        path = folder / f"{name}.json"
-        with (folder / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists():
-                path.write_text(json.dumps(make()))
-        return json.loads(path.read_text())
-
-    return given
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The parts of Keras without a public name that mpt needs: all of them are used here and nowhere else.
 
 What each is for, and what there is instead in public, stands at its function. `tests/precision/test_keras_internals.py`
-names every one, so that a Keras without it is told from a defect of ours.
+looks for every one in Keras, so that a Keras without it is told from a defect of ours.
 """
 
 import logging

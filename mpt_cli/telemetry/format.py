@@ -10,6 +10,8 @@ def format_scale(scale: float | None) -> str:
 
     >>> format_scale(32768.0), format_scale(2.0**30), format_scale(2.0**-14), format_scale(1234.5)
     ('32768', '1073741824', '2^-14', '1234.5')
+    >>> format_scale(3.0e7), format_scale(math.inf), format_scale(0.0), format_scale(None)
+    ('30000000', 'inf', '0', 'none')
     """
     if scale is None:
         return "none"
@@ -26,6 +28,8 @@ def format_number(value: float | None) -> str:
 
     >>> format_number(0.98765), format_number(0.0), format_number(0.0000123), format_number(None)
     ('0.9877', '0.0000', '1.23e-05', '-')
+    >>> format_number(math.nan), format_number(-math.inf), format_number(-0.5), format_number(123456.0)
+    ('nan', '-inf', '-0.5000', '1.23e+05')
     """
     if value is None:
         return "-"
@@ -61,6 +65,8 @@ def format_seconds(seconds: float) -> str:
     """
     >>> format_seconds(1.23), format_seconds(75), format_seconds(3723), format_seconds(math.nan)
     ('1.2 s', '1:15', '1:02:03', 'nan s')
+    >>> format_seconds(59.9), format_seconds(60.0), format_seconds(86400.0)
+    ('59.9 s', '1:00', '24:00:00')
     """
     if not 60 <= seconds < math.inf:
         return f"{seconds:.1f} s"
@@ -82,6 +88,8 @@ def format_count(count: float) -> str:
     """
     >>> format_count(12345.6), format_count(7.25), format_count(math.nan)
     ('12,346', '7.2', 'nan')
+    >>> format_count(99.5)
+    '99.5'
     """
     return f"{count:,.0f}" if count >= 100 or float(count).is_integer() else f"{count:.1f}"
 
@@ -93,6 +101,10 @@ def sample_sentence(sample: GradientSample) -> str:
     'at step 100: 1.2% flushed to zero, the scale could double 9 times'
     >>> sample_sentence(GradientSample(100, 0.5, 0.0, 0.0, None, 0.4))
     'at step 100: 0% flushed to zero, 40.0% of the updates lost to rounding'
+    >>> sample_sentence(GradientSample(100, 0.0, 1.0, 0.0, None))
+    'at step 100: 100.0% flushed to zero'
+    >>> sample_sentence(GradientSample(100, 0.0, 0.0, 0.0, None))
+    'at step 100: all are zero'
     """
     found = [f"{format_fraction(sample.flushed_share)} flushed to zero"]
     if sample.headroom_doublings is not None:
@@ -106,8 +118,8 @@ def sample_sentence(sample: GradientSample) -> str:
 
 def format_share(part: int, whole: int) -> str:
     """
-    >>> format_share(3, 120), format_share(1, 9000), format_share(0, 0)
-    ('2.5%', '0.011%', '0%')
+    >>> format_share(3, 120), format_share(1, 100_000), format_share(50, 100), format_share(0, 0)
+    ('2.5%', '0.001%', '50.0%', '0%')
     """
     return format_fraction(part / whole if whole else 0.0)
 

@@ -2,7 +2,6 @@
 written and taken for whole, and a run that goes on once there is room."""
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command import run_program
+from strict import lines
 
 from mpt_cli.cli import main
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
@@ -81,8 +81,7 @@ def moments(writes: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def losses(run: RunDirectory) -> list[tuple[int, float]]:
-    lines = [json.loads(line) for line in run.metrics_jsonl.read_text().splitlines()]
-    return [(line["step"], line["loss"]) for line in lines if not line["epoch_end"]]
+    return [(line["step"], line["loss"]) for line in lines(run.metrics_jsonl) if not line["epoch_end"]]
 
 
 def check_left(run: RunDirectory, sound: RunDirectory) -> None:

@@ -1,6 +1,5 @@
 """Runs that are killed over and over end bit for bit as one that never was."""
 
-import json
 import random
 import signal
 import time
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import mpt, start_mpt
+from strict import lines
 
 from mpt_cli.reproduce.reproduction import first_difference
 from mpt_cli.runs.directory import RunDirectory, read_summary
@@ -66,9 +66,8 @@ def test_kills_at_random_moments_and_the_same_end(tmp_path: Path, backend: str, 
     assert first_difference(whole, killed) is None
     summary = read_summary(killed.summary_json)
     assert summary["steps_seen"] == 240 == summary["applied_steps"] + summary["skipped_steps"]
-    events = [json.loads(line)["kind"] for line in killed.events_jsonl.read_text().splitlines()]
-    assert events.count("overflow") == summary["skipped_steps"] >= 5
-    lines = [json.loads(line) for line in killed.metrics_jsonl.read_text().splitlines()]
-    assert [line["step"] for line in lines if not line["epoch_end"]] == list(range(7, 240, 7))
-    assert [line["step"] for line in lines if line["epoch_end"]] == list(range(15, 241, 15))
+    assert [event["kind"] for event in lines(killed.events_jsonl)].count("overflow") == summary["skipped_steps"] >= 5
+    logged = lines(killed.metrics_jsonl)
+    assert [line["step"] for line in logged if not line["epoch_end"]] == list(range(7, 240, 7))
+    assert [line["step"] for line in logged if line["epoch_end"]] == list(range(15, 241, 15))
     assert {path.name for path in killed.checkpoints.iterdir()} == {"step-000000238.npz", "step-000000240.npz"}

@@ -1,11 +1,11 @@
 """A disk on which nothing can be written for a while, for which a limit on the size of files stands."""
 
 import io
-import json
 import resource
 from pathlib import Path
 
 import pytest
+from strict import lines
 
 from mpt_cli import training_run
 from mpt_cli.runs.directory import RunDirectory, read_summary
@@ -61,10 +61,9 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path) -> None:
         STEPS,
         STEPS,
     )
-    lines = [json.loads(line) for line in run.metrics_jsonl.read_text().splitlines()]
-    assert [line["step"] for line in lines if not line["epoch_end"]] == list(range(3, STEPS, 3))
-    assert [line["step"] for line in lines if line["epoch_end"]] == [23, 46]
-    events = [json.loads(line) for line in run.events_jsonl.read_text().splitlines()]
-    assert sum(event["kind"] == "overflow" for event in events) == summary["skipped_steps"] > 0
+    logged = lines(run.metrics_jsonl)
+    assert [line["step"] for line in logged if not line["epoch_end"]] == list(range(3, STEPS, 3))
+    assert [line["step"] for line in logged if line["epoch_end"]] == [23, 46]
+    assert sum(event["kind"] == "overflow" for event in lines(run.events_jsonl)) == summary["skipped_steps"] > 0
     assert CheckpointStore(run.checkpoints).newest().step == STEPS
-    assert {json.loads(line)["step"] for line in run.layers_jsonl.read_text().splitlines()} == {15, 30, 45, STEPS}
+    assert {line["step"] for line in lines(run.layers_jsonl)} == {15, 30, 45, STEPS}

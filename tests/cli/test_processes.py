@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from strict import lines
 
 
 @pytest.mark.slow
@@ -67,8 +68,9 @@ def test_a_run_whose_standard_streams_are_closed_writes_its_files_and_nothing_el
     command = f"{sys.executable} -m mpt_cli {words} run_dir=r <&- >&- 2>&-"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, stdout=subprocess.DEVNULL, timeout=300)
     assert done.returncode == 0
-    lines = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3, 3] and (tmp_path / "r" / "events.jsonl").read_text() == ""
+    assert [line["step"] for line in lines(tmp_path / "r" / "metrics.jsonl")] == [1, 2, 3, 3] and (
+        tmp_path / "r" / "events.jsonl"
+    ).read_text() == ""
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert (summary["status"], summary["applied_steps"], summary["steps_seen"]) == ("finished", 3, 3)
 

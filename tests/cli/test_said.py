@@ -3,13 +3,13 @@
 The run that they look at is one of 30 steps, in a folder with a script. What a machine measures stands as #.
 """
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 from backends import only_on
 from command import mpt
+from golden import assert_said
 
 from mpt_cli.verbs.arguments import LISTED_VERBS
 
@@ -72,9 +72,7 @@ def shown(verb: str, folder: Path) -> str:
 @pytest.mark.parametrize("verb", WORDS)
 def test_a_verb_says_what_it_said(verb, folder) -> None:
     said = (folder / "train.txt").read_text() if verb == "train" else shown(verb, folder)
-    if os.environ.get("WRITE_SAID"):
-        (SAID / f"{verb}.txt").write_text(said)
-    assert said == (SAID / f"{verb}.txt").read_text()
+    assert_said(said, SAID / f"{verb}.txt")
 
 
 def test_each_verb_is_among_them_but_for_those_that_other_machines_answer_otherwise() -> None:

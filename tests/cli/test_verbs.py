@@ -42,10 +42,6 @@ def test_an_old_word_does_what_its_new_one_does_and_says_it(mpt) -> None:
         done = mpt(old, word)
         assert (done.code, done.out) == (0, mpt(*new.split(), word).out)
         assert done.err == f"mpt {old} is now `mpt {new}`; the old word goes with the next version.\n"
-    done = mpt("verify-resume", "conf=digits_mlp", "--retries", "2", "--rtol", "0.5")
-    assert done.code == 2 and done.err.endswith(
-        "takes one recipe, its changes, --at, --output and --json. Received: '--retries --rtol'.\n"
-    )
 
 
 def test_check_says_what_it_found(mpt) -> None:
@@ -100,14 +96,6 @@ def test_a_copy_overwrites_nothing(mpt) -> None:
     assert done.code == 3
     assert done.err == "mpt copy: mpt.schema.json exists already. Nothing was changed; give another DEST.\n"
     assert Path("mpt.schema.json").read_text() == "mine"
-
-
-def test_a_copy_that_cannot_be_made(mpt) -> None:
-    assert mpt("copy", "digits_cn").err == (
-        "mpt copy: RECIPE: no recipe has this name. Received: 'digits_cn'. Did you mean digits_cnn?\n"
-    )
-    done = mpt("copy", "digits_cnn", "no/such/folder/x.yaml")
-    assert done.code == 3 and ": No such file or directory" in done.err
 
 
 @pytest.mark.parametrize(

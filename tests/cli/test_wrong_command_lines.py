@@ -9,6 +9,7 @@ CNN = "train conf=digits_cnn"
 SEARCH = "sweep conf=digits_mlp --trials 3"
 RATE = f"{SEARCH} 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))'"
 RANGE = "sweep conf=digits_mlp --dry-run"
+COMPARE = "compare conf=digits_mlp policy=float32,mixed_float16"
 WRONG = {
     "": "usage: mpt",
     "trian conf=digits_cnn": "there is no verb 'trian'. Did you mean train?",
@@ -65,6 +66,24 @@ WRONG = {
     "check conf=digits_cnn trainer.epochs=0": "mpt check: trainer.epochs: must be >= 1. Received: 0.\n",
     "check --show --build conf=digits_cnn": "not allowed with argument",
     "reproduce digits_mlp --at 3": "--at: is for --resume-check. Received: 3.",
+    "reproduce": "give recipes, files or run directories, or --all",
+    "reproduce digits_mpl": "Did you mean conf=digits_mlp?",
+    "reproduce digits_mlp --timeout 0 -j 0 --rtol -1": "3 problems",
+    "reproduce digits_mlp --dry-run --at 3 --retries -1 --timeout 0": "3 problems",
+    "reproduce digits_mlp digits_cnn digits_mlp -k nosuch": "-k: must be part of a name or tag. Received: 'nosuch'. There are digits_mlp, digits_cnn",
+    "verify-resume conf=digits_mlp --retries 2 --rtol 0.5": "takes one recipe, its changes, --at, --output and --json. Received: '--retries --rtol'.\n",
+    "copy digits_cn": "mpt copy: RECIPE: no recipe has this name. Received: 'digits_cn'. Did you mean digits_cnn?\n",
+    "compare": "mpt compare: conf: must be given",
+    "compare conf=digits_mlp -j 0": "mpt compare: --jobs: must be >= 1. Received: 0.",
+    "compare conf=digits_mlp --tolerance nan": "mpt compare: --tolerance: must be >= 0.",
+    "compare conf=digits_mlp --timeout 0": "mpt compare: --timeout: must be > 0 seconds.",
+    "compare --resume x -j 2": "mpt compare: --resume: must be given without overrides, -j, --seeds",
+    "compare conf=digits_mlp policy=float32": "policy: must have at least two values to compare",
+    f"{COMPARE} model=mlp,cnn": "model: must have one value: what is compared must be the same training",
+    f"{COMPARE} optimizer.learning_rate=1e-3,1e-2": "optimizer.learning_rate: must have one value",
+    f"{COMPARE} --seeds 0": "--seeds: must be >= 1",
+    f"{COMPARE} seed=1,2 --seeds 2": "--seeds: must be left out where seed= has several values",
+    "compare conf=digits_mlp policy=float32,mixed_float61": "policy: ",
     f"{CNN} data=loader data.loader=nowhere:load": "data.loader: there is no module nowhere,",
     # what users of Hydra type
     f"{CNN} -m": "-m: is an option of Hydra's own. `mpt sweep` runs every combination",
@@ -102,6 +121,9 @@ MISSING = {  # files, which exit with 3
     "check conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
     f"{RATE} data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
     "run nowhere.py": "there is no script nowhere.py.",
+    "compare policy=float32,mixed_float16 -- absent.py --epochs 3 -m": "mpt compare: there is no script absent.py.\n",
+    "compare --resume nowhere": "nowhere is not a compare directory: it does not exist",
+    "copy digits_cnn no/such/folder/x.yaml": ": No such file or directory",
     "watch nowhere": "nowhere is not the directory of a run, a sweep or a comparison: it ",
 }
 

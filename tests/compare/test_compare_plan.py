@@ -3,7 +3,6 @@
 import pytest
 
 from mpt_cli.compare.comparison import make_comparison
-from mpt_cli.errors import ConfigError
 
 TWO = "policy=float32,mixed_float16"
 
@@ -32,16 +31,3 @@ def test_all_runs_have_the_same_seed_also_where_it_is_drawn():
     plan, _ = make_comparison(["conf=digits_mlp", TWO, "seed=null"], None)
     [seed] = {word for job in plan.jobs for word in job.words if word.startswith("seed=")}
     assert seed != "seed=null"
-
-
-def test_what_can_not_be_compared_is_a_sentence():
-    for words, seeds, message in (
-        (["policy=float32"], None, "policy: must have at least two values to compare"),
-        ([TWO, "model=mlp,cnn"], None, "model: must have one value: what is compared must be the same training"),
-        ([TWO, "optimizer.learning_rate=1e-3,1e-2"], None, "optimizer.learning_rate: must have one value"),
-        ([TWO], 0, "--seeds: must be >= 1"),
-        ([TWO, "seed=1,2"], 2, "--seeds: must be left out where seed= has several values"),
-        (["policy=float32,mixed_float61"], None, "policy: "),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            make_comparison(["conf=digits_mlp", *words], seeds)

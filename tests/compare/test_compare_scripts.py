@@ -35,11 +35,6 @@ def test_the_jobs_of_a_script_are_runs_of_it_round_by_round():
         make_comparison(["trainer.epochs=3,4"], None, script)
 
 
-def test_what_stands_behind_the_script_is_its_own(tmp_path):
-    done = mpt("compare", "policy=float32,mixed_float16", "--", "absent.py", "--epochs", "3", "-m", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (3, "mpt compare: there is no script absent.py.\n")
-
-
 @pytest.mark.long
 def test_a_script_is_compared_as_a_recipe_is(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)

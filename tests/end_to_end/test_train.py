@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command import mpt, start_mpt
+from strict import lines
 
 from mpt_cli.cli import main
 
@@ -25,13 +26,6 @@ RUN_FILES = {
     "preprocessing.json",
     "layers.jsonl",
 }
-
-
-def strict_lines(path):
-    def refuse(name):
-        raise AssertionError(f"{path}: {name} is not JSON")
-
-    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
 
 
 def test_a_run_leaves_what_the_contract_says(tmp_path):
@@ -54,32 +48,9 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     assert summary == json.loads((run / "summary.json").read_text())
     assert summary["steps_seen"] == 46 == summary["applied_steps"] + summary["skipped_steps"]
     assert summary["skipped_steps"] > 5
-    events = strict_lines(run / "events.jsonl")
-    overflows = [event for event in events if event["kind"] == "overflow"]
-    assert len(overflows) == summary["skipped_steps"]
-    assert overflows[0]["scale_before"] == 2.0**30
-    assert overflows[0]["scale_after"] == 2.0**29
-    assert overflows[0]["variable"] is not None
-    lines = strict_lines(run / "metrics.jsonl")
-    assert [line["step"] for line in lines] == [10, 20, 23, 30, 40, 46]
-    assert [line["epoch_end"] for line in lines] == [False, False, True, False, False, True]
-    wanted = {
-        "step",
-        "epoch",
-        "loss",
-        "learning_rate",
-        "loss_scale",
-        "scale_counter",
-        "skipped_steps",
-        "consecutive_skips",
-        "applied_steps",
-        "examples_per_second",
-        "schema_version",
-        "accuracy",
-    }
-    assert all(wanted <= line.keys() for line in lines)
-    assert lines[-1].keys() >= {"val_loss", "val_accuracy"}
-    assert lines[-1]["loss_scale"] == summary["final_loss_scale"]
+    logged = lines(run / "metrics.jsonl")
+    assert [(line["step"], line["epoch_end"]) for line in logged if "val_loss" in line] == [(23, True), (46, True)]
+    assert logged[-1].keys() >= {"accuracy", "val_accuracy"}
     environment = json.loads((run / "environment.json").read_text())
     assert environment["seed"] == 0
     assert environment["command_line"][:3] == ["mpt", "train", "conf=digits_mlp"]
@@ -179,6 +150,6 @@ def test_a_model_in_float64_trains_and_skips_what_is_not_finite(tmp_path):
     done = mpt("train", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert [(event["kind"], event["step"]) for event in events] == [("overflow", 5)] and events[0]["nan"] > 0
+    [event] = lines(tmp_path / "run" / "events.jsonl")
+    assert (event["kind"], event["step"]) == ("overflow", 5) and event["nan"] > 0
     assert summary["skipped_steps"] == 1 and summary["metrics"]["loss"] < 2.5

@@ -18,8 +18,6 @@ def gpt_count(layers: int, width: int, tokens: int, length: int) -> int:
 
 def test_a_transformer_has_the_count_worked_out_by_hand():
     assert build_model(SMALL_GPT, Shapes((6,), 11, "int32")).count_params() == gpt_count(2, 8, 11, 6)
-    assert gpt_count(12, 768, 50257, 1024) == 163_037_184  # what the recipe gpt2_small_synthetic says
-    assert gpt_count(12, 768, 50257, 1024) - 50257 * 768 == 124_439_808  # GPT-2 small, whose head is tied
 
 
 def test_a_later_token_changes_no_earlier_output_by_a_bit():

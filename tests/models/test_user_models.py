@@ -131,12 +131,6 @@ def test_a_model_that_does_not_fit_is_a_configuration_error(build, source, messa
     assert "\n" not in str(caught.value) and "Arguments received" not in str(caught.value)
 
 
-def test_what_a_builder_raises_is_told_as_the_users(build):
-    with pytest.raises(UserCodeError, match=r"model.builder: build raised KeyError: 'no'.") as caught:
-        build("def build():\n    return {}['no']")
-    assert isinstance(caught.value.__cause__, KeyError)
-
-
 def test_what_the_call_of_a_model_raises_is_told_as_the_users(build):
     with pytest.raises(UserCodeError, match=r"model.builder: calling the model raised AttributeError: 'Net' object"):
         build("""

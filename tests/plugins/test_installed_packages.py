@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from command import ENVIRONMENT, run_program, start_mpt
 from other_package import install
+from strict import lines
 
 RECIPE = """\
 defaults: [{policy: mixed_float16}, {model: mlp}, {data: synthetic}, {loss_scale: linear}]
@@ -70,8 +71,7 @@ def test_a_run_of_another_packages_mode_is_killed_and_goes_on(mpt: Mpt, tmp_path
     for step in range(1, STEPS + 1):  # halved in the steps in which gradients overflow
         scale = scale / 2 if step in (5, 9) else scale + 8
     assert summary["final_loss_scale"] == scale
-    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
-    assert [event["step"] for event in events if event["kind"] == "overflow"] == [5, 9]
+    assert [event["step"] for event in lines(run / "events.jsonl") if event["kind"] == "overflow"] == [5, 9]
     mpt("report", "run")
 
 

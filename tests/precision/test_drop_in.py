@@ -1,46 +1,11 @@
-"""A drop-in for `keras.optimizers.LossScaleOptimizer`: Keras's tests of its class, run on ours, and what they miss."""
-
-import unittest
+"""A drop-in for `keras.optimizers.LossScaleOptimizer`: what Keras's own tests (`test_keras_suites.py`) miss."""
 
 import keras
 import numpy as np
 import pytest
 from backends import BACKEND
 
-from mpt_cli.precision import LossScaleOptimizer, Policy
-
-keras_tests = pytest.importorskip("keras.src.optimizers.loss_scale_optimizer_test")
-BY_CHOICE = {
-    "test_init_dynamic_arg": "dynamic=False is tf.keras's fixed mode, which Keras 3 refuses",
-    "test_serialization": "the configuration holds more than Keras's four keys",
-    "test_init_base_optimizer_unsupported_args": "ours takes them, as Keras documents it",
-}
-NAMES = [
-    name
-    for name in dir(keras_tests.LossScaleOptimizerTest)
-    if name.startswith("test_") and not name.startswith(tuple(BY_CHOICE))
-]
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "test_session"])
-@pytest.mark.filterwarnings("ignore:gradients are divided", "ignore:`loss_scale_factor=100`")
-def test_what_keras_tests_of_its_own_class_holds(name, monkeypatch):
-    monkeypatch.setattr(keras_tests, "LossScaleOptimizer", LossScaleOptimizer)
-    result = unittest.TestResult()
-    keras_tests.LossScaleOptimizerTest(name).run(result)
-    assert (result.testsRun, result.errors, result.failures) == (1, [], [])
-
-
-def test_there_are_tests_of_keras_to_run():
-    assert len(NAMES) > 15
-
-
-def test_compile_does_not_wrap_it_again_under_mixed_float16():
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5))
-    with Policy("mixed_float16").scope():
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        model.compile(optimizer, "mse")
-    assert model.optimizer is optimizer
+from mpt_cli.precision import LossScaleOptimizer
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from test_optimizer_steps import stepper
 
 from mpt_cli.precision import LossScaleOptimizer, gradient_check
 from mpt_cli.precision.gradient_check import (
@@ -78,25 +79,29 @@ def test_the_description_counts_the_bad_ones_and_says_when_all_are_zero(mode: st
         assert np.asarray(described(*tensors)).tolist() == expected
 
 
+IN_ORDER, BY_LAYERS = [3, 1, 6, 0, 2, 5, 4], [0, 0, 1, 1, 2, 2, 2]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("ranks", [[3, 1, 6, 0, 2, 5, 4], [0, 0, 1, 1, 2, 2, 2]])
-def test_the_nearest_bad_one_is_found_among_small_and_large_and_empty_ones(mode: str, ranks) -> None:
-    """inf and nan spread from it to all that are used before it; of one layer's the first is taken."""
-    shapes = [(2,), (3, 3), (), (0,), (5,), (1, 4), (2, 2)]
+@pytest.mark.parametrize(
+    ("ranks", "bad", "nearest"),
+    [
+        (IN_ORDER, [0, 1, 2, 4, 5, 6], 2),
+        (IN_ORDER, [1, 4], 4),
+        (BY_LAYERS, [0, 1, 2, 4, 5, 6], 4),  # of one layer's the first
+        (BY_LAYERS, [0, 1, 2], 2),
+        (BY_LAYERS, [0, 1], 0),
+    ],
+)
+def test_the_nearest_bad_one_is_found_among_small_and_large_and_empty_ones(mode: str, ranks, bad, nearest) -> None:
+    """inf and nan spread from it to all that are used before it."""
+    values = [np.ones(shape, "float32") for shape in ((2,), (3, 3), (), (0,), (5,), (1, 4), (2, 2))]
+    for i in bad:
+        values[i].reshape(-1)[-1:] = np.inf if i == nearest else np.nan
     described = compiled(lambda *gradients: describe_bad(list(gradients), ranks), mode)
-    for bad in range(len(shapes)):
-        values = [np.ones(shape, "float32") for shape in shapes]
-        before = [i for i in range(len(shapes)) if ranks[i] <= ranks[bad] and values[i].size]
-        if not before:
-            continue
-        for i in before:
-            values[i].reshape(-1)[-1:] = np.inf if ranks[i] == ranks[bad] else np.nan
-        infs, nans = (sum(int(kind(v).sum()) for v in values) for kind in (np.isinf, np.isnan))
-        nearest = min(before, key=lambda i: (-ranks[i], i))
-        found = np.asarray(described(*map(keras.ops.convert_to_tensor, values))).tolist()
-        of_layer = [values[i] for i in before if ranks[i] == ranks[nearest]]
-        assert found == [nans, infs, nearest, int(any(np.isinf(v).any() for v in of_layer))]
+    found = np.asarray(described(*map(keras.ops.convert_to_tensor, values))).tolist()
+    assert found == [len(bad) - 1, 1, nearest, 1]
 
 
 def test_no_gradients_hold_nothing() -> None:
@@ -138,19 +143,7 @@ def test_sparse_gradients_stay_sparse_and_are_judged_by_their_rows(case, mode):
     table = keras.Variable(np.zeros((4, 2)))
     optimizer.build([table])
     optimizer.scale_loss(1.0)
-    values = keras.ops.array(np.repeat(np.float32(rows)[:, None], 2, axis=1))
-
-    def step(values, own, weights):
-        gradient = sparse(values, places, (4, 2))
-        if BACKEND == "tensorflow":
-            optimizer.apply([gradient], [table])
-            return [], []
-        return optimizer.stateless_apply(own, [gradient], weights)
-
-    own, weights = ([v.value for v in optimizer.variables], [table.value]) if BACKEND == "jax" else ([], [])
-    new_weights, new_own = compiled(step, mode)(values, own, weights)
-    for variable, value in zip([table, *optimizer.variables], [*new_weights, *new_own], strict=False):
-        variable.assign(value)
+    stepper(optimizer, table, mode)(sparse(np.repeat(np.float32(rows)[:, None], 2, axis=1), places, (4, 2)))
     expected = np.zeros((4, 2), "float32")
     if applied:
         np.subtract.at(expected, np.array(places), np.float32(0.5) * (np.float32(rows)[:, None] / np.float32(scale)))

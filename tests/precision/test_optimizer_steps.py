@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from backends import BACKEND, MODES, compiled, only_on
 
-from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.precision import LossScaleOptimizer, NoScale
 
 INF, NAN = float("inf"), float("nan")
 
@@ -30,6 +30,7 @@ INNERS = {
     "adamw with clipping": lambda: keras.optimizers.AdamW(0.5, weight_decay=0.25, global_clipnorm=0.5),
     "ema": lambda: keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
     "accumulation": lambda: keras.optimizers.SGD(0.5, momentum=0.5, gradient_accumulation_steps=2),
+    "no scaling": lambda: keras.optimizers.Adam(0.5),
 }
 
 
@@ -44,7 +45,8 @@ def test_skipped_steps_between_change_nothing_of_the_inner_optimizer(name, mode)
     sequence = [[1.0, -2.0], [INF, 1.0], [0.5, 3.0], [NAN, NAN], [-INF, 0.0], [-1.5, 0.25], [2.0, -0.75]]
     plain, inner = INNERS[name](), INNERS[name]()
     one, other = keras.Variable([1.0, -1.0]), keras.Variable([1.0, -1.0])
-    optimizer = wrapped(inner)
+    scaling = {"rule": NoScale(), "initial_scale": None} if name == "no scaling" else {}
+    optimizer = wrapped(inner, **scaling)
     plain.build([one])
     optimizer.build([other])
     run_plain, run = stepper(plain, one, mode), stepper(optimizer, other, mode)
@@ -60,7 +62,7 @@ def test_skipped_steps_between_change_nothing_of_the_inner_optimizer(name, mode)
         np.testing.assert_allclose(found, expected, rtol=tolerance)
     counts = (optimizer.seen_steps, optimizer.applied_steps, optimizer.skipped_steps)
     assert [int(count) for count in counts] == [7, 4, 3]
-    assert float(optimizer.loss_scale) == 0.5
+    assert float(optimizer.loss_scale) == (1.0 if scaling else 0.5)
 
 
 def stepper(optimizer, variable, mode):
@@ -184,6 +186,18 @@ def test_stateful_apply_works_inside_jit_in_a_stateless_scope():
     assert (float(found[0]), float(found[1])) == (1.0, 1.5)
     found = step(found[:2], found[2:], tensors(INF)[0])
     assert (float(found[1]), float(found[2])) == (1.5, 2.0)
+
+
+@only_on("jax")
+def test_a_kept_optimizer_says_in_fit_where_to_read_instead():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    for read in (lambda batch, logs: float(optimizer.loss_scale), lambda batch, logs: int(optimizer.skipped_steps)):
+        with pytest.raises(RuntimeError, match=r"In a callback read `self\.model\.optimizer`.*mpt\.Recorder"):
+            model.fit(
+                np.ones((4, 2)), np.ones((4, 1)), callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=read)]
+            )
 
 
 @pytest.mark.slow

@@ -136,11 +136,6 @@ def test_float16_is_noticed_in_a_model_that_was_made_and_one_that_was_loaded(kin
         assert computes_in_float16(each) == ("bfloat16" not in policy)
 
 
-def test_a_layer_takes_a_policy_as_one_of_keras_s():
-    policy = keras.layers.Dense(2, dtype=Policy("mixed_float16", head=None)).dtype_policy
-    assert (type(policy), policy.get_config()) == (keras.DTypePolicy, {"name": "mixed_float16"})
-
-
 def test_a_policy_is_equal_to_its_name_and_to_a_policy_that_says_the_same():
     policy = Policy("mixed_float16", overrides={"a*": "float32"})
     assert policy == "mixed_float16" and {policy, "mixed_float16"} == {policy}

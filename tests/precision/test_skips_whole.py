@@ -76,17 +76,6 @@ def test_an_epoch_without_an_applied_step_reports_nan_and_not_0(tmp_path):
     assert np.isnan(history["mae"]).all()
 
 
-@pytest.mark.slow
-def test_with_apply_it_is_keras_s_own_step():
-    def trained(whole):
-        model = network("functional")
-        model.compile(LossScaleOptimizer(inner(), initial_scale=2.0**8, on_overflow="apply"), "mse", jit_compile=False)
-        model = keep_skips_whole(model) if whole else model
-        return model.fit(BAD_X, Y, batch_size=BATCH, shuffle=False, verbose=0).history["loss"], model.get_weights()
-
-    np.testing.assert_equal(trained(True), trained(False))
-
-
 def test_a_model_with_its_own_train_step_is_refused():
     class Own(keras.Sequential):
         def train_step(self, *arguments):
@@ -105,13 +94,18 @@ def test_another_optimizer_is_refused(optimizer):
         keep_skips_whole(model)
 
 
-def test_a_later_compile_with_another_optimizer_trains_as_keras_does():
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("again", "x"), [(False, BAD_X), (True, X)], ids=["with apply", "with another optimizer later"]
+)
+def test_it_is_keras_s_own_step(again, x):
     def trained(whole):
         model = network("functional")
-        if whole:
-            model.compile(LossScaleOptimizer(inner()), "mse")
-            keep_skips_whole(model)
-        model.compile(keras.optimizers.SGD(0.125), "mse", metrics=["mae"], jit_compile=False)
-        return model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0).history, model.get_weights()
+        applying = LossScaleOptimizer(inner(), initial_scale=2.0**8, on_overflow="apply")
+        model.compile(applying, "mse", metrics=["mae"], jit_compile=False)
+        model = keep_skips_whole(model) if whole else model
+        if again:
+            model.compile(keras.optimizers.SGD(0.125), "mse", metrics=["mae"], jit_compile=False)
+        return model.fit(x, Y, batch_size=BATCH, shuffle=False, verbose=0).history, model.get_weights()
 
     np.testing.assert_equal(trained(True), trained(False))

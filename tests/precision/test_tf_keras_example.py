@@ -12,15 +12,6 @@ if BACKEND == "tensorflow":
     import tensorflow as tf
 
 
-def test_minimize_builds_the_optimizer_inside_a_function_and_takes_a_loss_recorded_on_a_tape():
-    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.25)), tf.Variable(1.0)
-    tf.function(lambda: opt.minimize(lambda: var**2, [var]))()
-    with tf.GradientTape() as tape:
-        loss = var**2
-    opt.minimize(loss, [var], tape=tape)
-    assert (var.numpy(), int(opt.applied_steps)) == (0.25, 2)
-
-
 def test_unscaled_gradients_may_be_clipped_and_reordered_and_applied_in_parts():
     opt, a, b = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0), tf.Variable(1.0), tf.Variable(1.0)
     opt.build([a, b])
@@ -81,14 +72,6 @@ def test_gradients_divided_by_the_scale_by_hand_are_not_divided_again():
         scaled = opt.get_scaled_loss(2.0 * var)
     opt.apply_gradients([(tape.gradient(scaled, var) / opt.loss_scale, var)])
     assert (var.numpy(), steps_of(opt)) == (3.0, (1, 0))
-
-
-def test_minimize_takes_a_single_variable():
-    """A vector too, which would be read as a list of its elements."""
-    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.25)), tf.Variable([1.0, 2.0])
-    opt.minimize(lambda: tf.reduce_sum(var**2), var_list=var)
-    opt.minimize(lambda: tf.reduce_sum(var**2), var_list=lambda: var)
-    assert (var.numpy().tolist(), steps_of(opt)) == ([0.25, 0.5], (2, 0))
 
 
 def test_fit_divides_after_gradients_were_unscaled_by_hand():

