@@ -64,6 +64,7 @@ RECORDED_TRAINER_KEYS = (
     "max_nonfinite_losses",
     "max_zero_gradients",
     "stop_on_nonfinite_weights",
+    "gradient_health_every_steps",
 )
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 AUTO_FLOAT16 = "auto_float16"
