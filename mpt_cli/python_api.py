@@ -290,9 +290,10 @@ def diagnose(
 ) -> "Diagnosis":
     """Measure `.layers` (ranges of gradients), `.window` (the safe scales) and `.recommended` (a scale).
 
-    `model` is compiled, and its data are those of Keras's `fit`. It is measured under
-    `policy`, else in its own dtypes where it computes in float16, else under mixed_float16, and is as it was
-    afterwards. `batches` of the data are measured `after_steps` of training, for which it may be trained over `epochs`.
+    `model` is compiled, and its data are those of Keras's `fit`. It is measured under `policy`, else in its own dtypes
+    where it computes in float16, else under mixed_float16, and is as it was afterwards; the digits that it loses are
+    those of its own dtypes where one is half precision. `batches` of the data are measured `after_steps` of training,
+    for which it may be trained over `epochs`.
     ConfigError and DataError for what can't be measured.
     """
     least = {"batches": (batches, 1), "after_steps": (after_steps, 0)}
@@ -300,7 +301,7 @@ def diagnose(
         raise ConfigError(problems)
     from mpt_cli.diagnose.diagnosis import diagnose as examine
     from mpt_cli.diagnose.float32_examination import ExaminationRequest
-    from mpt_cli.precision import computes_in_float16
+    from mpt_cli.samples.value_ranges import is_rounded
     from mpt_cli.training import run_from_model as given
 
     given.check_trainable(model)
@@ -308,7 +309,7 @@ def diagnose(
     given.check_targets(model, arguments)
     data = given.read_given(arguments)
     size = _batch_size(batch_size, data)
-    policy = policy or (None if computes_in_float16(model) else "mixed_float16")
+    policy = policy or (None if is_rounded(model) else "mixed_float16")
     tree = {"trainer": {"epochs": epochs, "batch_size": size, "save_model": False}}
     settings = given_settings(model, RunArguments(policy, loss_scale, tree=tree))
     program, request = given.ModelProgram(settings, model, data, policy), ExaminationRequest(after_steps, batches)

@@ -40,7 +40,7 @@ from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 from mpt_cli.training.loss_and_optimizer import describe_scaling
 from mpt_cli.training.progress import Conclusion, Outcome, Stopwatch
-from mpt_cli.training.run_record import Record, WeightWatch
+from mpt_cli.training.run_record import NO_SAMPLES_ASKED, Record, WeightWatch
 from mpt_cli.training.summary_and_exit_code import conclude_unfinished, status_of, status_of_error
 
 APPLIED = {  # keys that act in what is only recorded, or are known of it, by section; None: all of them
@@ -60,7 +60,10 @@ UNSEEN = (
     "its step can't be repeated: a loss of its own, derivatives in the loss, weights outside of the models that it "
     "calls, shapes that are not known in tracing, or several replicas. mpt compare holds a script against float32."
 )
-TOO_LONG = "it would take too long beside the training. " + LOOK
+TOO_LONG = (
+    "it would take too long beside the training. trainer.gradient_health_every_steps=10 takes a sample at its end, "
+    "whatever it costs."
+)
 HIDDEN = "gradients of the loss are 0 or nearly so before they come to the model. Raise the loss scale to keep them."
 OVERFLOWED = "the gradients of the last step overflowed. " + LOOK
 UNFINISHED = "it is looked at once the training is over."
@@ -285,7 +288,9 @@ class Recording(Record, ABC):
 
     def sample(self, latest: Sequence[LatestStep], budget: SampleBudget) -> None:
         """Look at what half precision makes of the latest step, unless that costs too much beside the training."""
-        if not self.subject.is_rounded:
+        every = self.settings.trainer.gradient_health_every_steps
+        if not self.subject.is_rounded or every is None:
+            self.unchecked = NO_SAMPLES_ASKED if self.subject.is_rounded else ""
             return
         seconds, steps = self.stopwatch.run_seconds, steps_of(self.variables, latest)
         budget.trainings += seconds
@@ -293,8 +298,8 @@ class Recording(Record, ABC):
             self.unchecked = HIDDEN if steps else UNSEEN
             return
         say = self.telemetry.message
-        samplers = [build_sampler(step.model, "auto", say, is_seeded=step.is_seeded) for step in steps]
-        is_spent = budget.samples > budget.share * budget.trainings
+        samplers = [build_sampler(step.model, every, say, is_seeded=step.is_seeded) for step in steps]
+        is_spent = every == "auto" and budget.samples > budget.share * budget.trainings
         if is_spent or not all(sampler.is_affordable(seconds, EAGER_SECONDS) for sampler in samplers):
             self.unchecked = TOO_LONG
             return

@@ -26,12 +26,13 @@ FORWARD_FAULTS = (OVERFLOWED, VANISHED)
 class Diagnosis:
     """The answer.
 
-    `keep_in_float32` are layers without which a scale was found: `point`, `recommended` and `trials` are then of the
-    model with these in float32. `highest_safe` is the power of two that real float16 passes bear, None where none near
-    the predicted one did. `layer_samples` are what such passes left of each layer at the scale found, and `faults` the
-    layers that do not train so as in float32: then no window is safe, and where values overflow in the forward pass no
-    scale recommended. `mended` are those that lost their outputs, which nothing does any more with `keep_in_float32`.
-    `digits` is what rounding leaves of the outputs of the model, None where that could not be had.
+    `keep_in_float32` are layers that lose digits, and those without which a scale was found: `point`, `recommended` and
+    `trials` are then of the model with these in float32. `highest_safe` is the power of two that real float16 passes
+    bear, None where none near the predicted one did. `layer_samples` are what such passes left of each layer at the
+    scale found, and `faults` the layers that do not train so as in float32: then no window is safe, and where values
+    overflow in the forward pass no scale recommended. `mended` are those that lost their outputs, which nothing does
+    any more with `keep_in_float32`. `digits` is what rounding leaves of the outputs of the model, None where that could
+    not be had.
     """
 
     settings: Settings
@@ -114,7 +115,11 @@ def diagnose(
     trained = f" after {request.after_steps} steps of training" if request.after_steps else ""
     say(f"measuring {request.batches} batches{trained}")
     examination.measure_at(request.after_steps)
-    return replace(_with_layers_in_float32(examination, _verify(examination, [], say), say), digits=examination.digits)
+    digits = examination.digits
+    if kept := [] if digits is None else digits.remedy:
+        say(f"half precision loses digits; keeping {', '.join(kept)} in float32")
+        examination.keep_in_float32(kept)
+    return replace(_with_layers_in_float32(examination, _verify(examination, kept, say), say), digits=digits)
 
 
 def _check_step(request: ExaminationRequest, parts: Assembly) -> None:
@@ -131,7 +136,7 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
 
     Such a layer may hide another, which the next round finds.
     """
-    again, kept, mended = found, list[str](), dict[str, str]()
+    again, kept, mended = found, [*found.keep_in_float32], dict[str, str]()
     for _ in range(ROUNDS):
         lost = _first_lossy_layers(again)
         mended |= lost
@@ -279,8 +284,8 @@ def layer_names(names: Iterable[str]) -> str:
 
 def config_sections(found: Diagnosis) -> dict[str, dict[str, Any]]:
     """Return the recommendation as sections of a recipe; a power of two is written as such."""
-    kept = [*found.keep_in_float32, *(found.digits.remedy if found.digits is not None else ())]
-    sections: dict[str, dict[str, Any]] = {"policy": {"overrides": dict.fromkeys(kept, "float32")}} if kept else {}
+    kept = dict.fromkeys(found.keep_in_float32, "float32")
+    sections: dict[str, dict[str, Any]] = {"policy": {"overrides": kept}} if kept else {}
     if found.recommended is None:
         return sections
     rule, scale = found.settings.loss_scale.rule, format_power(found.recommended)

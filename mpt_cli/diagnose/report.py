@@ -37,10 +37,9 @@ from mpt_cli.telemetry.format import format_fraction, format_scale
 def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     """Return rows of label and text, the most important first."""
     rows = [*lead_sentences(found), ("examined", _examined(found)), ("safe", _safe(found))]
-    if found.keep_in_float32:
-        rows.append(
-            ("float32", "no scale fits all layers as they are. Keep in float32: " + ", ".join(found.keep_in_float32))
-        )
+    of_digits = [] if found.digits is None else found.digits.remedy
+    if of_scales := [name for name in found.keep_in_float32 if name not in of_digits]:
+        rows.append(("float32", "no scale fits all layers as they are. Keep in float32: " + ", ".join(of_scales)))
     rows += [("layers", text) for text in _faults(found)]
     rows += [("digits", found.digits.sentence)] if found.digits is not None else []
     if found.forward_overflows:

@@ -283,8 +283,10 @@ def _suspects(model: Any, of_layers: Sequence[tuple[int, float]], least: float) 
     `of_layers` are the layers by their index, in the order of their calls, with the noise of their outputs.
     """
     layers = layers_of(model)
-    first = next((place for place, (_, noise) in enumerate(of_layers) if noise > least), 0)
-    called = [layers[index] for index, _ in of_layers]
+    cells = {id(layer.cell) for layer in layers if isinstance(layer, keras.layers.RNN)}  # called at each time step
+    calls = [(layers[index], noise) for index, noise in of_layers if id(layers[index]) not in cells]
+    called = [layer for layer, _ in calls]
+    first = next((place for place, (_, noise) in enumerate(calls) if noise > least), 0)
     runs = [
         called[max(0, first + start) : first + end]
         for start, end in ((0, 1), (-1, 0), (1, 2), (-1, 1), (0, 2), (-2, 1), (-3, 1))

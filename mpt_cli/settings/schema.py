@@ -60,6 +60,7 @@ RECORDED_TRAINER_KEYS = (
     "max_nonfinite_losses",
     "max_zero_gradients",
     "stop_on_nonfinite_weights",
+    "gradient_health_every_steps",
 )
 
 

@@ -6,7 +6,7 @@ What is recorded of it are its settings; the objects themselves are the caller's
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import isgenerator
 from typing import Any, NamedTuple
 
@@ -86,6 +86,8 @@ class ModelProgram(Program):
     def build_copy(self, settings: Settings, data: DataSet) -> Any:
         """Return the model itself, which only its author can make again, or where its variables change dtype a copy."""
         as_built = self.policy is None and settings.policy.name == self.settings.policy.name
+        if self.policy is None and not as_built:  # a head that its author keeps in float32 stays there
+            settings = replace(settings, policy=replace(settings.policy, head=PolicySettings().head))
         return put_under_policy(settings, self.model, data, everywhere=not as_built)
 
     def compile_copy(self, settings: Settings, model: Any, data: DataSet) -> None:

@@ -48,9 +48,9 @@ from mpt_cli.training.model import own_train_step
 from mpt_cli.training.model_saving import save_trained
 from mpt_cli.training.progress import Outcome, Progress
 from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_record import NO_SAMPLES_ASKED
 
 # why half precision was not looked at
-NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto samples it."
 NO_SAMPLE_YET = (
     "there was no sample in so short a run; trainer.gradient_health_every_steps=10 takes one after 10 "
     "steps, whatever it costs."

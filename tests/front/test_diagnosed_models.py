@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 import mpt_cli as mpt
+from mpt_cli.diagnose.report import sentences
 from mpt_cli.errors import ConfigError
 
 RNG = np.random.default_rng(0)
@@ -44,6 +45,19 @@ def test_the_scale_follows_the_gradients_of_the_model_and_the_model_stays_as_it_
     first = mpt.diagnose(net("mixed_float16"), X, Y, **QUIET)
     light = mpt.diagnose(net("mixed_float16"), X, Y, sample_weight=np.full(len(X), 2.0**-3), **QUIET)
     assert light.window.highest_power == first.window.highest_power + 3  # gradients are that much smaller
+
+
+def test_digits_are_those_of_the_dtypes_that_the_model_has_and_scales_are_of_the_model_without_their_layer():
+    """float16 has steps of 1/16 at 100, bfloat16 of 1/2."""
+    x, model = 100 + 0.25 * X, net("mixed_bfloat16")
+    model.layers[1].kernel.assign(model.layers[1].kernel / 100)  # else tanh is 1 throughout
+    found = mpt.diagnose(model, x, Y, **QUIET)
+    lost, of_float16 = found.digits, mpt.diagnose(model, x, Y, policy="mixed_float16", **QUIET).digits
+    assert lost is not None and of_float16 is not None and lost.noise > 16 * of_float16.noise
+    assert found.keep_in_float32 == lost.remedy == ["hidden"] and found.window is None
+    assert "\nset: policy.overrides={hidden: float32}\n" in str(found)
+    assert not any("no scale fits" in text for _, text in sentences(found))
+    assert {layer.dtype_policy.name for layer in model.layers[1:]} == {"mixed_bfloat16", "float32"}
 
 
 class Own(keras.Model):

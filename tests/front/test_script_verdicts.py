@@ -251,3 +251,34 @@ def test_derivatives_that_no_gradient_is_taken_of_leave_a_step_to_be_judged(tmp_
     (tmp_path / "apart.py").write_text(DERIVED + "fixed = slope()\nstep(lambda: fixed)")
     mpt("run", "run_dir=run", "policy=mixed_bfloat16", "apart.py", cwd=tmp_path)
     assert load_run(tmp_path / "run").verdict == "healthy"
+
+
+RECURRENT = """
+import keras, numpy as np
+keras.utils.set_random_seed(0)
+x = 100 + 0.1 * np.random.default_rng(0).normal(size=(64, 5, 2)).astype("float32")
+gru = keras.layers.GRU(4, kernel_initializer=keras.initializers.RandomNormal(0.0, 0.01), name="memory")
+model = keras.Sequential([keras.Input((5, 2)), gru, keras.layers.Dense(1, dtype="float32")])
+model.compile(keras.optimizers.SGD(1e-4), "mse", jit_compile=False)
+model.fit(x, x[:, -1, :1] - 100, batch_size=32, verbose=0)
+"""
+ASKED = "trainer.gradient_health_every_steps=10"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "verdict"), [([], "not checked"), ([ASKED], "digits lost")])
+def test_a_sample_that_takes_too_long_beside_the_training_is_taken_where_it_is_asked_for(words, verdict, tmp_path):
+    (tmp_path / "recurrent.py").write_text(RECURRENT)
+    mpt("run", "run_dir=run", "policy=mixed_bfloat16", *words, "recurrent.py", cwd=tmp_path)
+    run = load_run(tmp_path / "run")
+    assert (run.verdict, run.summary["applied_steps"], run.summary["skipped_steps"]) == (verdict, 2, 0)
+    assert (f"{ASKED} takes a sample" if verdict == "not checked" else "{memory: float32}") in run.explanation
+
+
+@pytest.mark.slow
+def test_a_script_of_which_no_sample_is_wanted_is_not_checked(tmp_path):
+    (tmp_path / "recurrent.py").write_text(RECURRENT)
+    never = ASKED.replace("10", "null")
+    mpt("run", "run_dir=run", "policy=mixed_bfloat16", never, "recurrent.py", cwd=tmp_path)
+    explanation = load_run(tmp_path / "run").explanation
+    assert explanation.endswith("was not checked: trainer.gradient_health_every_steps=auto samples it."), explanation

@@ -356,6 +356,7 @@ def test_the_configuration_of_a_script_holds_what_was_applied_and_nothing_else(s
         "log_every_steps",
         "max_nonfinite_losses",
         "max_zero_gradients",
+        "gradient_health_every_steps",
         "stop_on_nonfinite_weights",
     ]
     environment = json.loads((short_run[0] / "run" / "environment.json").read_text())

@@ -85,6 +85,17 @@ def test_a_layer_of_which_nothing_is_left_is_named_though_the_outputs_hardly_dep
     assert found is not None and 0.002 < found.noise < 0.02 and found.layers == ("week",), found
 
 
+def test_of_a_recurrent_layer_its_maker_is_named_not_its_cell():
+    """The layer casts what its cell reads."""
+    x = 100 + 0.1 * np.random.default_rng(0).normal(size=(64, 5, 2)).astype("float32")
+    keras.utils.set_random_seed(0)
+    gru = layers.GRU(4, kernel_initializer=keras.initializers.RandomNormal(0.0, 0.01), dtype="mixed_bfloat16")
+    model = keras.Sequential([keras.Input((5, 2)), gru, layers.Dense(1, dtype="float32")])
+    model.compile("sgd", "mse")
+    found = measure_digits(model, (x, x[:, -1, :1]))
+    assert found is not None and found.remedy == [gru.name] and found.noise_left < 0.002 < found.noise, found
+
+
 class Centred(layers.Layer):
     """Subtracts a running mean that it keeps by hand, in the dtype that it computes in."""
 
