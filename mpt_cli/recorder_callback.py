@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from mpt_cli.engine.faults import FaultSearch
-from mpt_cli.errors import ConfigError, Problem, summarise_error
+from mpt_cli.errors import ConfigError, Problem, config_error, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_custom_train_step, keep_skips_whole
 from mpt_cli.precision.keras_internals import build_before_tracing, lacks_variables, optimizer_values_in_fit
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
@@ -294,7 +294,7 @@ class _FitRecording(Recording):
         try:
             check_replicas(self.model)
         except ValueError as error:
-            raise ConfigError(Problem("Recorder", str(error))) from None
+            raise config_error("Recorder", str(error)) from None
 
     def _on_all_replicas(self) -> AbstractContextManager[Any]:
         """Return where variables are made: a copy on each replica of a `tf.distribute` strategy."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, ClassVar
 
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem, config_error
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.load import load_settings
@@ -74,7 +74,7 @@ def make_comparison(
             settings = settings_of(job.words)
             setups[str(own)] = Setup(own, settings.policy.description, 1 if script else settings.trainer.batch_size)
     if len(setups) < 2:
-        raise ConfigError(Problem("policy", "must have at least two values to compare.", None, f"As in {POLICIES}."))
+        raise config_error("policy", "must have at least two values to compare.", None, f"As in {POLICIES}.")
     rounds = [list(members) for _, members in groupby(plan.jobs, lambda job: job.overrides.get(SEED))]
     jobs = [job for index, members in enumerate(rounds) for job in (members[::-1] if index % 2 else members)]
     if script is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mpt_cli.errors import ConfigError, DataError, Problem, first_line, install_command
+from mpt_cli.errors import ConfigError, DataError, Problem, config_error, first_line, install_command
 from mpt_cli.jobs.capacity import THREAD_VARIABLES, fitting_workers, thread_environment
 from mpt_cli.jobs.local_processes import Executor, LocalExecutor
 from mpt_cli.redaction import REDACTED
@@ -40,7 +40,7 @@ class Launcher(ABC):
         """Raise ConfigError where it can't be used here."""
         if importlib.util.find_spec(self.name) is None:
             remedy = install_command(self.extra)
-            raise ConfigError(Problem("--launcher", f"{self.name} is not installed.", self.name, remedy))
+            raise config_error("--launcher", f"{self.name} is not installed.", self.name, remedy)
 
     @property
     def facts(self) -> dict[str, Any] | None:
@@ -70,7 +70,7 @@ class LocalLauncher(Launcher):
     def check(self) -> None:
         if self.settings:
             remedy = "Name one with --launcher submitit or --launcher ray."
-            raise ConfigError(Problem("launcher", "settings are for another launcher than local.", None, remedy))
+            raise config_error("launcher", "settings are for another launcher than local.", None, remedy)
 
     def workers(self, jobs: int, gpus: int = 0) -> int:
         return fitting_workers(jobs, gpus)
@@ -98,16 +98,14 @@ class SubmititLauncher(Launcher):
         super().check()
         if missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
             rule = f"must have Slurm on this machine: there is no {', '.join(missing)}."
-            raise ConfigError(
-                Problem("--launcher", rule, self.name, "Start the sweep on a machine of the cluster, or leave it out.")
+            raise config_error(
+                "--launcher", rule, self.name, "Start the sweep on a machine of the cluster, or leave it out."
             )
         try:
             with tempfile.TemporaryDirectory() as folder:
                 self.executor(Path(folder)).prepared(Path(folder))
         except (AssertionError, NameError, TypeError, ValueError) as error:  # whatever submitit has against them
-            raise ConfigError(
-                Problem("launcher", "must have settings of submitit.", None, first_line(error))
-            ) from error
+            raise config_error("launcher", "must have settings of submitit.", None, first_line(error)) from error
 
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
         threads = self.settings.get("cpus_per_task")

@@ -19,7 +19,7 @@ from keras import layers, ops
 
 from mpt_cli.data.examples import RAGGED, Shapes, map_arrays
 from mpt_cli.data.paths import damage_of
-from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_you_mean
+from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, config_error, did_you_mean
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.precision.train_step import can_be_called, has_custom_train_step
 from mpt_cli.settings.model_data_optimizer_keys import CNN, MLP, Builder, ModelSettings, ResNet, Saved, Transformer
@@ -56,13 +56,11 @@ def token_input(shapes: Shapes) -> keras.KerasTensor:
 def count_outputs(shapes: Shapes) -> int:
     """Return the units of the head."""
     if shapes.num_classes is None:
-        raise ConfigError(
-            Problem(
-                "data.num_classes",
-                "must be known, to size the head of a shipped model",
-                None,
-                "Set it, or build the model yourself with model=builder.",
-            )
+        raise config_error(
+            "data.num_classes",
+            "must be known, to size the head of a shipped model",
+            None,
+            "Set it, or build the model yourself with model=builder.",
         )
     return shapes.num_classes
 
@@ -77,8 +75,8 @@ def single_shape(shapes: Shapes) -> tuple[int, ...]:
 
 def unfit(rule: str, shapes: Shapes) -> ConfigError:
     """Return the error for data that the chosen model can't take."""
-    return ConfigError(
-        Problem("model.name", rule, shapes.input_shape, f"The data gives {shapes}. Choose another model or other data.")
+    return config_error(
+        "model.name", rule, shapes.input_shape, f"The data gives {shapes}. Choose another model or other data."
     )
 
 
@@ -131,17 +129,15 @@ def symbol(shape: tuple[int | None, ...], dtype: str) -> keras.KerasTensor:
 
 def _check_outputs(outputs: Any, shapes: Shapes, key: str) -> None:
     if not isinstance(outputs, keras.KerasTensor):
-        raise ConfigError(Problem(key, "the model must have one output.", type(outputs).__name__))
+        raise config_error(key, "the model must have one output.", type(outputs).__name__)
     count = outputs.shape[-1] if len(outputs.shape) > 1 else 1
     binary = shapes.task == "classification" and shapes.num_classes == 2
     if count != shapes.num_classes and not (binary and count == 1):
         unit = "targets" if shapes.task == "regression" else "classes"
-        raise ConfigError(
-            Problem(
-                key,
-                f"the model has {count} outputs, the data {shapes.num_classes} {unit}; they must agree.",
-                remedy="Give the last layer that many units, or set data.num_classes where the data can't tell.",
-            )
+        raise config_error(
+            key,
+            f"the model has {count} outputs, the data {shapes.num_classes} {unit}; they must agree.",
+            remedy="Give the last layer that many units, or set data.num_classes where the data can't tell.",
         )
 
 
@@ -176,7 +172,7 @@ def _check_activation(name: str) -> None:
         keras.activations.get(name)
     except ValueError as error:
         remedy = did_you_mean(name, vars(keras.activations))
-        raise ConfigError(Problem("model.activation", "Keras has no activation of this name.", name, remedy)) from error
+        raise config_error("model.activation", "Keras has no activation of this name.", name, remedy) from error
 
 
 def build_cnn(settings: CNN, shapes: Shapes) -> keras.Model:
@@ -298,7 +294,7 @@ def build_user_model(settings: Builder, shapes: Shapes) -> keras.Model:
     function = load_function(settings.builder, key)
     model = call_user(function, key, **builder_arguments(function, settings.kwargs, shapes))
     if not isinstance(model, keras.Model):
-        raise ConfigError(Problem(key, f"{settings.builder} must return a keras.Model.", type(model).__name__))
+        raise config_error(key, f"{settings.builder} must return a keras.Model.", type(model).__name__)
     return check_fit(model, shapes, key)
 
 
@@ -399,10 +395,8 @@ def set_trained(model: Any, settings: ModelSettings) -> None:
         _set_layers(model, patterns, trained)
     if (settings.freeze or settings.unfreeze) and model.built and not model.trainable_variables:
         frozen = settings.freeze or settings.unfreeze
-        raise ConfigError(
-            Problem(
-                "model.freeze", "must leave something to train.", frozen, "Name what is to be trained in `unfreeze`."
-            )
+        raise config_error(
+            "model.freeze", "must leave something to train.", frozen, "Name what is to be trained in `unfreeze`."
         )
 
 
@@ -431,4 +425,4 @@ def _check_pattern(model: Any, pattern: str, key: str) -> None:
     if not any(_names(pattern.removeprefix(KEPT), layer) for layer in layers):
         names = [*dict.fromkeys(layer.name for layer in layers)]
         remedy = did_you_mean(pattern.removeprefix(KEPT), names) or f"It has {', '.join(names[:8])}."
-        raise ConfigError(Problem(key, "must match the name, path or class of a layer of the model.", pattern, remedy))
+        raise config_error(key, "must match the name, path or class of a layer of the model.", pattern, remedy)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
+from mpt_cli.errors import config_error, did_you_mean, install_command
 from mpt_cli.settings.limits import load_yaml
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.record_types import field_problem
@@ -125,14 +125,14 @@ def load_device(word: str | None) -> Device:
     """
     names, path = ", ".join(device_names()), FOLDER / f"{str(word).lower()}.yaml"
     if word is None:
-        raise ConfigError(Problem("--device", f"must be given: one of {names}, or a file.", None, "As --device h100."))
+        raise config_error("--device", f"must be given: one of {names}, or a file.", None, "As --device h100.")
     if path.is_file():
         return _read(path)
     path = expanded(word)
     if not path.is_file():
         own = f"Or give a file of your own with the keys of {FOLDER / 'h100.yaml'}: --device ./mine.yaml"
         remedy = " ".join(filter(None, [did_you_mean(word, device_names()), own]))
-        raise ConfigError(Problem("--device", f"must be one of {names}.", word, remedy))
+        raise config_error("--device", f"must be one of {names}.", word, remedy)
     return _read(path)
 
 
@@ -141,7 +141,7 @@ def _read(path: Path) -> Device:
     names = {each.name for each in fields(Device)} - {"name"}
     if not (isinstance(content, dict) and content.keys() == names and _is_sound(content)):
         rule = f"{path} must have the keys of {FOLDER / 'h100.yaml'}, with numbers above 0, a description of one line, "
-        raise ConfigError(Problem("--device", f'{rule}and the compute capability in quotes, as "9.0".'))
+        raise config_error("--device", f'{rule}and the compute capability in quotes, as "9.0".')
     return Device(path.stem, **content)
 
 
@@ -160,11 +160,9 @@ def _is_sound(content: Mapping[str, Any]) -> bool:
 def check_compiler() -> None:
     """Raise ConfigError, with what to install, where there is no JAX that compiles for NVIDIA's GPUs."""
     if not any(importlib.util.find_spec(name) for name in PLUGINS):
-        raise ConfigError(
-            Problem(
-                "--device",
-                "the compiler for NVIDIA's GPUs is not installed; it needs no GPU.",
-                None,
-                f"{install_command('gpu-plan')} (3 GB)",
-            )
+        raise config_error(
+            "--device",
+            "the compiler for NVIDIA's GPUs is not installed; it needs no GPU.",
+            None,
+            f"{install_command('gpu-plan')} (3 GB)",
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.paths import check_run_present
-from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean, install_command
+from mpt_cli.errors import ConfigError, DataError, Problem, config_error, did_you_mean, install_command
 from mpt_cli.runs.expectations import known_values, reportable
 from mpt_cli.settings.key_type import read_number
 from mpt_cli.settings.limits import MOST_JOBS
@@ -62,13 +62,13 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
         return Objective(word, falls(word))
     name, colon, direction = word.rpartition(":")
     if colon and direction not in ("min", "max"):
-        raise ConfigError(Problem("--objective", "must end in :min or :max, or in neither.", word))
+        raise config_error("--objective", "must end in :min or :max, or in neither.", word)
     objective = Objective(name, direction == "min") if colon else Objective(word, falls(word))
     if known and not any(objective.name in names for names in known):
         everything = sorted(set().union(*known))
         listed = f"They have {', '.join(name for name in everything if not name.startswith('metrics.'))}."
         remedy = f"{did_you_mean(objective.name, everything)} {listed}".strip()
-        raise ConfigError(Problem("--objective", "must be a number that the jobs report.", objective.name, remedy))
+        raise config_error("--objective", "must be a number that the jobs report.", objective.name, remedy)
     return objective
 
 
@@ -135,9 +135,9 @@ class Search:
     def check(self) -> None:
         """Raise ConfigError where it can't be run here."""
         if importlib.util.find_spec("optuna") is None:
-            raise ConfigError(Problem("--trials", "optuna is not installed.", None, install_command("optuna")))
+            raise config_error("--trials", "optuna is not installed.", None, install_command("optuna"))
         if self.sampler not in SAMPLERS:  # of a sweep.json from another version
-            raise ConfigError(Problem("--sampler", f"must be one of {', '.join(SAMPLERS)}.", self.sampler))
+            raise config_error("--sampler", f"must be one of {', '.join(SAMPLERS)}.", self.sampler)
 
 
 @dataclass(frozen=True)

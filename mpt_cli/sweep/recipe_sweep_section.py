@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, Problem, config_error
 from mpt_cli.settings.limits import places_of
 from mpt_cli.settings.overrides import format_override, unknown_word_problem
 from mpt_cli.settings.recipes import Recipe, read_recipe
@@ -39,7 +39,7 @@ def swept_words(words: Sequence[str]) -> Iterator[list[list[str]]]:
         return
     if len(recipes) > 1:
         rule = "must be one recipe where it has a sweep: block."
-        raise ConfigError(Problem("conf", rule, swept[0], "Name it alone, or take its block out."))
+        raise config_error("conf", rule, swept[0], "Name it alone, or take its block out.")
     recipe, given = recipes[swept[0]], {*map(override_key, words)}
     rest, blocks = [word for word in words if word not in confs], read_block(recipe)
     own = [[word for word in block if override_key(word) not in given] for block in blocks]

@@ -9,7 +9,7 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import OK, ConfigError, DataError, Problem
+from mpt_cli.errors import OK, DataError, config_error
 from mpt_cli.jobs.capacity import cores_each
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher
@@ -67,7 +67,7 @@ class Options:
                 "is for a grid on Slurm, without --timeout: a search makes each job by what came before, "
                 "and Slurm ends a job after launcher.timeout_min."
             )
-            raise ConfigError(Problem("--detach", rule, self.launcher.name, "Give --launcher submitit."))
+            raise config_error("--detach", rule, self.launcher.name, "Give --launcher submitit.")
 
     def limits(self, jobs: Sequence[Job], count: int) -> Limits:
         """Return the limits for so many jobs, of which these are known."""
@@ -89,7 +89,7 @@ def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[l
     """Return the overrides of the jobs, and the path that `key` among them gives."""
     own = [override for override in overrides if override.startswith(f"{key}=")]
     if len(own) > 1:
-        raise ConfigError(Problem(key, "must be given once.", own[-1]))
+        raise config_error(key, "must be given once.", own[-1])
     return [override for override in overrides if override not in own], values_of(own).get(key)
 
 
@@ -117,7 +117,7 @@ def plan_new(
             search.check()
             if len(grids) > 1:
                 rule = "must be left out where the sweep: block of the recipe is a list: a search has one space."
-                raise ConfigError(Problem("--trials", rule, search.trials))
+                raise config_error("--trials", rule, search.trials)
             from mpt_cli.sweep.search import plan_search
 
             plan = plan_search(grids[0], search, options.objective, is_here, screen.say)
@@ -155,10 +155,10 @@ def changed_plan(
         plan = _with_objective(sweep, plan, options.objective)
     if plan.search is not None and words:
         rule = "must be given without words where the sweep is a search: it continues in its original space."
-        raise ConfigError(Problem("--resume", rule, " ".join(words), "--trials N makes it longer."))
+        raise config_error("--resume", rule, " ".join(words), "--trials N makes it longer.")
     if trials is not None:
         if plan.search is None:
-            raise ConfigError(Problem("--trials", "is for a sweep that was begun with it.", trials))
+            raise config_error("--trials", "is for a sweep that was begun with it.", trials)
         plan = replace(plan, search=replace(plan.search, trials=trials))
     if not words:
         return plan
@@ -181,7 +181,7 @@ def _with_objective(sweep: SweepDirectory, plan: SweepPlan, objective: str) -> S
     used = choose_objective(plan.facts["objective"], [])
     if plan.search is not None and any(used.value(result.summary) is not None for result in results):
         rule, again = f"must stay {used.name} where a search goes on.", shell_command("report", sweep.path)
-        raise ConfigError(Problem("--objective", rule, objective, f"`{again} --objective …` ranks by another."))
+        raise config_error("--objective", rule, objective, f"`{again} --objective …` ranks by another.")
     return replace(plan, facts={**plan.facts, "objective": objective})
 
 

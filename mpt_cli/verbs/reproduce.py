@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem, gravest_code, raise_problems
+from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem, config_error, gravest_code, raise_problems
 from mpt_cli.reproduce.collection import Selection, collect
 from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_junit
 from mpt_cli.reproduce.reproduction import (
@@ -55,13 +55,11 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         raise ConfigError([problem for error in found.errors for problem in error.named_problems])
     if not found.targets and not found.errors:
         reasons = [f"{name} {reason}" for name, reason in found.left_out.items()]
-        raise ConfigError(
-            Problem(
-                "reproduce",
-                "must have something to run, or it would always pass.",
-                None,
-                f"Left out: {'; '.join(reasons)}." if reasons else "",
-            )
+        raise config_error(
+            "reproduce",
+            "must have something to run, or it would always pass.",
+            None,
+            f"Left out: {'; '.join(reasons)}." if reasons else "",
         )
     missed = [result for result in results if not result.passed]
     if arguments.json:
@@ -128,12 +126,8 @@ def _check_resume(arguments: argparse.Namespace) -> int:
         if name not in _RESUME_CHECK_OPTIONS and value != usual.get_default(name)
     ]
     if given or len(names) > 1:
-        raise ConfigError(
-            Problem(
-                "--resume-check",
-                "takes one recipe, its changes, --at, --output and --json.",
-                " ".join([*given, *names]),
-            )
+        raise config_error(
+            "--resume-check", "takes one recipe, its changes, --at, --output and --json.", " ".join([*given, *names])
         )
     words = [*(f"conf={name}" for name in names), *changes]
     settings = with_drawn_seed(load_settings(words))

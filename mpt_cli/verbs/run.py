@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import mpt_cli
-from mpt_cli.errors import NUMERICAL, OK, ConfigError, DataError, MptError, Problem, raise_problems
+from mpt_cli.errors import NUMERICAL, OK, DataError, MptError, Problem, config_error, raise_problems
 from mpt_cli.jobs.local_processes import at_end_of_forked, spawn_main, spawning_by
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings, acts_on_record
@@ -210,8 +210,8 @@ def _choose_backend(name: str) -> None:
     check_installed(name)
     keras = sys.modules.get("keras")
     if keras is not None and (loaded := keras.backend.backend()) != name:
-        raise ConfigError(
-            Problem("backend.name", f"Keras is loaded with backend {loaded} already.", name, "Start a new process.")
+        raise config_error(
+            "backend.name", f"Keras is loaded with backend {loaded} already.", name, "Start a new process."
         )
     os.environ["KERAS_BACKEND"] = name
 
@@ -233,7 +233,7 @@ def split_script(words: list[str]) -> tuple[list[str], list[str]]:
 
 def target_name(rest: list[str]) -> str:
     if not rest or rest == ["-m"]:
-        raise ConfigError(Problem("script", "must be given: mpt run [key=value …] script.py args …, or -m module."))
+        raise config_error("script", "must be given: mpt run [key=value …] script.py args …, or -m module.")
     if rest[0] == "-m":
         return rest[1]
     if not Path(rest[0]).is_file():
