@@ -5,6 +5,7 @@ first begins. A recipe that can't be read is reported as an error; the others ru
 import fnmatch
 import glob
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,11 +27,11 @@ from mpt_cli.settings.search_path import (
 )
 from mpt_cli.training.run_from_settings import check_repeatable
 
-# What has to be the same again in a repeated run; speed and memory needn't be.
+# What has to be the same again in a repeated run. Speed and memory needn't be, nor the verdict: it rests on samples, and
+# after which steps a short run has time for one depends on its speed.
 _EXACT = (
     "status",
     "exit_code",
-    "verdict",
     "epochs_completed",
     "steps_seen",
     "applied_steps",
@@ -112,6 +113,11 @@ def collect(request: Selection) -> Collection:
     for target in found.targets:
         once.setdefault((target.recipe or Path(target.words[0])).resolve(), target)
     targets, errors = [*once.values()], found.errors
+    try:
+        _matches(request.keywords, [])
+    except SyntaxError:
+        rule = "must be words with and, or, not and parentheses."
+        raise config_error("-k", rule, request.keywords) from None
     found.targets = [each for each in targets if _matches(request.keywords, [each.name, *each.tags])]
     found.errors = [error for error in errors if _matches(request.keywords, [error.name])]
     if not found.targets and not found.errors and (targets or errors):
@@ -244,13 +250,12 @@ def _unmet_requirement(need: str) -> str:
 def _matches(keywords: str, names: Sequence[str]) -> bool:
     """Return whether -k chooses something with these names.
 
-    >>> _matches("digits and not cnn", ["digits_mlp"]), _matches("cnn or mlp", ["x", "MLP"]), _matches("", ["x"])
-    (True, True, True)
+    SyntaxError for what is no expression.
+
+    >>> _matches("digits and not (cnn or gpu)", ["digits_mlp"]), _matches("cnn", ["MLP"]), _matches("", ["x"])
+    (True, False, True)
     """
-    joined = "\n".join(names).lower()
-
-    def holds(term: str) -> bool:
-        word = term.strip()
-        return word[4:].strip() not in joined if word.startswith("not ") else word in joined
-
-    return any(all(map(holds, part.split(" and "))) for part in keywords.lower().split(" or "))
+    joined, signs = "\n".join(names).lower(), ("and", "or", "not", "(", ")")
+    found = re.findall(r"[()]|[^\s()]+", keywords.lower())
+    told = [word if word in signs else str(word in joined) for word in found]  # nothing else is evaluated
+    return bool(eval(" ".join(told), {})) if told else True

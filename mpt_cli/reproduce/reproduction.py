@@ -26,7 +26,6 @@ from mpt_cli.runs.provenance import (
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import raise_for, signal_name
-from mpt_cli.telemetry.health_and_verdict import UNCHECKED
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 
@@ -293,8 +292,9 @@ def _variables_differ(one: Checkpoint, other: Checkpoint) -> str | None:
 
 def _summaries_differ(one: RunDirectory, other: RunDirectory) -> str | None:
     mine, its = read_summary(one.summary_json), read_summary(other.summary_json)
-    sampled_once = UNCHECKED in (mine.get("verdict"), its.get("verdict"))
-    for name in sorted((mine.keys() | its.keys()) - _TIME_DEPENDENT - ({"verdict"} if sampled_once else set())):
+    one_step, other_step = ((summary.get("gradients") or {}).get("step") for summary in (mine, its))
+    sampled_alike = one_step == other_step  # else they may have another verdict
+    for name in sorted((mine.keys() | its.keys()) - _TIME_DEPENDENT - (set() if sampled_alike else {"verdict"})):
         if mine.get(name) != its.get(name):
             return f"{name} in {other.summary_json.name} is {its.get(name)} instead of {mine.get(name)}"
     return None

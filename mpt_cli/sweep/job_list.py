@@ -237,7 +237,7 @@ def _plan_of(points: Sequence[Sequence[str]], loaded: Sequence[Settings], say: C
     for words, settings in zip(points, loaded, strict=True):
         overrides, number = varied_values(words, varied), numbers.setdefault(repr(settings), len(jobs) + 1)
         if number <= len(jobs) and settings.seed is not None:
-            say(f"left out: {format_values(overrides)} is the same as job {number}")
+            say(f"left out: {format_values(overrides) or ' '.join(words)} is the same as job {number}")
             continue
         drawn = [f"seed={secrets.randbelow(2**32)}"] if settings.seed is None else []
         jobs.append(make_job(len(jobs) + 1, overrides, [*words, *drawn], settings))

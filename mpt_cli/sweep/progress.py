@@ -115,7 +115,7 @@ class SweepProgress(RunningLines, Observer[Job]):
     def tick(self, running: Sequence[Running[Job]]) -> None:
         if not self._is_ending and any(child.cause == "interrupt" for child in running):
             self._is_ending = True
-            self.screen.say("ending the running jobs, each with a checkpoint; Ctrl-C again kills them")
+            self.screen.say("ending the running jobs, with a checkpoint of each that trains; Ctrl-C again kills them")
         if self.is_due:
             lines = [
                 format_job(self._sweep, child.command.subject, child.waits_for, child.seconds) for child in running

@@ -185,6 +185,8 @@ def lead_sentence(found: SweepResults) -> str:
     """
     lead, rows = found.first_place, found.ranked
     count = len(rows[0].finished)
+    if not lead.behind and len(found.configurations) > 1:
+        return "No other configuration has a result."
     if not lead.behind:
         return "There is only one configuration: where its seeds differ, that is chance."
     if lead.is_shown:

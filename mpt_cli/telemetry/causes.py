@@ -50,11 +50,14 @@ def keep_in_float32(layers: Sequence[str], in_script: bool = False) -> str:
     return argument if in_script else f"{key}, in a script {argument}"
 
 
+LEAST_ROOM = 3.0  # doublings: two that are kept free, and one at least to raise the scale by
+
+
 def _raised_scale(run_state: RunState) -> str:
     """Return up to where a scale that is too low may be raised: where the gradients of the sample would still be four
     times below what overflows."""
     room, scale = run_state.headroom_doublings, run_state.scale
-    if room is None or scale is None or room < 3:
+    if room is None or scale is None or room < LEAST_ROOM:
         return " (loss_scale.initial_scale)"
     power = int(min(math.log2(scale) + room - 2, math.log2(run_state.scaling.rule.highest)))
     return (
@@ -137,8 +140,11 @@ CAUSES = {
         lambda run_state, _: not run_state.scaling.moves,
         f"{KEPT_BY_MORE}raise it{{raised}}, or let it move (loss_scale=dynamic).",
     ),
-    LOW: Cause(lambda run_state, _: not run_state.skip_steps, f"{KEPT_BY_MORE}raise the initial loss scale{{raised}}."),
-    NO_ROOM: Cause(_always, "something overflows at any useful scale: keep that layer in float32."),
+    LOW: Cause(
+        lambda run_state, _: not run_state.skip_steps or (run_state.headroom_doublings or 0.0) >= LEAST_ROOM,
+        f"{KEPT_BY_MORE}raise the initial loss scale{{raised}}.",
+    ),
+    NO_ROOM: Cause(_always, "a higher loss scale overflows: keep {overflowing}."),
     ZERO_LOSS: Cause(
         lambda run_state, _: run_state.scaling.is_needed and run_state.loss == 0,
         "the loss itself is exactly 0, which no loss scale changes. Unless the targets are met, compute it in float32: "

@@ -372,7 +372,7 @@ def configure_reproduce(parser: Parser) -> None:
         dest="keywords",
         default="",
         metavar="EXPRESSION",
-        help="those whose name or `tags:` have these words, with and, or, not",
+        help="those whose name or `tags:` have these words, with and, or, not, ()",
     )
     parser.more.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="end a run after this long; it has failed then"

@@ -52,7 +52,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     entries = LISTINGS[arguments.kind]()
     if (section := arguments.section) is not None:
         if arguments.kind != "keys":
-            raise config_error("SECTION", "is of keys.", section, f"Write `mpt list keys {section}`.")
+            raise config_error("SECTION", "is for `mpt list keys` alone.", section, f"Write `mpt list keys {section}`.")
         entries = [entry for entry in entries if f"{entry['name']}.".startswith(f"{section}.")]
         if not entries:
             raise ConfigError(no_such_key(section, None))

@@ -73,7 +73,7 @@ def test_ctrl_c_keeps_the_summary_and_resume_runs_the_rest(stubs, tmp_path):
     found, code = stubs.start(["conf=digits_mlp", "seed=0,1,2", "sweep_dir=s"], workers=1, grace_seconds=5.0)
     assert code == 130 and statuses(found) == {2: "interrupted", 3: "not run"}
     assert json.loads((tmp_path / "s" / "results.json").read_text())["is_complete"] is False
-    assert "ending the running jobs, each with a checkpoint; Ctrl-C again kills them" in stubs.said
+    assert "ending the running jobs, with a checkpoint of each that trains; Ctrl-C again kills them" in stubs.said
     assert failure_lines(found)[0] == "not ended  2 of 3 jobs"
     stubs.manners = {}
     found, code = stubs.resume(tmp_path / "s")
