@@ -2,6 +2,7 @@
 And what it leaves for readers: the table, results.json and report.html.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -288,9 +289,16 @@ def compare_page(found: Comparison, page: Path) -> str:
         ),
         sentences=sentences(found),
         failures=[job for job in found.results if not job.is_good],
-        command=" ".join(map(str, found.plan.facts["command_line"])),
+        command=_command(found.plan.facts),
         job_commands=[job.job.command for entry in found.entries for job in entry.results],
     )
+
+
+def _command(facts: Mapping[str, Any]) -> str:
+    """Return the command that starts the comparison again."""
+    program, verb, *words = map(str, facts["command_line"])
+    options = [f"--{name} {facts[name]}" for name in ("seeds", "tolerance") if facts.get(name) is not None]
+    return " ".join([program, verb, *options, *words])
 
 
 def write_comparison(found: Comparison, page: Path | None = None) -> None:

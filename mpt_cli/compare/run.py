@@ -1,10 +1,13 @@
 """The story of a comparison on one screen: overrides in, runs one after another, verdict out."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from mpt_cli.compare.comparison import CompareDirectory, Comparison, Script, make_comparison, read_comparison
 from mpt_cli.compare.report import write_comparison
+from mpt_cli.errors import config_error
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.sweep.job_list import SweepPlan, check_objective, choose_objective
 from mpt_cli.sweep.progress import Screen
@@ -39,15 +42,28 @@ def start_compare(
     with folder.lock():
         facts = plan_facts(["mpt", "compare", *overrides, *(["--", *script.words] if script else [])], options)
         facts |= {"setups": [asdict(setup) for setup in setups], "workers": options.workers, **asdict(measure)}
+        if script is not None:
+            facts["script"] = {"file": script.words[0], "sha256": _digest(script.words[0])}
         return _run(folder, begin(folder, replace(plan, facts=facts), options), options, screen)
 
 
 def resume_compare(path: str, options: Options, screen: Screen) -> tuple[Comparison, int]:
-    """Run what is missing or failed in an earlier comparison, with as many jobs at a time as there."""
+    """Run what is missing or failed in an earlier comparison, with as many jobs at a time as there. ConfigError where
+    its script is another by now: runs of two programs can't be compared.
+    """
     folder = CompareDirectory.open(path)
     with folder.lock():
+        script = folder.read_plan().facts.get("script") or {}
+        if script and _digest(script["file"]) != script["sha256"]:
+            rule = f"must go on with the script as it was: {script['file']} has changed since."
+            raise config_error("--resume", rule, path, "Start a new comparison, without --resume.")
         workers = read_comparison(folder).workers
         return _run(folder, folder.read_plan(), replace(options, workers=workers), screen)
+
+
+def _digest(script: str) -> str | None:
+    """Return the SHA-256 of a script; None for a module (`-m`), whose code is not read, and where there is none."""
+    return hashlib.sha256(Path(script).read_bytes()).hexdigest() if Path(script).is_file() else None
 
 
 def _run(folder: CompareDirectory, plan: SweepPlan, options: Options, screen: Screen) -> tuple[Comparison, int]:

@@ -27,8 +27,8 @@ from mpt_cli.settings.search_path import (
 )
 from mpt_cli.training.run_from_settings import check_repeatable
 
-# What has to be the same again in a repeated run. Speed and memory needn't be, nor the verdict: it rests on samples, and
-# after which steps a short run has time for one depends on its speed.
+# What has to be the same again in a repeated run. Speed and memory needn't be, nor the verdict: it rests on samples,
+# and after which steps a short run has time for one depends on its speed.
 _EXACT = (
     "status",
     "exit_code",

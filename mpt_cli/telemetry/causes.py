@@ -33,7 +33,8 @@ class Cause:
         overflowing = (
             f"a layer that overflows in float32 ({finder})"
             if layer is None
-            else f"{layer} in float32 ({keep_in_float32([layer], run_state.is_script)}; this was not tried)"
+            else f"{layer} in float32 ({keep_in_float32([layer], run_state.is_script)}; this was not tried, and "
+            f"{finder.replace('names it', 'finds others that need it')})"
         )
         fixed, raised = format_scale(run_state.scaling.initial_scale), _raised_scale(run_state)
         return self.advice.format(fixed=fixed, or_slower=or_slower, overflowing=overflowing, raised=raised)

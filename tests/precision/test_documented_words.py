@@ -733,7 +733,7 @@ def the_example_with_a_stopped_gradient():
 def test_the_words_of_a_row(each):
     if each.backend not in ("", BACKEND):
         pytest.skip(f"a word of {each.backend}")
-    each.check()
+    assert each.check() is None  # it raises
 
 
 def test_the_page_has_the_table():
