@@ -321,7 +321,7 @@ def _policies(seen: ScriptRun) -> Iterator[Patch]:
             if not by_script and _calling_module().startswith("mpt_cli."):  # while it builds a model or measures one
                 set_policy(policy)
                 return
-            seen.note(f"the script sets the dtype policy {getattr(policy, 'name', policy)} itself, which it has")
+            seen.note(f"the script sets the dtype policy itself and runs under it: {getattr(policy, 'name', policy)}")
             own.append(policy)
             set_policy(policy)
 

@@ -105,10 +105,10 @@ class SampleBudget:
 
 class StepRate:
     """How fast steps come by, from looks at how many there were: the time between two looks counts unless something
-    else than steps fills it."""
+    else than steps fills it. Not known from fewer than three such times: in one a step may have been compiled."""
 
     def __init__(self) -> None:
-        self._steps, self._seconds = 0, 0.0
+        self._steps, self._seconds, self._times = 0, 0.0, 0
         self._last: tuple[int, float] | None = None
 
     def look(self, seen: int) -> None:
@@ -116,6 +116,7 @@ class StepRate:
         now = time.perf_counter()
         if self._last is not None and seen > self._last[0]:
             self._steps += seen - self._last[0]
+            self._times += 1
             self._seconds += now - self._last[1]
         if self._last is None or seen > self._last[0]:
             self._last = seen, now
@@ -126,7 +127,7 @@ class StepRate:
 
     @property
     def steps_per_second(self) -> float | None:
-        return self._steps / self._seconds if self._seconds else None
+        return self._steps / self._seconds if self._times >= 3 else None
 
 
 class Recording(Record, ABC):
@@ -291,6 +292,8 @@ class Recording(Record, ABC):
         every = self.settings.trainer.gradient_health_every_steps
         if not self.subject.is_rounded or every is None:
             self.unchecked = NO_SAMPLES_ASKED if self.subject.is_rounded else ""
+            if not self.subject.is_rounded:
+                self.missing.remove(NO_SAMPLES)  # there is nothing to be sampled
             return
         seconds, steps = self.stopwatch.run_seconds, steps_of(self.variables, latest)
         budget.trainings += seconds
@@ -306,14 +309,15 @@ class Recording(Record, ABC):
         self.unchecked = OVERFLOWED
         with budget.sampling():
             looks = [self.take_sample(each, step.batch) for each, step in zip(samplers, steps, strict=True)]
+        if None not in looks:  # of one that overflowed the layers are known
+            self.missing.remove(NO_SAMPLES)
+            self._write_environment()
         found = [look.sample for look in looks if look is not None and look.sample is not None]
         if any(step.is_seeded for step in steps):  # whose gradient of the loss may have gone another way
             found = [sample for sample in found if sample.norm or sample.flushed_share]
         self.counters.sample = None
         if len(found) == len(steps):
             self.counters.sample = max(found, key=lambda sample: (len(sample.faults), sample.flushed_share))
-            self.missing.remove(NO_SAMPLES)
-            self._write_environment()
 
     def finish(self) -> None:
         """End the record with its verdict."""
@@ -321,7 +325,7 @@ class Recording(Record, ABC):
         verdict, explanation = judge(self.run_state())
         stopped = self.stop is not None and self.subject.stops
         if self.stop is not None:
-            explanation = f"{'Stopped' if stopped else 'Went on'}: {self.stop}"
+            explanation = f"{'Stopped' if stopped else 'A run of mpt would have been stopped'}: {self.stop}"
             verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
         status, exit_code = status_of(Outcome(self.progress, self.stop if stopped else None), verdict)
         ended_early = self.why_ended() if status == "finished" else ""
@@ -445,6 +449,11 @@ class LoopRecording(Recording):
             if not any(event.layer for event in latest):
                 latest = FaultSearch(model, self.telemetry.message).name_layers(latest, {last: (x,)}.get)
         return before + latest
+
+    def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
+        if loss is not None:  # all that is known of how well it trains
+            self.progress.record({"loss": loss})
+        super().line(loss, metrics, **others)
 
     def header(self, **facts: Any) -> RunHeader:
         return super().header(

@@ -59,8 +59,11 @@ def overall_sentence(found: Comparison) -> str:
         )
     narrow = ", ".join(entry.label for entry in found.compared if entry.finished)
     if not faster:
-        return f"Not worth it on this device: {narrow}, none is faster. {_qualities(found)}"
-    return f"Not worth it on this device: {narrow}, none is faster at equal quality. Train in {_baselines(found)}."
+        return f"Half precision does not pay on this device: nothing is faster ({narrow}). {_qualities(found)}"
+    return (
+        f"Half precision does not pay on this device: nothing is faster at equal quality ({narrow}). "
+        f"Train in {_baselines(found)}."
+    )
 
 
 MANY_SEEDS = 10 * RARE
@@ -110,7 +113,7 @@ def _script_sentences(found: Comparison) -> list[str]:
     trains_again = any(numbered_path(result.run_dir, "", 2).is_dir() for result in found.results)
     which = ["The script trains several times; only its first training is compared."] if trains_again else []
     name = found.objective.name
-    by = f"Quality is {name}, as the script's fit reports it; --objective NAME judges by another of its metrics."
+    by = f"Quality is {name}, as the script's training reports it; --objective NAME judges by another of its metrics."
     is_known = any(entry.quality.kind != UNKNOWN for entry in found.compared)
     return [*which, by] if is_known and not found.plan.facts["objective"] else which
 

@@ -244,7 +244,7 @@ def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
     when = f"trained for {found.point.step} steps" if found.point.step else "before training"
     sure += f"; this is of the model {when}, and gradients change in training: --after-steps (after_steps=) looks later"
     none = "nothing: no loss scale is needed" if found.window is None else "no loss scale helps here"
-    advice = f"nothing needs to change; most room above and below has {keys}" if found.is_well else keys or none
+    advice = f"nothing needs to change; {keys} leaves the most room above and below" if found.is_well else keys or none
     return [("finding", _finding(found)), ("set", advice), ("evidence", sure)]
 
 

@@ -64,7 +64,11 @@ def check_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
         for word in given
         if word in answers and word not in parser._option_string_actions
     )
+    script = next((word for word in words if word.endswith(".py") and "=" not in word), "")
     unknown = [word for word in given if word[:2] == "--" and not nearest(word, parser._option_string_actions)]
+    if script and unknown and parser.prog == "mpt compare":
+        remedy = f"Those of a script stand behind it, and -- before: mpt compare … -- {script} {unknown[0]}"
+        raise_problems([Problem(unknown[0], "is no option of mpt compare.", None, remedy)])
     if unknown and any(action.dest in ("overrides", "words") for action in parser._actions):
         from mpt_cli.settings.schema import remedy_for
 

@@ -272,7 +272,7 @@ print(keras.backend.backend(), keras.config.dtype_policy().name, Policy("float32
 
 def test_a_script_that_sets_floatx_has_its_policy(tmp_path):
     done = run(tmp_path, FLOATX)
-    assert done.stdout == "float16\n" and "sets the dtype policy float16 itself" in done.stderr
+    assert done.stdout == "float16\n" and "sets the dtype policy itself and runs under it: float16" in done.stderr
 
 
 def test_a_script_that_half_precision_breaks_hears_whose_policy_it_is(tmp_path):

@@ -86,7 +86,7 @@ def test_a_loop_that_broke_a_rule_and_went_on_fails_as_a_run_that_was_stopped(tm
     run = load_run(tmp_path / "run")
     assert (done.returncode, run.status, run.exit_code) == (4, "finished", 4), done.stderr
     assert (run.summary["applied_steps"], run.summary["skipped_steps"]) == (28, 12)
-    assert run.explanation.startswith("Went on: 1")
+    assert run.explanation.startswith("A run of mpt would have been stopped: 1")
 
 
 @pytest.mark.slow

@@ -276,7 +276,7 @@ def test_an_unchanged_script_ends_as_one_changed_by_hand(tmp_path, monkeypatch, 
     assert (1 < summary["skipped_steps"] < 8) if name == "built_before" else summary["skipped_steps"] == skipped
     several = ("two_optimizers", "folds", "saved")
     assert (tmp_path / "run-2").is_dir() is (name in several)
-    assert ("sets the dtype policy mixed_bfloat16 itself" in done.stderr) is (name == "own_policy")
+    assert ("itself and runs under it: mixed_bfloat16" in done.stderr) is (name == "own_policy")
 
 
 SHORT = """
@@ -306,6 +306,7 @@ def check_short(path: Path) -> None:
     assert [(event["step"], event["kind"], event["scale_after"]) for event in run.events] == [(3, "overflow", 4.0)]
     assert [line["step"] for line in run.lines] == [1, 7] and run.lines[1]["applied_steps"] == 6
     assert (run.summary["steps_seen"], run.summary["skipped_steps"]) == (7, 1)
+    assert run.summary["metrics"] == {"loss": 0.625}  # the mean of 7, 6, 5, 4 and 3 eighths, those after the first line
 
 
 @pytest.mark.slow
