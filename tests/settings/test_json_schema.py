@@ -73,7 +73,10 @@ def test_the_command_prints_it_and_lists_keys_with_fields(capsys) -> None:
     assert printed == json.loads(json.dumps(json_schema()))
     assert main(["list", "models", "--schema"]) == 2
     assert "--schema: is of keys. Write `mpt list keys --schema`." in capsys.readouterr().err
-    for words, said in (("models x", "SECTION: is of keys. Received: 'x'"), ("keys optimzer", "mean optimizer?")):
+    for words, said in (
+        ("models x", "SECTION: is for `mpt list keys` alone. Received: 'x'"),
+        ("keys optimzer", "mean optimizer?"),
+    ):
         assert main(["list", *words.split()]) == 2 and said in capsys.readouterr().err
     assert main(["list", "keys", "optimizer.schedule"]) == 0
     assert {line.partition(".")[0] for line in capsys.readouterr().out.splitlines()} == {"optimizer"}
