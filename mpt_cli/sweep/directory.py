@@ -235,7 +235,8 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
     if code < 0:
         return KILLED, TERMINATED, f"{signal_name(-code)} ended it after {format_seconds(ending.seconds)}"
     if code == OK:
-        return FAILED, BAD_DATA, "it left no summary.json"
+        said = last_sentence(sweep.log(job))
+        return FAILED, BAD_DATA, f"it left no summary.json: {said}" if said else "it left no summary.json"
     if code in _SIGNALLED:
         why = f"{_SIGNALLED[code]} ended it after {format_seconds(ending.seconds)}"
         kept = "saved" if sweep.run(job).is_saved else "nothing saved"
