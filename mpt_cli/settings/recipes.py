@@ -144,6 +144,18 @@ def read_recipe(path: Path, project_groups: dict[str, str] | None = None) -> Rec
     return recipe
 
 
+def _without_unset(section: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Return a section of the record of a run without keys that there are no more and that were not set in it."""
+    kept = {}
+    for name, value in section.items():
+        inner = f"{path}.{name}".lstrip(".")
+        if find_key(inner) is not None:
+            kept[name] = value
+        elif value not in (None, [], {}):
+            kept[name] = _without_unset(value, inner) if isinstance(value, dict) else value
+    return kept
+
+
 def layers_of_choice(choice: GroupChoice) -> list[Layer]:
     """Return the file of a group that a word chooses and those that it starts from; ConfigError where they can't be
     composed.
@@ -338,6 +350,8 @@ class _Files(ConfigRepository):
             content, parts = {}, []
         for part in reversed(parts):
             content = {part: content}
+        if sections().keys() <= content.keys():  # the record of a run, perhaps of an earlier version
+            content = _without_unset(content)
         body = _valid_sections(content, self.recipe.problems)
         chooses = {_group_key(entry): _choices(entry)[-1] for entry in self._groups_in(name) if _choices(entry)}
         return Layer(path, package, body if is_shipped(path) else locate_functions(body, path), group, chooses)

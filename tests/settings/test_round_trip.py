@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from mpt_cli.errors import ConfigError
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.model_data_optimizer_keys import Builder, Schedule
 from mpt_cli.settings.schema import Settings
@@ -57,3 +59,14 @@ def test_any_text_and_number_comes_back(texts, numbers, name, write_recipe) -> N
     settings.model = Builder(builder="a:b", kwargs={"texts": texts, "numbers": numbers, name: name})
     settings.optimizer.schedule = Schedule(object="a:b", kwargs={"values": numbers})
     assert _reloaded(settings) == settings
+
+
+def test_a_record_may_hold_keys_that_are_gone_and_were_not_set(tmp_path):
+    record = yaml.safe_load(resolved_yaml(load_settings(["conf=digits_mlp"])))
+    record["phases"], record["distribute"]["mesh"], record["optimizer"]["schedule"]["decay_rate"] = [], {}, None
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(record))
+    assert load_settings([f"conf={path}"]) == load_settings(["conf=digits_mlp"])
+    path.write_text(yaml.safe_dump({**record, "phases": [{"epochs": 2}]}))
+    with pytest.raises(ConfigError, match="phases: there is no such key"):
+        load_settings([f"conf={path}"])
