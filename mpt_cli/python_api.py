@@ -11,7 +11,7 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from mpt_cli.errors import ConfigError, DataError, Problem, config_error, did_you_mean
+from mpt_cli.errors import ConfigError, DataError, Problem, config_error, did_you_mean, raise_problems
 from mpt_cli.report.run import Run, load_run
 from mpt_cli.settings.checks import check_combinations
 from mpt_cli.settings.load import build_settings
@@ -39,13 +39,11 @@ def arguments_checked(name: str) -> Callable[[Callable[P, Result]], Callable[P, 
 
         @wraps(function)
         def called(*given: P.args, **named: P.kwargs) -> Result:
-            problems = [
+            raise_problems(
                 Problem(word, f"is no argument of {name}.", value, _remedy_for(word, value, name, known))
                 for word, value in named.items()
                 if word not in known
-            ]
-            if problems:
-                raise ConfigError(problems)
+            )
             return function(*given, **named)
 
         return called

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from mpt_cli.engine.faults import FaultSearch
-from mpt_cli.errors import ConfigError, Problem, config_error, summarise_error
+from mpt_cli.errors import ConfigError, Problem, config_error, raise_problems, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_custom_train_step, keep_skips_whole
 from mpt_cli.precision.keras_internals import build_before_tracing, lacks_variables, optimizer_values_in_fit
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
@@ -133,8 +133,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         ]
         if on_unhealthy not in ("stop", "go_on"):
             problems.append(Problem("on_unhealthy", "must be stop or go_on.", on_unhealthy))
-        if problems:
-            raise ConfigError(problems)
+        raise_problems(problems)
         self.run_dir, self.on_unhealthy = run_dir, on_unhealthy
         self.asked = RunArguments(loss_scale=loss_scale, name=name, more=dict(settings or {}))
         self.command: Sequence[str] = ()  # the words behind `mpt` that run the script it is in

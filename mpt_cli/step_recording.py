@@ -290,10 +290,11 @@ class Recording(Record, ABC):
     def sample(self, latest: Sequence[LatestStep], budget: SampleBudget) -> None:
         """Look at what half precision makes of the latest step, unless that costs too much beside the training."""
         every = self.settings.trainer.gradient_health_every_steps
-        if not self.subject.is_rounded or every is None:
-            self.unchecked = NO_SAMPLES_ASKED if self.subject.is_rounded else ""
-            if not self.subject.is_rounded:
-                self.missing.remove(NO_SAMPLES)  # there is nothing to be sampled
+        if not self.subject.is_rounded:
+            self.missing.remove(NO_SAMPLES)  # there is nothing to be sampled
+            return
+        if every is None:
+            self.unchecked = NO_SAMPLES_ASKED
             return
         seconds, steps = self.stopwatch.run_seconds, steps_of(self.variables, latest)
         budget.trainings += seconds

@@ -43,7 +43,8 @@ def start_compare(
         facts = plan_facts(["mpt", "compare", *overrides, *(["--", *script.words] if script else [])], options)
         facts |= {"setups": [asdict(setup) for setup in setups], "workers": options.workers, **asdict(measure)}
         if script is not None:
-            facts["script"] = {"file": script.words[0], "sha256": _digest(script.words[0])}
+            file = str(Path(script.words[0]).absolute())
+            facts["script"] = {"file": file, "sha256": _digest(file)}
         return _run(folder, begin(folder, replace(plan, facts=facts), options), options, screen)
 
 
