@@ -9,7 +9,7 @@ Names are imported when they are first used, and Keras only where one of them ne
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
@@ -104,20 +104,26 @@ def on_keras(act: Callable[[Any], None]) -> Iterator[None]:
 
 
 class _KerasFinder:
-    """Finds Keras as Python does, and acts as soon as it is imported. Inside `on_keras` it is imported before a part of
-    this package, which may need it, and which `act` may need."""
+    """Finds Keras and its backends as Python does, and acts as soon as Keras is imported. Inside `on_keras` it is
+    imported before a part of this package, which may need it, and which `act` may need; and garbage collection leaves
+    the imports alone, which takes more time off a script than watching it adds."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name.startswith("mpt_cli.") and len(_on_keras) > 1 and "keras" not in sys.modules:
+        is_watched = len(_on_keras) > 1
+        if name.startswith("mpt_cli.") and is_watched and "keras" not in sys.modules:
             import_module("keras")
-        spec = PathFinder.find_spec(name, path) if name == "keras" else None
+        found = name == "keras" or (is_watched and name in ("tensorflow", "jax"))
+        spec = PathFinder.find_spec(name, path) if found else None
         if spec is not None and spec.loader is not None:
+            from mpt_cli.machine import import_that_stays
+
             execute = spec.loader.exec_module
 
             def executed(module: ModuleType) -> None:
-                execute(module)
-                for act in _on_keras:
-                    act(module)
+                with import_that_stays() if is_watched else nullcontext():
+                    execute(module)
+                    for act in _on_keras if name == "keras" else ():
+                        act(module)
 
             spec.loader.exec_module = executed  # type: ignore[method-assign]
         return spec

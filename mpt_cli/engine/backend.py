@@ -3,7 +3,6 @@
 The first place that imports a framework, and only inside functions.
 """
 
-import gc
 import hashlib
 import importlib.util
 import os
@@ -29,7 +28,14 @@ from mpt_cli.errors import (
     install_command,
     summarise_error,
 )
-from mpt_cli.machine import cores_of_process, cpu_description, cpu_features, keep_freed_memory, visible_gpus
+from mpt_cli.machine import (
+    cores_of_process,
+    cpu_description,
+    cpu_features,
+    import_that_stays,
+    keep_freed_memory,
+    visible_gpus,
+)
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import leave_at_once, unheard
 from mpt_cli.user_code import model_problem, place_in_user_code
@@ -237,21 +243,6 @@ def keras_import(name: str) -> Iterator[None]:
             "keras.json in KERAS_HOME (default: ~/.keras) and the variables KERAS_…; `mpt doctor` "
             "shows what is installed."
         ) from error
-
-
-@contextmanager
-def import_that_stays() -> Iterator[None]:
-    """Leave the import of Keras, in a process of mpt's own, to no garbage collection. Nearly all of its objects,
-    760,000 for TensorFlow, stay until the end, so they are never looked through for garbage: not while they are made,
-    later, nor as Python ends. That takes 2 of the 10 CPU seconds of a short run on TensorFlow, and 1 on JAX."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if collects:
-            gc.enable()
 
 
 def _tensorflow(settings: Settings) -> Platform:
