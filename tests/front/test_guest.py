@@ -262,11 +262,12 @@ if __name__ == "__main__":
     print(process.exitcode)
 """
 BACKEND = """
-import os
+import gc, os
 os.environ["KERAS_BACKEND"] = "jax"
 from mpt_cli.precision import Policy
 import keras
 print(keras.backend.backend(), keras.config.dtype_policy().name, Policy("float32").name)
+print(gc.isenabled(), gc.get_freeze_count() > 100_000)
 """
 
 
@@ -295,8 +296,8 @@ def test_a_process_of_multiprocessing_trains_under_the_same_policy_on_a_record_o
 
 
 @pytest.mark.long
-def test_a_script_chooses_its_backend_before_it_imports_keras(tmp_path):
-    assert run(tmp_path, BACKEND, fresh=True).stdout == "jax mixed_float16 float32\n"
+def test_a_script_chooses_its_backend_and_garbage_collection_leaves_the_import_of_keras_alone(tmp_path):
+    assert run(tmp_path, BACKEND, fresh=True).stdout == "jax mixed_float16 float32\nTrue True\n"
 
 
 def test_a_directory_that_is_taken_is_refused_before_the_script_begins(tmp_path):
