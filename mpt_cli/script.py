@@ -147,10 +147,12 @@ class ScriptRun:
     def step(self, optimizer: Any, grads: Iterable[Any], variables: Any) -> None:
         """Apply true gradients, and record the step where no `fit` does."""
         wrapper = self.wrapper_of(optimizer)
-        if not any(model is None or model.optimizer is wrapper for model in self.fits):
+        is_loop = not any(model is None or model.optimizer is wrapper for model in self.fits)
+        if is_loop:
             self.record_loop(wrapper)
         given = direct_trainable_variables(wrapper.inner_optimizer) if variables is None else variables
-        self.passes.apply(wrapper, list(grads), list(given))
+        if_skipped = self.calls.inputs_if_skipped if is_loop and _replicas() == 1 else lambda _: []
+        self.passes.apply(wrapper, list(grads), list(given), if_skipped)
 
     def record_loop(self, wrapper: LossScaleOptimizer) -> None:
         """Begin the record of a loop of the script's own at its first step, seen where that step is traced."""

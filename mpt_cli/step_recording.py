@@ -426,7 +426,8 @@ class LoopRecording(Recording):
         self.calls, self.budget = calls, budget
         self.progress.epoch = 1
         self._lock = threading.Lock()
-        self.is_over = self.is_ending = False
+        self.is_over = False
+        self._searches: dict[int, FaultSearch] = {}  # by the ids of models
 
     @property
     def variables(self) -> Sequence[Any]:
@@ -440,16 +441,13 @@ class LoopRecording(Recording):
         super().finish()
 
     def explained(self, events: list[Event]) -> list[Event]:
-        """Return the events; that of the last step with the layer where its forward pass went wrong."""
+        """Return the events, with the layer where the forward pass of the latest skipped step went wrong."""
         events = super().explained(events)
-        if not self.is_ending:
-            return events
-        last = int(self.optimizer.seen_steps) - self.offset
-        before, latest = [e for e in events if e.step < last], [e for e in events if e.step == last]
-        for model, x in self.calls.inputs():
-            if not any(event.layer for event in latest):
-                latest = FaultSearch(model, self.telemetry.message).name_layers(latest, {last: (x,)}.get)
-        return before + latest
+        for event in reversed(events):
+            for model, x in self.calls.inputs_of_skipped(self.optimizer, event.step + self.offset):
+                search = self._searches.setdefault(id(model), FaultSearch(model, self.telemetry.message))
+                events = search.name_layers(events, lambda step, x=x, at=event.step: (x,) if step == at else None)
+        return events
 
     def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
         if loss is not None:  # all that is known of how well it trains
@@ -496,7 +494,6 @@ class LoopRecording(Recording):
 
     def close(self, error: BaseException | None) -> Run | None:
         """End the record at the end of the script or of the loop; None where no step was made."""
-        self.is_ending = not isinstance(error, KeyboardInterrupt)
         self.drain(at_end=True)
         with self._lock:
             self.is_over = True

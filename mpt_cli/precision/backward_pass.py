@@ -141,8 +141,15 @@ class BackwardPasses:
             known.loss = means[0] if len(means) == 1 else tf.add_n(means)
         return known
 
-    def apply(self, optimizer: LossScaleOptimizer, gradients: list[Tensor], variables: list[Any]) -> None:
-        """Make a step with true gradients, applied where all of its passes were finite."""
+    def apply(
+        self,
+        optimizer: LossScaleOptimizer,
+        gradients: list[Tensor],
+        variables: list[Any],
+        if_skipped: Callable[[Any], list[tuple[Any, Tensor]]],
+    ) -> None:
+        """Make a step with true gradients, applied where all of its passes were finite. `if_skipped` returns, for the
+        optimizer, further variables with what they are to be where the step is skipped."""
         if not optimizer.built:
             inner = optimizer.inner_optimizer
             trained = direct_trainable_variables(inner) if inner.built else variables
@@ -157,7 +164,7 @@ class BackwardPasses:
         uses = [each.is_used_by(optimizer) for each in scaled]
         known = {id(gradient) for each in scaled for gradient in each.given}
         is_known = replicas() == 1 and all(id(each) in known for each in gradients) and not optimizer.rule.reads_largest
-        changed = [pair for each in scaled for pair in each.take_changed()]
+        changed = [pair for each in scaled for pair in each.take_changed()] + if_skipped(optimizer)
         places = [variable for variable, _ in changed]
         options = step_options(optimizer.inner_optimizer)
 

@@ -7,8 +7,9 @@ looks for every one in Keras, so that a Keras without it is told from a defect o
 import logging
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from inspect import signature, unwrap
 from typing import Any
@@ -471,31 +472,38 @@ def forget_value(variable: Any, original: Any) -> None:
 LayerCall = Callable[..., Any]
 
 
+_replacing_calls = threading.RLock()  # what is put back by two threads at a time may be what the other has put there
+
+
 @contextmanager
 def calls_through(parts: Sequence[Any], wrap: Callable[[int, LayerCall], LayerCall]) -> Iterator[None]:
     """Replace the call of each of `parts` (layers, operations) by `wrap(index, call)`, inside this context."""
     # Keras's `__call__` runs another method of layers that multiply in float8
     methods = [(part, "quantized_call" if getattr(part, "quantization_mode", None) else "call") for part in parts]
-    kept = [vars(part).get(name) for part, name in methods]
-    try:
+    with _replacing_calls, ExitStack() as stack:
         for index, (part, name) in enumerate(methods):
+            stack.callback(_put_back, part, name, vars(part).get(name))
             setattr(part, name, wrap(index, getattr(part, name)))
         yield
-    finally:
-        for (part, name), own in zip(methods, kept, strict=True):
-            if own is not None:
-                setattr(part, name, own)
-            elif name in vars(part):
-                delattr(part, name)  # the one of its class shows again
+
+
+def _put_back(part: Any, name: str, own: Any) -> None:
+    if own is not None:
+        setattr(part, name, own)
+    elif name in vars(part):
+        delattr(part, name)  # the one of its class shows again
 
 
 def outputs_noted(parts: Sequence[Any], note: Callable[[int, Any], object]) -> AbstractContextManager[None]:
-    """Call `note` with the index and the outputs of each of `parts` that is called inside this context."""
+    """Call `note` with the index and the outputs of each of `parts` that is called inside this context, by this
+    thread."""
+    thread = threading.get_ident()
 
     def noting(index: int, call: LayerCall) -> LayerCall:
         def call_and_note(*arguments: Any, **named: Any) -> Any:
             outputs = call(*arguments, **named)
-            note(index, outputs)
+            if threading.get_ident() == thread:
+                note(index, outputs)
             return outputs
 
         return call_and_note

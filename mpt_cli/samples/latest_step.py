@@ -1,5 +1,6 @@
 """What a sample repeats of the latest step that Keras's own `fit`, or a program with a `GradientTape`, has made."""
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -149,13 +150,15 @@ class TapedCalls:
         self._calls: list[TapedCall] = []  # since the first of the tapes was opened
         self._collected: list[tuple[Any, Any]] | None = None
         self._kept: dict[int, tuple[Any, Callable[[], Any]]] = {}  # models and what reads their latest step
+        self._skipped: dict[Any, tuple[list[Any], list[Any], Any]] = {}  # copies of inputs, models, form of the inputs
+        self._thread = 0  # of the program: looks at its steps run elsewhere
         self._eager_steps = 0
         self.heads: dict[int, Any] = {}  # by their ids the models that were called last before a loss
 
     def open(self, tape: Any) -> None:
         """Note calls from here on."""
         if not self._tapes:
-            self._calls, self._are_derived = [], False
+            self._calls, self._are_derived, self._thread = [], False, threading.get_ident()
         self._tapes.add(id(tape))
 
     def close(self, tape: Any) -> None:
@@ -168,7 +171,7 @@ class TapedCalls:
 
     def note(self, model: Any, call: Callable[[], Any], inputs: Any) -> Any:
         """Return what `call` of `model` with these inputs returns."""
-        if self._is_inside or not self._tapes:
+        if self._is_inside or not self._tapes or threading.get_ident() != self._thread:
             return call()
         self._is_inside = True
         try:
@@ -244,13 +247,34 @@ class TapedCalls:
             self._collected = None
             found[:] = [each for each in found if all(map(is_readable, keras.tree.flatten(each[1])))]
 
-    def inputs(self) -> list[tuple[Any, Any]]:
-        """Return the models that the latest step called, each with its inputs."""
-        from mpt_cli.precision.apply_or_skip_tensorflow import is_readable
+    def inputs_if_skipped(self, optimizer: Any) -> list[tuple[Any, Tensor]]:
+        """Return variables and what they are to be where the step of `optimizer` that is being made is skipped: its
+        number, and the inputs of the models that were called under the latest tape."""
+        import tensorflow as tf
 
-        if self._calls and all(is_readable(out) for call in self._calls for out in call.outputs):
-            return [(call.model, call.inputs) for call in self._calls]
-        return [(step.model, x) for step in self.steps() for x, _, _ in step.batch]
+        from mpt_cli.precision.apply_or_skip_tensorflow import is_readable, outside
+
+        calls = [call for call in self._calls if all(map(is_readable, call.outputs))]
+        inputs = [call.inputs for call in calls]
+        tensors = [tf.cast(optimizer.seen_steps + 1, "int32"), *map(tf.convert_to_tensor, tf.nest.flatten(inputs))]
+        is_eager = tf.executing_eagerly()  # where variables of any shape take the batches of all steps
+        if not calls or not (is_eager or all(tensor.shape.is_fully_defined() for tensor in tensors)):
+            return []
+        key = (id(optimizer), *((None if is_eager else tuple(each.shape), each.dtype) for each in tensors))
+        if key not in self._skipped:
+            copies = outside(lambda: _variables([(each.shape, each.dtype) for each in tensors], is_eager))
+            self._skipped[key] = copies, [call.model for call in calls], keras.tree.map_structure(lambda _: 0, inputs)
+        return list(zip(self._skipped[key][0], tensors, strict=True))
+
+    def inputs_of_skipped(self, optimizer: Any, step: int) -> list[tuple[Any, Any]]:
+        """Return the models that this step of `optimizer` called, each with its inputs, if it was skipped and no later
+        one was."""
+        for (made_for, *_), ((number, *copies), models, form) in list(self._skipped.items()):
+            if made_for == id(optimizer) and int(number) == step:
+                values = [copy.read_value() for copy in copies]
+                if int(number) == step:  # while the loop goes on
+                    return list(zip(models, keras.tree.pack_sequence_as(form, values), strict=True))
+        return []
 
     def steps(self) -> list[LatestStep]:
         """Return the latest one of each model."""
@@ -259,8 +283,9 @@ class TapedCalls:
         return list(latest.values())
 
 
-def _variables(forms: list[tuple[Any, Any]]) -> list[Any]:
-    """Return variables of zeros of these shapes and dtypes."""
+def _variables(forms: list[tuple[Any, Any]], have_any_shape: bool = False) -> list[Any]:
+    """Return variables of zeros of these shapes and dtypes, which may take other shapes."""
     import tensorflow as tf
 
-    return [tf.Variable(tf.zeros(*form), trainable=False) for form in forms]
+    shape = tf.TensorShape(None) if have_any_shape else None
+    return [tf.Variable(tf.zeros(*form), trainable=False, shape=shape) for form in forms]

@@ -377,9 +377,10 @@ def _remark_bad_values(run_state: RunState) -> str | None:
     if not run_state.forward_steps:
         return None
     steps = f"step{'s' if len(run_state.forward_steps) > 1 else ''} {', '.join(map(str, run_state.forward_steps))}"
+    kept = f", or keep layer {run_state.forward_layer} in float32" if run_state.forward_layer else ""
     return (
         f"The loss of {steps} was not finite even before scaling, so the loss scale is not the cause: look at the "
-        "examples of that batch, or keep the layer that events.jsonl names in float32."
+        f"examples of that batch{kept}."
     )
 
 

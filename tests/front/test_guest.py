@@ -326,20 +326,22 @@ def step(x):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.cast(model(x, training=True), "float32"))
     optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
-step = tf.function(step) if "compiled" in sys.argv else step
-for value in (1.0, 1.0, 300.0):
+if "eager" not in sys.argv:
+    step = tf.function(step, jit_compile="xla" in sys.argv)
+for value in (1.0, 1.0, 300.0, 1.0):
     step(tf.fill((4, 2), value))
 """
 
 
-@pytest.mark.parametrize("how", ["eager", "compiled"])
-def test_a_loop_hears_the_layer_where_its_last_step_overflowed_and_that_its_head_is_in_float16(tmp_path, how):
+@pytest.mark.parametrize("how", ["eager", "compiled", pytest.param("xla", marks=pytest.mark.long)])
+def test_a_loop_hears_the_layer_where_a_step_overflowed_and_that_its_head_is_in_float16(tmp_path, how):
     """300 squared is above 65504."""
     (tmp_path / "it.py").write_text(OVERFLOWS)
     done = mpt("run", "run_dir=run", "it.py", how, "seed=1", cwd=tmp_path)
     (event,) = load_run(tmp_path / "run").events
     assert (event["step"], event["cause"], event["layer"], event["fault"]) == (3, "forward", "squares", "inf")
     assert "layer out makes the output of the model in float16" in done.stderr
+    assert "look at the examples of that batch, or keep layer squares in float32." in done.stderr
     assert "mpt run: seed=1: given to the script; keys of mpt stand before its name.\n" in done.stderr
 
 
