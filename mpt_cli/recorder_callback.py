@@ -56,7 +56,7 @@ def scaling_of(model: Any, settings: Settings) -> Scaling:
     if isinstance(optimizer, LossScaleOptimizer):
         return Scaling(optimizer.rule, optimizer.on_overflow, needed)
     rule = rule_of(optimizer) or settings.loss_scale.rule_for(needed)
-    return Scaling(rule, settings.loss_scale.on_overflow, needed)
+    return Scaling(rule, is_needed=needed)
 
 
 def scaled(optimizer: Any, settings: Settings, scaling: Scaling) -> LossScaleOptimizer:

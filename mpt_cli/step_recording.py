@@ -379,8 +379,7 @@ def scaling_on_record(optimizer: Any, given: LossScaleSettings) -> LossScaleSett
         return given
     rule = optimizer.rule
     kept = {declared.name: getattr(given, declared.name) for declared in fields(LossScaleSettings)}
-    kept |= {"mode": rule.mode, "on_overflow": optimizer.on_overflow if rule.scales else "skip"}
-    return LossScaleSettings(**kept, **{name: getattr(rule, name) for name in rule.key_names()})
+    return LossScaleSettings(**{**kept, "mode": rule.mode}, **{name: getattr(rule, name) for name in rule.key_names()})
 
 
 def _applied(settings: Settings) -> dict[str, Any]:

@@ -66,7 +66,6 @@ class ScaleRule(ABC):
     moves: ClassVar[bool] = True  # whether the scale changes during a run
     reads_largest: ClassVar[bool] = True  # whether `advance` reads `measured.largest`, a pass over all gradients
     probes: ClassVar[bool] = False  # whether it finds its scale by overflowing now and then
-    overflow_actions: ClassVar[tuple[str, ...]] = ("skip",)  # what `loss_scale.on_overflow` may be, the default first
 
     initial_scale: float = scale_number(2.0**15, "first (fixed: only) scale")
 
@@ -300,7 +299,6 @@ class FixedScale(ScaleRule):
     mode: ClassVar[str] = "fixed"
     reads_largest: ClassVar[bool] = False
     moves: ClassVar[bool] = False
-    overflow_actions: ClassVar[tuple[str, ...]] = ("skip", "apply", "abort")
 
     min_scale: float = lowest_scale()
     max_scale: float = highest_scale()

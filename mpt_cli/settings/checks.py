@@ -15,7 +15,6 @@ from mpt_cli.settings.model_data_optimizer_keys import (
     ResNet,
     Synthetic,
     Transformer,
-    modes_that_allow,
 )
 from mpt_cli.settings.python_references import (
     canonical_name,
@@ -179,21 +178,12 @@ def check_scale_numbers(settings: Settings) -> Iterator[Problem]:
         yield Problem(f"loss_scale.{fault.name}", fault.rule, getattr(scale, fault.name), fault.remedy)
 
 
-def check_on_overflow(settings: Settings) -> Iterator[Problem]:
-    scale, allowed = settings.loss_scale, settings.loss_scale.rule_class.overflow_actions
-    if scale.on_overflow not in allowed:
-        rule = f"must be {' or '.join(allowed)} with loss_scale.mode={scale.mode}."
-        use = " or ".join(modes_that_allow(scale.on_overflow))
-        yield Problem("loss_scale.on_overflow", rule, scale.on_overflow, f"Use loss_scale={use}.")
-
-
 def check_schedules_follow(settings: Settings) -> Iterator[Problem]:
     scale, accumulated = settings.loss_scale, settings.optimizer.gradient_accumulation_steps
     if scale.schedules_follow == "applied_steps":
         return
-    if not scale.rule_class.scales or scale.on_overflow == "apply":
-        chosen = "on_overflow=apply" if scale.rule_class.scales else f"mode={scale.mode}"
-        rule = f"must be left out with loss_scale.{chosen}: no step is skipped."
+    if not scale.rule_class.scales:
+        rule = f"must be left out with loss_scale.mode={scale.mode}: no step is skipped."
         yield Problem("loss_scale.schedules_follow", rule, scale.schedules_follow)
     if accumulated is not None:
         rule = (
@@ -362,13 +352,11 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
         check_scale_numbers,
         ("loss_scale.mode", "loss_scale.min_scale", "loss_scale.max_scale", "loss_scale.initial_scale"),
     ),
-    (check_on_overflow, ("loss_scale.mode", "loss_scale.on_overflow")),
     (
         check_schedules_follow,
         (
             "loss_scale.schedules_follow",
             "loss_scale.mode",
-            "loss_scale.on_overflow",
             "optimizer.gradient_accumulation_steps",
         ),
     ),

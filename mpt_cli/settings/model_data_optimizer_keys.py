@@ -2,7 +2,6 @@
 `loss_scale.mode`. The numbers of a mode are those of the mode itself (`precision.scale_rules`); here they become keys.
 """
 
-from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, fields, make_dataclass
 from functools import cache
 from typing import Any, ClassVar, Dict, List, Optional, Self, get_type_hints
@@ -323,7 +322,6 @@ class LossScaleSettings:
 
     mode: str = key(AUTO, "auto: dynamic when anything computes in float16, none otherwise", choices=SCALE_MODES)
     _: KW_ONLY
-    on_overflow: str = key("skip", "what an overflow step does", choices=("skip", "apply", "abort"))
     schedules_follow: str = key(
         "applied_steps",
         "steps that move learning-rate schedules: applied_steps as in Keras 3 or all_steps as in tf.keras",
@@ -363,15 +361,7 @@ class LossScaleSettings:
     @classmethod
     def transferable_keys(cls) -> set[str]:
         """Return the keys of a recipe for another mode that still act under this one: none without scaling."""
-        if not cls.rule_class.scales:
-            return set()
-        unused = {"on_overflow"} if len(cls.rule_class.overflow_actions) == 1 else set()
-        return {declared.name for declared in fields(cls)} - unused
-
-
-def modes_that_allow(action: str) -> Iterable[str]:
-    """Return the modes of our own under which an overflow may do this."""
-    return [mode for mode, rule in RULES.items() if action in rule.overflow_actions]
+        return {declared.name for declared in fields(cls)} if cls.rule_class.scales else set()
 
 
 @cache

@@ -71,7 +71,7 @@ DEAD_LAYERS = "dead layers"
 DIGITS_LOST = "digits lost"
 LOST_UPDATES = "updates lost to rounding"
 NEVER_TRAINED = "never trained"
-# a health rule (such as on_overflow=abort) or an error ended a run of which nothing else bad can be said
+# a health rule or an error ended a run of which nothing else bad can be said
 STOPPED = "stopped"
 GOOD_VERDICTS = (HEALTHY, WARM_UP)
 
@@ -447,8 +447,7 @@ class Stop:
 class HealthRule:
     """One row: what is counted, when it ends a run, what is said then, and what a run is called that ends with it.
 
-    `key` is that of the settings which holds the limit, or one of its values that turns the rule on ("key=value");
-    empty for a rule of the verdict alone. `counts` is the field of `StreakCounts` that comes to the limit: a call into
+    `key` is that of the settings which holds the limit; empty for a rule of the verdict alone. `counts` is the field of `StreakCounts` that comes to the limit: a call into
     the compiled loop ends at that very step. A rule without it, or with a `value` of its own, is looked at after each
     call, or at the end of an epoch. `ending` gives the reason for the verdict, None where it does not hold.
     """
@@ -511,18 +510,13 @@ RULES = (
         causes=(APPLIED_NAN, SPOILED_WEIGHTS),
     ),
     HealthRule(
-        key="loss_scale.on_overflow=abort",
-        counts="skips",
-        skips=lambda run_state: 1,
-        evidence=lambda run_state: f"gradients were not finite at loss scale {format_scale(run_state.scale)}",
-    ),
-    HealthRule(
         COLLAPSED,
         _ends_in_skips,
         "loss_scale.max_consecutive_skips",
         "skips",
         evidence=lambda run_state: (
-            f"{run_state.peaks.skips} steps in a row were skipped, the loss scale is " + format_scale(run_state.scale)
+            ("a step was" if run_state.peaks.skips == 1 else f"{run_state.peaks.skips} steps in a row were")
+            + f" skipped, the loss scale is {format_scale(run_state.scale)}"
         ),
     ),
     HealthRule(
@@ -607,6 +601,4 @@ class HealthRules:
 
     def _limit(self, key: str) -> float | None:
         section, _, name = key.partition(".")
-        name, _, value = name.partition("=")
-        setting = getattr(getattr(self, section), name)
-        return (setting == value if value else setting) or None
+        return getattr(getattr(self, section), name) or None

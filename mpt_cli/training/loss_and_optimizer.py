@@ -435,7 +435,7 @@ def resolve_scaling(settings: LossScaleSettings, model: Any) -> Scaling:
 
 def scaling_for(settings: LossScaleSettings, needed: bool) -> Scaling:
     """Return the scaling that `mode` means where something computes in float16, or nothing does."""
-    return Scaling(settings.rule_for(needed), settings.on_overflow, needed)
+    return Scaling(settings.rule_for(needed), is_needed=needed)
 
 
 def wrap_optimizer(

@@ -114,22 +114,11 @@ _WRONG = [
         ],
     ),
     (
-        ["loss_scale.schedules_follow=all_steps", "loss_scale=fixed", "loss_scale.on_overflow=apply"],
-        [
-            "loss_scale.schedules_follow: must be left out with loss_scale.on_overflow=apply: no step is skipped. "
-            "Received: 'all_steps'."
-        ],
-    ),
-    (
         ["loss_scale.schedules_follow=all_steps", "optimizer.gradient_accumulation_steps=2"],
         [
             "loss_scale.schedules_follow: must be applied_steps with optimizer.gradient_accumulation_steps=2: a skipped step "
             "that counts would end a group of gradients early. Received: 'all_steps'."
         ],
-    ),
-    (
-        ["loss_scale.on_overflow=abort"],
-        ["loss_scale.on_overflow: must be skip with loss_scale.mode=auto. Received: 'abort'. Use loss_scale=fixed."],
     ),
     (
         ["policy=bfloat16"],

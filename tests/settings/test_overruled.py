@@ -8,9 +8,7 @@ from mpt_cli.settings.schema import PolicySettings
 
 
 def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(write_recipe) -> None:
-    recipe = write_recipe(
-        "loss_scale: {mode: fixed, initial_scale: 1024, on_overflow: apply, max_consecutive_skips: 25}\n"
-    )
+    recipe = write_recipe("loss_scale: {mode: fixed, initial_scale: 1024, max_consecutive_skips: 25}\n")
     scale = load_settings([recipe, "loss_scale=dynamic"]).loss_scale
     assert scale == LossScaleSettings(mode="dynamic", initial_scale=1024.0, max_consecutive_skips=25)
 
@@ -40,6 +38,6 @@ def test_what_a_recipe_says_of_its_own_choice_goes_where_that_is_overridden(writ
 
 
 def test_a_misspelt_key_of_an_overruled_section_is_still_an_error(write_recipe, messages) -> None:
-    recipe = write_recipe("loss_scale: {mode: fixed, on_overflw: apply}\n")
+    recipe = write_recipe("loss_scale: {mode: fixed, growth_stps: 3}\n")
     (message,) = messages(recipe, "loss_scale=dynamic")
-    assert message.startswith("loss_scale.on_overflw: there is no such key.")
+    assert message.startswith("loss_scale.growth_stps: there is no such key.")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from golden import assert_said
 
-from mpt_cli.precision import DynamicScale, FixedScale
+from mpt_cli.precision import DynamicScale
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings, find_key
 from mpt_cli.telemetry.health_and_verdict import HealthRules, Stop
@@ -42,7 +42,7 @@ def after(
 def check(
     run_state: RunState, trainer: TrainerSettings | None = None, at_epoch_end: bool = False, **loss_scale: object
 ) -> Stop | None:
-    """Of a model in float16. The runs here skip, whatever `on_overflow` says."""
+    """Of a model in float16."""
     settings = LossScaleSettings(**loss_scale)  # type: ignore[arg-type]
     scaling = Scaling(settings.rule_for(True))
     rules = HealthRules(settings, trainer or TrainerSettings(), scaling)
@@ -75,7 +75,7 @@ def check_skips(skips: list[int], forward: list[int], **rule: object) -> Stop | 
 def stops() -> dict[str, Stop | None]:
     three = {"max_consecutive_skips": 3}
     losses, zeros = TrainerSettings(max_nonfinite_losses=3), TrainerSettings(max_zero_gradients=5)
-    abort = {"mode": "fixed", "on_overflow": "abort"}
+    one = {"mode": "fixed", "max_consecutive_skips": 1}
     idle, bad = after("x" * 29), replace(after("."), weights_are_finite=False)
     return {
         "three skips": check(after("..xxx"), **three),
@@ -87,11 +87,9 @@ def stops() -> dict[str, Stop | None]:
         "three at 2**-12": check(after("xxx", scale=2.0**-12), **three),
         "three at min_scale": check(after("xxx"), min_scale=4.0, **three),
         "three at a fixed scale of 2**40": check(after("xxx", scale=2.0**40), mode="fixed", **three),
-        "three at a fixed scale, to be applied": check(after("xxx"), mode="fixed", on_overflow="apply", **three),
         "half of three forward": check_skips([1, 2, 3, 4, 8, 9, 10], [1, 2, 3, 4, 10], **three),
         "most of three forward": check_skips([1, 2, 3, 4, 8, 9, 10], [1, 2, 3, 4, 9, 10], **three),
-        "the first overflow": check(after("..x."), **abort),
-        "the last overflow forward": check_skips([3, 9], [9], on_overflow="abort"),
+        "the first overflow": check(after("..x."), **one),
         "no overflow": check(after("....")),
         "losses of nan": check(after("...", loss=NAN), losses),
         "two losses of nan": check(after("..", loss=NAN), losses),
@@ -140,8 +138,6 @@ def test_a_call_ends_where_a_count_comes_to_its_limit():
     trainer = TrainerSettings(max_nonfinite_losses=5, max_zero_gradients=8)
     assert limits_of(LATE, trainer, max_consecutive_skips=7) == StopLimits(LATE.streaks, StreakCounts(7, 5, 8))
     assert limits_of(LATE, NO_TRAINER, **OFF).limits == StreakCounts(NEVER, NEVER, NEVER)
-    fixed = replace(LATE, scaling=Scaling(FixedScale(8.0)))
-    assert limits_of(fixed, max_consecutive_skips=7, on_overflow="abort").limits.skips == 1  # of two rules the lower
 
 
 def test_zero_gradients_of_a_loss_that_is_zero_itself_are_not_the_scale_s():

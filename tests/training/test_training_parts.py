@@ -116,10 +116,9 @@ class TestScaling:
         assert wrap_optimizer(sgd(), settings, scaling_of(settings)).rule == LogMaxScale(
             8.0, 15.0, 0.5, 0.75, 2.0, 2.0, 64.0
         )
-        for on_overflow, applied in (("skip", "skip"), ("abort", "skip"), ("apply", "apply")):
-            settings = LossScaleSettings("fixed", 1000.0, on_overflow=on_overflow)
-            optimizer = wrap_optimizer(sgd(), settings, scaling_of(settings))
-            assert (optimizer.dynamic, optimizer.initial_scale, optimizer.on_overflow) == (False, 1000.0, applied)
+        settings = LossScaleSettings("fixed", 1000.0)
+        optimizer = wrap_optimizer(sgd(), settings, scaling_of(settings))
+        assert (optimizer.dynamic, optimizer.initial_scale, optimizer.on_overflow) == (False, 1000.0, "skip")
         for follow, counts in (("all_steps", True), ("applied_steps", False)):
             settings = LossScaleSettings("dynamic", schedules_follow=follow)
             assert wrap_optimizer(sgd(), settings, scaling_of(settings)).count_skipped_steps is counts
@@ -133,12 +132,6 @@ class TestScaling:
                 [],
             ),
             (LossScaleSettings("fixed", 2.0**30), "float16", "fixed at 1073741824, overflow steps are skipped", []),
-            (
-                LossScaleSettings("fixed", on_overflow="apply"),
-                "float16",
-                "fixed at 32768, overflow steps are applied",
-                [],
-            ),
             (LossScaleSettings("logmax"), "float16", "logmax from 32768, follows the largest gradient", []),
             (LossScaleSettings(), "float32", "none (nothing computes in float16)", []),
             (
