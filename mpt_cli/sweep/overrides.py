@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
@@ -14,7 +14,6 @@ from hydra.errors import HydraException
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.key_type import read_number
 from mpt_cli.settings.limits import MOST_JOBS
-from mpt_cli.settings.load import key_out
 from mpt_cli.settings.many_configurations import load_variations
 from mpt_cli.settings.overrides import parse_override, without_quotes
 from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key
@@ -169,27 +168,11 @@ def read_interval(word: str) -> tuple[IntervalSweep, str] | None:
 
 def load_each(configurations: Iterable[Sequence[str]], known: Sequence[Problem] = ()) -> list[Settings]:
     """Return the settings of each command line; ConfigError with all that is wrong with any, behind what is known."""
-    wanted, problems = [*configurations], [*known]
-    found = load_variations(wanted)
-    faults = [
-        (words, problem)
-        for words, each in zip(wanted, found, strict=True)
-        if isinstance(each, ConfigError)
-        for problem in each.problems
-    ]
-    groups = {CHOOSING_KEYS.get(key, key) for key in varied_keys(wanted)} if faults else set()
-    for words, problem in faults:
-        is_of_some = problem.key.partition(".")[0] in groups and problem.key in map(override_key, words)
-        problems.append(_in_grid(problem) if is_of_some else problem)
+    found = load_variations(configurations)
+    problems = [*known, *(problem for each in found if isinstance(each, ConfigError) for problem in each.problems)]
     if problems:
         raise ConfigError(each_once(problems))
     return [each for each in found if isinstance(each, Settings)]
-
-
-def _in_grid(problem: Problem) -> Problem:
-    """Return it with what to do about a word that fits some jobs only."""
-    grids = "Sweep it with these alone: the sweep: block of a recipe may be a list of grids."
-    return replace(problem, remedy=problem.remedy.replace(key_out(problem.key), grids))
 
 
 def each_once(problems: Iterable[Problem]) -> list[Problem]:

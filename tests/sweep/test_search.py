@@ -161,11 +161,10 @@ def test_what_ended_while_nobody_could_tell_it_is_told_on_resume(searches, tmp_p
 
 
 @pytest.mark.slow
-def test_a_search_in_a_file_goes_on_in_its_space_and_ends_where_no_job_has_its_objective(searches, tmp_path):
-    block = "{optimizer.learning_rate: 'interval(0.001,0.1)', seed: 1}"
-    base = "defaults: [{model: mlp}, {data: digits}]"
-    Path("mine.yaml").write_text(f"{base}\nsweep: {block}\n")
-    words, objective = ["conf=./mine.yaml", "trainer.epochs=1", "sweep_dir=s"], "val_mean_absolute_error:max"
+def test_a_search_goes_on_in_its_space_and_ends_where_no_job_has_its_objective(searches, tmp_path):
+    Path("mine.yaml").write_text("defaults: [{model: mlp}, {data: digits}]\n")
+    words = ["conf=./mine.yaml", "trainer.epochs=1", "optimizer.learning_rate=interval(0.001,0.1)", "sweep_dir=s"]
+    objective = "val_mean_absolute_error:max"
     with pytest.raises(ConfigError, match=r"number that the jobs report\. Received: 'val_mean_absolute_error'"):
         searches.start(words, Search(2, "random"), workers=1, objective=objective)
     found, code = searches.resume(tmp_path / "s", objective="val_accuracy:max")
