@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.paths import check_run_present
-from mpt_cli.errors import ConfigError, DataError, Problem, config_error, did_you_mean, install_command
+from mpt_cli.errors import (
+    ConfigError,
+    DataError,
+    Problem,
+    config_error,
+    did_you_mean,
+    install_command,
+    raise_problems,
+)
 from mpt_cli.runs.expectations import known_values, reportable
 from mpt_cli.settings.key_type import read_number
 from mpt_cli.settings.limits import MOST_JOBS
@@ -164,28 +172,24 @@ class SweepPlan:
 
 
 def make_plan(
-    *grids: Sequence[str],
+    words: Sequence[str],
     objective: str | None = None,
     is_here: bool = True,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> SweepPlan:
     """Return the jobs in Hydra's order, the last key varied fastest; ConfigError with the problems of all at once.
 
-    Each of the `grids` is a command line. `objective` must be one that the jobs can report. Where they run on this
-    machine (`is_here`) their files must be on it, else DataError.
+    `objective` must be one that the jobs can report. Where they run on this machine (`is_here`) their files must be on
+    it, else DataError.
     """
-    read = [*map(read_grid, grids)]
-    problems = [problem for grid in read for problem in grid.problems]
-    count = sum(grid.count for grid in read)
-    if count > MOST_JOBS:
-        problems.append(Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{count:,}"))
-        raise ConfigError(problems)
-    if count >= 100:
-        say(f"checking {count:,} configurations")
-    wrong = {problem.key for problem in problems}
-    right = [Grid([axis for axis in grid.axes if override_key(axis[0]) not in wrong]) for grid in read]
-    points = [words for grid in right for words in grid.combinations]
-    settings = load_each(points, problems)
+    grid = read_grid(words)
+    if grid.count > MOST_JOBS:
+        raise_problems([*grid.problems, Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{grid.count:,}")])
+    if grid.count >= 100:
+        say(f"checking {grid.count:,} configurations")
+    wrong = {problem.key for problem in grid.problems}
+    points = [*Grid([axis for axis in grid.axes if override_key(axis[0]) not in wrong]).combinations]
+    settings = load_each(points, grid.problems)
     check_objective(objective, settings)
     if is_here:
         check_here(settings, say)
@@ -240,13 +244,10 @@ def _plan_of(points: Sequence[Sequence[str]], loaded: Sequence[Settings], say: C
             say(f"left out: {format_values(overrides) or ' '.join(words)} is the same as job {number}")
             continue
         drawn = [f"seed={secrets.randbelow(2**32)}"] if settings.seed is None else []
-        jobs.append(make_job(len(jobs) + 1, overrides, [*words, *drawn], settings))
+        name = job_name(len(jobs) + 1, overrides)
+        jobs.append(Job(len(jobs) + 1, name, overrides, [*words, *drawn], wanted_gpus(settings)))
     recipes = {settings.recipe for settings in loaded}
     return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several")
-
-
-def make_job(number: int, overrides: dict[str, str], words: Sequence[str], settings: Settings) -> Job:
-    return Job(number, job_name(number, overrides), overrides, [*words], wanted_gpus(settings))
 
 
 def plan_dict(plan: SweepPlan) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.picture import MOST_DRAWN, Picture
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
-from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
+from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN, SEED, Configuration, JobResult, JobResults, SweepResults
 from mpt_cli.sweep.hyperparameters import importances, job_label, parallel_chart
-from mpt_cli.sweep.paired import FEWEST_SEEDS, LEVEL, MOST_SEEDS, count_seeds
+from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.telemetry.format import (
     format_bytes,
@@ -92,8 +92,8 @@ def _behind_cell(found: SweepResults) -> Callable[[Configuration], str]:
         difference = behind.get(id(row))
         if difference is None:
             return "-"
-        interval = difference.interval(1 - LEVEL / difference.comparisons)
-        return f"{'≈ ' if id(row) in not_told_apart else ''}{format_difference(difference.mean, interval)}"
+        sign = "≈ " if id(row) in not_told_apart else ""
+        return sign + format_difference(difference.mean, difference.shown_interval)
 
     return cell
 
@@ -166,7 +166,7 @@ def best_lines(found: SweepResults) -> list[str]:
     return [
         _line(title, f"{best.job.name}, {_reached(found, best)}"),
         _line("", best.job.command),
-        *(_line("", line) for line in (lead_sentence(found), seeds_command(found)) if line),
+        _line("", lead_sentence(found)),
     ]
 
 
@@ -180,49 +180,19 @@ def _reached(found: SweepResults, best: JobResult) -> str:
 
 
 def lead_sentence(found: SweepResults) -> str:
-    """Return whether the first is the best, or over which others its lead may be chance, and how many seeds would
-    settle that.
-    """
+    """Return whether the first is the best, or from which others it is not told apart."""
     lead, rows = found.first_place, found.ranked
-    count = len(rows[0].finished)
-    if not lead.behind and len(found.configurations) > 1:
-        return "No other configuration has a result."
+    seeds = count_seeds(len(rows[0].finished))
     if not lead.behind:
-        return "There is only one configuration: where its seeds differ, that is chance."
+        return "No other configuration has a result to compare it with."
     if lead.is_shown:
-        return f"It beats every other configuration over {count} seeds, at a level of 5%."
-    told = []
-    if tied := [row for row in rows[1:] if row.rank == 1]:
-        told.append(
-            f"Tied with {_names(tied)}: the mean {found.objective.name} is the same. "
-            "Of these, the one that skipped fewer steps stands first."
-        )
-    if close := [rows[place + 1] for place in lead.not_told_apart if rows[place + 1].rank != 1]:
-        told.append(f"Its lead over {_names(close)} may be chance.")
-    if count < FEWEST_SEEDS:
-        told.append(f"{count_seeds(count).capitalize()} can't show a difference; {FEWEST_SEEDS} or more may.")
-    elif lead.seeds is None:
-        told.append(f"Judging by these {count} seeds, even {MOST_SEEDS:,} would not settle it.")
-    else:
-        told.append(f"About {lead.seeds} seeds would settle it.")
-    return " ".join(told)
-
-
-def _names(rows: Sequence[Configuration]) -> str:
-    """Return the names of configurations by what they vary."""
-    named = [job_label(row.results[0], SEED) or "the other" for row in rows]
-    return "; ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else "")
-
-
-def seeds_command(found: SweepResults) -> str:
-    """Return the command for as many seeds as may tell the first from the others; empty where that is told, or nothing
-    would, and after a search, which takes no further seeds.
-    """
-    wanted = found.first_place.seeds if len(found.ranked[0].finished) >= FEWEST_SEEDS else FEWEST_SEEDS
-    if not found.first_place.not_told_apart or wanted is None or found.plan.search is not None:
-        return ""
-    command = shell_command("sweep", "--resume", found.directory.path, f"{SEED}=range({wanted})")
-    return found.plan.jobs[0].with_variables(command, CONFIG_DIR)
+        return f"It beats every other configuration over {seeds}, at a level of 5%."
+    close = [job_label(rows[place + 1].results[0], SEED) or "the other" for place in lead.not_told_apart]
+    more = f" and {len(close) - MOST_NAMED} more" if len(close) > MOST_NAMED else ""
+    return (
+        f"It may be first by chance: {seeds} can't tell it from {'; '.join(close[:MOST_NAMED])}{more}. "
+        f"More seeds may, from {FEWEST_SEEDS} on."
+    )
 
 
 def ending_lines(found: JobResults, page: Path | None = None) -> list[str]:
@@ -303,7 +273,6 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
         kind="bad" if best is None else "good" if found.first_place.is_shown else "",
         counts=f"{'' if best is None else lead_sentence(found) + ' '}{counts_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
-        seeds_command="" if best is None else seeds_command(found),
         configurations=PageTable(
             "In order of their rank; a rank leads to its first run",
             columns(found),
@@ -394,7 +363,6 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
         "best_is_shown": best is not None and found.first_place.is_shown,
         # the `overrides` of those that are not shown to be behind the first
         "not_told_apart": [found.ranked[place + 1].overrides for place in found.first_place.not_told_apart],
-        "seeds_to_decide": found.first_place.seeds,  # about how many would tell these; null where that is not known
         "configurations": [configuration_dict(row) for row in found.configurations],  # by rank
         # by number, each with its `overrides`
         "jobs": [{**job_dict(found, result), "overrides": result.job.overrides} for result in found.results],

@@ -32,7 +32,6 @@ from mpt_cli.sweep.directory import (
 from mpt_cli.sweep.job_list import Job, Search, SweepPlan, choose_objective, grow_plan, job_count, make_plan
 from mpt_cli.sweep.overrides import override_key, values_of
 from mpt_cli.sweep.progress import Screen, SweepProgress
-from mpt_cli.sweep.recipe_sweep_section import swept_words
 from mpt_cli.sweep.report import write_results
 
 NO_METRIC = "the first training of the script reported no metric, as a loop without fit"
@@ -110,17 +109,13 @@ def plan_new(
     words, path = split_overrides(overrides)
     options.check_detach(search)
     is_here = options.launcher.is_here
-    with swept_words(words) as grids:
-        if search is None:
-            plan = make_plan(*grids, objective=options.objective, is_here=is_here, say=screen.say)
-        else:
-            search.check()
-            if len(grids) > 1:
-                rule = "must be left out where the sweep: block of the recipe is a list: a search has one space."
-                raise config_error("--trials", rule, search.trials)
-            from mpt_cli.sweep.search import plan_search
+    if search is None:
+        plan = make_plan(words, objective=options.objective, is_here=is_here, say=screen.say)
+    else:
+        search.check()
+        from mpt_cli.sweep.search import plan_search
 
-            plan = plan_search(grids[0], search, options.objective, is_here, screen.say)
+        plan = plan_search(words, search, options.objective, is_here, screen.say)
     return replace(plan, facts=plan_facts(["mpt", "sweep", *overrides], options)), path
 
 
@@ -165,8 +160,7 @@ def changed_plan(
     given = {*map(override_key, words)}
     own = split_overrides(plan.facts["command_line"][2:])[0]
     asked = [*(word for word in own if override_key(word) not in given), *words]
-    with swept_words(asked) as grids:
-        more = make_plan(*grids, is_here=options.launcher.is_here, say=screen.say)
+    more = make_plan(asked, is_here=options.launcher.is_here, say=screen.say)
     grown = grow_plan(plan, more)
     count = len(grown.jobs) - len(plan.jobs)
     screen.say(f"{job_count(count)} more, {len(more.jobs) - count} there already")
