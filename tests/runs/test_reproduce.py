@@ -114,7 +114,7 @@ def test_an_earlier_run_is_repeated_as_it_was_and_held_against_its_own_summary(o
     threads = {"OMP_NUM_THREADS": "2", "TF_NUM_INTRAOP_THREADS": "1"}
     facts = {
         "python": "3.11",
-        "versions": {"keras": "3.12"},
+        "packages": {"keras": "3.12"},
         "machine": {"usable_cores": 1},
         "variables": {**threads, "CUDA_VISIBLE_DEVICES": "7"},
     }
@@ -123,7 +123,7 @@ def test_an_earlier_run_is_repeated_as_it_was_and_held_against_its_own_summary(o
     assert main(["reproduce", "earlier"]) == 5
     assert (outcome["variables"], outcome["cores"]) == (threads, 1)
     shown = capsys.readouterr().out
-    assert "what is different from the first run:" in shown and "versions.keras: 3.12 -> 3.15" in shown
+    assert "what is different from the first run:" in shown and "packages.keras: 3.12 -> 3.15" in shown
     write_json(earlier / "environment.json", {**facts, "devices": ["GPU"]})
     assert main(["reproduce", "earlier", "--rtol", "0.01", "--output", "2"]) == 0
     assert outcome["cores"] is None
