@@ -21,14 +21,11 @@ from mpt_cli.runs.provenance import code_differences, collect_environment, known
 from mpt_cli.runs.resume import (
     check_checkpoints,
     check_resumable,
-    events_before,
     find_run,
     finished_summary,
-    format_changes,
     past_attempts,
     stored_settings,
     truncate_telemetry,
-    unused_changes,
     with_stored_choices,
 )
 from mpt_cli.settings.load import resolved_yaml
@@ -140,9 +137,10 @@ def _continue(run: RunDirectory, program: Program) -> Start:
         if checkpoint
         else f"{run.path} has no checkpoint yet, so it starts from the beginning"
     )
-    start = Start(program.with_settings(settings), run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
-    events_before(run, *start.position)  # a damaged file is said before anything is loaded
-    return start
+    notes += [f"changed since: {key} was {old!r}, is {new!r}" for key, (old, new) in changes.items()]
+    if "loss_scale.initial_scale" in changes:
+        notes.append("a loss scale that moves continues from the value it had")
+    return Start(program.with_settings(settings), run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
 
 
 def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters) -> Summary:
@@ -186,17 +184,9 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
         if start.changes:
             session.callbacks.go_on()
     telemetry.tally.add(truncate_telemetry(start.run, *start.position))
-    changes = format_changes(start.changes, _without_effect(start, session), session.parts.scaling.mode)
-    for note in [*start.notes, *changes]:
+    for note in start.notes:
         telemetry.message(note)
     return session
-
-
-def _without_effect(start: Start, session: "Session") -> list[str]:
-    if start.checkpoint is None:
-        return unused_changes(start.changes, session.parts.scaling.mode, None)
-    before = str(start.checkpoint.position["scaling_mode"])
-    return unused_changes(start.changes, session.parts.scaling.mode, before)
 
 
 def follow(settings: Settings) -> None:
@@ -278,7 +268,6 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
         "from_step": start.position[0],
         "earlier_seconds": session.stopwatch.earlier_seconds,
         "changes": start.changes,
-        "without_effect": _without_effect(start, session),
     }
     return {**environment, "attempts": [*past_attempts(start.run), attempt]}
 

@@ -19,7 +19,6 @@ from mpt_cli.runs.expectations import check_names
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings.load import load_settings, missing_backend, placed
 from mpt_cli.settings.search_path import (
-    SUFFIXES,
     expanded,
     explicit_path,
     find_recipe,
@@ -41,8 +40,6 @@ _EXACT = (
     "max_loss_scale",
 )
 WEIGHTS = "weights_fingerprint"
-NO_EXPECTATIONS = "has no expect: block"
-_NOT_RECIPES = ("conf", "runs", "sweeps", "compares")  # folders of a project, and what lies under a dot
 
 
 @dataclass(frozen=True)
@@ -78,11 +75,12 @@ class Unreadable:
 
 @dataclass
 class Collection:
-    """What was asked for: what runs, what can't, and what is left out with the reason."""
+    """What was asked for: what runs, what can't, what is left out with the reason, and words of -k that nothing has."""
 
     targets: list[ReproduceTarget] = field(default_factory=list)
     errors: list[Unreadable] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
+    unmatched: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -100,31 +98,36 @@ class Selection:
 def collect(request: Selection) -> Collection:
     """Collect everything that the words name, including what patterns and folders contain, each once."""
     found = Collection()
-    if request.takes_all:
-        for name in recipe_paths():
-            _add(found, _Requested(name, is_named=False), request)
+    requested = [_Requested(name, is_named=False) for name in recipe_paths()] if request.takes_all else []
     for word in request.names:
-        requested = list(_expand(word))
-        for each in requested:
-            _add(found, each, request)
-        if not requested:
+        expanded_word = [*_expand(word)]
+        requested += expanded_word
+        if not expanded_word:
             found.errors.append(Unreadable(word, [Problem("NAME", "must match at least one recipe.", word)]))
+    for each in requested:
+        _add(found, each, request)
     once: dict[Path, ReproduceTarget] = {}
     for target in found.targets:
         once.setdefault((target.recipe or Path(target.words[0])).resolve(), target)
-    targets, errors = [*once.values()], found.errors
+    found.targets = [*once.values()]
+    return _choose(found, request.keywords)
+
+
+def _choose(found: Collection, keywords: str) -> Collection:
+    """Return what -k chooses of it; ConfigError where that is nothing, or no expression."""
+    names = [word for target in found.targets for word in (target.name, *target.tags)]
+    names += [error.name for error in found.errors]
     try:
-        _matches(request.keywords, [])
+        targets = [target for target in found.targets if _matches(keywords, [target.name, *target.tags])]
+        errors = [error for error in found.errors if _matches(keywords, [error.name])]
     except SyntaxError:
         rule = "must be words with and, or, not and parentheses."
-        raise config_error("-k", rule, request.keywords) from None
-    found.targets = [each for each in targets if _matches(request.keywords, [each.name, *each.tags])]
-    found.errors = [error for error in errors if _matches(request.keywords, [error.name])]
-    if not found.targets and not found.errors and (targets or errors):
-        words = [word for target in targets for word in (target.name, *target.tags)] + [each.name for each in errors]
-        listed = f"There are {', '.join(dict.fromkeys(words))}."
-        raise config_error("-k", "must be part of a name or tag.", request.keywords, listed)
-    return found
+        raise config_error("-k", rule, keywords) from None
+    if names and not targets and not errors:
+        listed = f"There are {', '.join(dict.fromkeys(names))}."
+        raise config_error("-k", "must be part of a name or tag.", keywords, listed)
+    unmatched = [word for word in _keywords(keywords) if not (word in _SIGNS or _matches(word, names))]
+    return Collection(targets, errors, found.left_out, unmatched)
 
 
 @dataclass(frozen=True)
@@ -146,14 +149,14 @@ def _expand(word: str) -> Iterator[_Requested]:
     if word in recipe_paths():
         yield _Requested(word)
     elif path.is_dir():
-        files = sorted(file for file in path.rglob("*.y*ml") if file.suffix in SUFFIXES)
+        files = [
+            Path(file) for file in glob.glob(f"{glob.escape(str(path))}/**/*.y*ml", recursive=True)
+        ]  # not those under a dot
         if not files or _is_run_file(RunDirectory(path).config_yaml):
             yield _Requested(word, is_run=True)
             return
-        for file in files:
-            inside = file.relative_to(path).parts[:-1]
-            is_other = any(part in _NOT_RECIPES or part.startswith(".") for part in inside) or _is_run_file(file)
-            if not is_other:
+        for file in sorted(files):
+            if "conf" not in file.relative_to(path).parts and not _is_run_file(file):
                 yield _Requested(explicit_path(file), is_named=False)
     elif _is_run_file(path):
         yield _Requested(explicit_path(path.parent), is_run=True)
@@ -167,18 +170,14 @@ def _expand(word: str) -> Iterator[_Requested]:
 
 def _add(found: Collection, requested: _Requested, request: Selection) -> None:
     """Add what was requested to the targets, to what is left out, or to the errors."""
-    name, is_named = requested.name, requested.is_named
+    name = requested.name
     try:
         target, reason = _read(requested, request)
     except (ConfigError, DataError) as error:
         problems = error.problems if isinstance(error, ConfigError) else [Problem("run", str(error))]
         found.errors.append(Unreadable(name, problems))
         return
-    if reason == NO_EXPECTATIONS and is_named:
-        remedy = "Write one; a run directory is compared with its own summary."
-        problem = Problem("expect", f"{name} {NO_EXPECTATIONS} to compare with.", None, remedy)
-        found.errors.append(Unreadable(name, [problem]))
-    elif reason and not is_named:
+    if reason and not requested.is_named:
         found.left_out[name] = reason
     else:
         found.targets.append(target)
@@ -194,6 +193,10 @@ def _read(requested: _Requested, request: Selection) -> tuple[ReproduceTarget, s
     with placed(words):
         raise_problems(check_names(settings))
         check_run_present(settings)
+    lacking = "" if settings.expect else "has no expect: block"
+    if lacking and requested.is_named:
+        remedy = "Write one; a run directory is compared with its own summary."
+        raise config_error("expect", f"{name} {lacking} to compare with.", None, remedy)
     target = ReproduceTarget(
         name,
         words,
@@ -203,7 +206,6 @@ def _read(requested: _Requested, request: Selection) -> tuple[ReproduceTarget, s
         seed=settings.seed,
         missing=missing_backend(settings),
     )
-    lacking = "" if settings.expect else NO_EXPECTATIONS
     needs = [_unmet_requirement(need) for need in settings.requires]
     return target, "; ".join(filter(None, [*needs, target.missing])) or lacking
 
@@ -247,7 +249,14 @@ def _unmet_requirement(need: str) -> str:
     return "may have to download its data; give its name to try"
 
 
-def _matches(keywords: str, names: Sequence[str]) -> bool:
+_SIGNS = ("and", "or", "not", "(", ")")
+
+
+def _keywords(expression: str) -> list[str]:
+    return re.findall(r"[()]|[^\s()]+", expression.lower())
+
+
+def _matches(expression: str, names: Sequence[str]) -> bool:
     """Return whether -k chooses something with these names.
 
     SyntaxError for what is no expression.
@@ -255,7 +264,7 @@ def _matches(keywords: str, names: Sequence[str]) -> bool:
     >>> _matches("digits and not (cnn or gpu)", ["digits_mlp"]), _matches("cnn", ["MLP"]), _matches("", ["x"])
     (True, False, True)
     """
-    joined, signs = "\n".join(names).lower(), ("and", "or", "not", "(", ")")
-    found = re.findall(r"[()]|[^\s()]+", keywords.lower())
-    told = [word if word in signs else str(word in joined) for word in found]  # nothing else is evaluated
+    joined = "\n".join(names).lower()
+    # nothing else is evaluated
+    told = [word if word in _SIGNS else str(word in joined) for word in _keywords(expression)]
     return bool(eval(" ".join(told), {})) if told else True

@@ -1,5 +1,6 @@
 """What `mpt reproduce` shows and writes: progress, a table of expected, got and verdict, and JUnit XML for CI."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -11,6 +12,7 @@ from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import print_table, text_columns
 from mpt_cli.reproduce.collection import Collection
 from mpt_cli.reproduce.reproduction import Reproduction
+from mpt_cli.runs.expectations import ExpectationCheck
 from mpt_cli.runs.provenance import format_environment
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.telemetry.console import PrintableConsole
@@ -23,88 +25,77 @@ MOST_LINES = 40  # of what a run that failed had said
 class ResultPrinter:
     """Plain lines that read the same in a terminal, a pipe and a CI log."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, found: Collection) -> None:
         self.console = PrintableConsole(stream, markup=False)
-        self.count = self.done = 0
+        self.found, self.done = found, 0
+        for name, reason in found.left_out.items():
+            self.line(f"left out: {name} {reason}")
+        for word in found.unmatched:
+            self.line(f"-k: {word} is part of no name or tag")
+        for error in found.errors:
+            self.line(f"error: {error}")
 
     def line(self, text: str) -> None:
         """Print a line without breaking it, whatever the width."""
         self.console.print(text, soft_wrap=True)
 
-    def start(self, found: Collection) -> None:
-        self.count = len(found.targets)
-        for name, reason in found.left_out.items():
-            self.line(f"left out: {name} {reason}")
-        for error in found.errors:
-            self.line(f"error: {error}")
-
-    def list_targets(self, found: Collection) -> None:
+    def list_targets(self) -> None:
         """List what would run, and what would be expected of it."""
-        for target in found.targets:
+        for target in self.found.targets:
             self.line(f"{target.name}: {', '.join(map(str, target.expect))}")
             self.line(target.missing) if target.missing else None
+        found = self.found
         self.line(f"{len(found.targets)} to run, {len(found.errors)} unreadable, {len(found.left_out)} left out")
 
     def show_result(self, result: Reproduction) -> None:
-        missed = sum(not check.passed for check in result.checks)
-        words = f"{missed} of {len(result.checks)} expectations missed" if missed else "reproduced"
-        words = words if result.checks else "ran, without expectations"
-        words = result.failure if result.fault else words
+        words = result.failure or "reproduced"
         verdict = (result.child.summary or {}).get("verdict", "")
         if result.passed and "verdict" not in result.target.expect and verdict not in ("", *GOOD_VERDICTS, UNCHECKED):
             words += f", though its verdict is {verdict}"
-        if result.attempts == 1:
-            self.done += 1
-            self.line(f"[{self.done}/{self.count}] {result.target.name}: {words}")
-        else:
-            self.line(f"[attempt {result.attempts}] {result.target.name}: {words}{': flaky' * result.is_flaky}")
+        self.done += result.attempts == 1
+        place = f"{self.done}/{len(self.found.targets)}" if result.attempts == 1 else f"attempt {result.attempts}"
+        self.line(f"[{place}] {result.target.name}: {words}{': flaky' * result.is_flaky}")
 
-    def finish(self, found: Collection, results: Sequence[Reproduction]) -> None:
+    def finish(self, results: Sequence[Reproduction]) -> None:
         rows = [
-            (result.target.name, check.name, check.expected, check.got_text, _word(result, check.passed))
+            (result.target.name, check.name, check.expected, check.got_text, _word(result, check))
             for result in results
             for check in result.checks
         ]
-        if rows:
-            self.console.print()
-            print_table(
-                text_columns(["run", "what", "expected", "got", ""]),
-                rows,
-                self.console,
-                lambda row: "" if row[-1].startswith("ok") else "bold red",
-            )
-        if results:
-            flaky = sum(result.is_flaky for result in results)
-            counts = [
-                (sum(result.passed for result in results), "reproduced"),
-                (sum(not result.passed and not result.fault for result in results), "missed"),
-                (sum(bool(result.fault) for result in results), "without a result"),
-                (len(found.errors), "unreadable"),
-            ]
-            told = ", ".join(f"{count} {words}" for count, words in counts if count)
-            self.line(f"\n{told}{f'; {flaky} flaky, which passed at a later attempt only' if flaky else ''}")
+        if not rows:
+            return
+        columns = text_columns(["run", "what", "expected", "got", ""])
+        self.console.print()
+        print_table(columns, rows, self.console, lambda row: "" if row[-1].startswith("ok") else "bold red")
+        counts = Counter(map(_outcome, results)) + Counter(unreadable=len(self.found.errors))
+        self.line(f"\n{', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
         for result in results:
             if result.earlier or not result.passed:
-                where = result.child.run.path
-                outcome = "flaky" if result.passed else f"see {where}" if where.is_dir() else result.failure
-                self.line(f"\n{result.target.name}: {outcome}")
-                for line in [*_attempt_lines(result), *([] if result.passed else _failure_lines(result))]:
+                self.line(f"\n{result.target.name}: {_outcome(result)}")
+                for line in _details(result):
                     self.line(f"  {line}")
 
 
-def _earlier(result: Reproduction) -> list[str]:
-    return [f"attempt {attempt}: {failure}" for attempt, failure in enumerate(result.earlier, 1)]
+def _outcome(result: Reproduction) -> str:
+    if result.fault:
+        return "without a result"
+    if not result.passed:
+        return "missed"
+    return "reproduced at a later attempt only (flaky)" if result.is_flaky else "reproduced"
 
 
-def _attempt_lines(result: Reproduction) -> Iterator[str]:
-    yield from _earlier(result)
-    if result.earlier and {*result.earlier} == {result.failure}:
-        yield f"all {result.attempts} attempts failed in the same way"
+def _word(result: Reproduction, check: ExpectationCheck) -> str:
+    return "ok" if check.passed else "NO RESULT" if result.fault else "MISSED"
 
 
-def _failure_lines(result: Reproduction) -> Iterator[str]:
-    """Yield what is known of a run that failed, and the command that runs it again."""
+def _details(result: Reproduction) -> Iterator[str]:
+    """Yield why attempts failed, what is known of a run that failed, and the command that runs it again."""
     child = result.child
+    yield from (f"attempt {attempt}: {failure}" for attempt, failure in enumerate(result.earlier, 1))
+    if result.passed:
+        return
+    if child.run.path.is_dir():
+        yield f"run: {child.run.path}"
     if child.summary:
         yield f"verdict {child.summary['verdict']}: {child.summary['explanation']}"
     yield from (f"{check.name} was expected, {check.unreported}" for check in result.checks if check.unreported)
@@ -130,39 +121,71 @@ def _command(result: Reproduction) -> str:
     return shell_command("reproduce", name, *changes)
 
 
-def _word(result: Reproduction, passed: bool) -> str:
-    if result.fault:
-        return "NO RESULT"
-    return (f"ok at attempt {result.attempts}: flaky" if result.is_flaky else "ok") if passed else "MISSED"
-
-
-def check_junit(path: Path) -> None:
-    """Make the folder of the file; DataError where the file can't be written, before the runs take their time."""
-    with naming(path, "Give another --junit."):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not path.exists()
-        path.open("ab").close()
-        if is_new:
-            path.unlink()
-
-
-def write_junit(path: Path, found: Collection, results: Sequence[Reproduction], is_dry_run: bool = False) -> None:
-    """Write a suite for each run. A target that did not run is skipped, with the reason; a recipe that can't be read
+def write_junit(path: Path, found: Collection, results: Sequence[Reproduction], reason: str) -> None:
+    """Write a suite for each run. A target that did not run is skipped, with the `reason`; a recipe that can't be read
     and a run that crashed or left no summary is an error. DataError where the file can't be written.
     """
     root = ElementTree.Element("testsuites", name="mpt reproduce")
     for result in results:
-        _add_suite(root, result)
+        _add_result(root, result)
     ran = {result.target.name for result in results}
-    reason = "nothing ran: --dry-run" if is_dry_run else "not run: interrupted before"
     unrun = {target.name: reason for target in found.targets if target.name not in ran}
-    unread = [(name, "skipped", reason) for name, reason in {**found.left_out, **unrun}.items()]
-    for name, kind, text in [*unread, *((error.name, "error", str(error)) for error in found.errors)]:
-        suite = _suite(root, name, 1, **{"errors" if kind == "error" else kind: 1})
-        _add(_add(suite, "testcase", classname=name, name="run"), kind, text, message=text.partition("\n")[0])
+    for name, why in {**found.left_out, **unrun}.items():
+        _add_suite(root, name, [("run", "skipped", [why])])
+    for error in found.errors:
+        _add_suite(root, error.name, [("run", "error", [str(error)])])
     ElementTree.indent(root)
     text = ElementTree.tostring(root, encoding="unicode", xml_declaration=False)
+    with naming(path, "Give another --junit."):
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n')
+
+
+def _add_result(root: ElementTree.Element, result: Reproduction) -> None:
+    """Add the suite of one run. A failure is a missed expectation; an error is a run that has no result."""
+    child, target, details = result.child, result.target, [*_details(result)]
+    kind = "error" if result.fault else "failure"
+    cases = [
+        (check.name, "" if check.passed else kind, [result.failure if result.fault else str(check), *details])
+        for check in result.checks
+    ]
+    seconds = (child.summary or {}).get("seconds", 0.0)
+    suite = _add_suite(
+        root,
+        target.name,
+        cases,
+        seconds,
+        run_dir=child.run.path if child.run.path.is_dir() else "",
+        seed="" if target.seed is None else target.seed,
+        tags=", ".join(target.tags),
+        attempts=result.attempts,
+        flaky="true" if result.is_flaky else "",
+        exit_code=child.exit_code,
+    )
+    if details:
+        _add(suite, "system-out", "\n".join(details) if result.passed else _last_lines(result))
+
+
+def _add_suite(
+    root: ElementTree.Element,
+    name: str,
+    cases: Sequence[tuple[str, str, Sequence[str]]],
+    seconds: float = 0.0,
+    **properties: object,
+) -> ElementTree.Element:
+    """Add a suite with its properties and cases: name, what it is if it did not pass, and lines about that."""
+    kinds = Counter(kind for _, kind, _ in cases)
+    counts = {"failures": kinds["failure"], "errors": kinds["error"], "skipped": kinds["skipped"]}
+    suite = _add(root, "testsuite", name=name, tests=len(cases), time=seconds, **counts)
+    group = _add(suite, "properties")
+    for key, value in properties.items():
+        if value != "":
+            _add(group, "property", name=key, value=value)
+    for place, (case_name, kind, lines) in enumerate(cases):  # the run takes the time, and a look at its summary none
+        case = _add(suite, "testcase", classname=name, name=case_name, time=0 if place else seconds)
+        if kind:
+            _add(case, kind, "\n".join(lines), message=lines[0].partition("\n")[0])
+    return suite
 
 
 def _add(parent: ElementTree.Element, tag: str, text: str = "", /, **attributes: object) -> ElementTree.Element:
@@ -170,53 +193,6 @@ def _add(parent: ElementTree.Element, tag: str, text: str = "", /, **attributes:
     found = ElementTree.SubElement(parent, tag, {name: _printable(str(value)) for name, value in attributes.items()})
     found.text = _printable(text) or None
     return found
-
-
-def _suite(root: ElementTree.Element, name: str, tests: int, **counts: object) -> ElementTree.Element:
-    return _add(root, "testsuite", name=name, **{"tests": tests, "failures": 0, "errors": 0, "skipped": 0, **counts})
-
-
-def _add_suite(root: ElementTree.Element, result: Reproduction) -> None:
-    """Add the suite of one run. A failure is a missed expectation; an error is a run that has no result."""
-    name, child = result.target.name, result.child
-    missed = [check for check in result.checks if not check.passed]
-    kind, type_ = ("error", "no result") if result.fault else ("failure", "mismatch")
-    seconds = (child.summary or {}).get("seconds", 0.0)
-    suite = _suite(root, name, len(result.checks), **{f"{kind}s": len(missed), "time": seconds})
-    properties = _add(suite, "properties")
-    for key, value in _properties(result).items():
-        if value not in (None, ""):
-            _add(properties, "property", name=key, value=value)
-    for index, check in enumerate(result.checks):  # the run is the first case's time, and a look at its summary theirs
-        case = _add(suite, "testcase", classname=name, name=check.name, time=0 if index else seconds)
-        if result.is_flaky and not index:
-            _add(
-                case,
-                "system-out",
-                "\n".join([f"flaky: it passed at attempt {result.attempts} only", *_earlier(result)]),
-            )
-        if not check.passed:
-            message = result.failure if result.fault else str(check)
-            where = [f"run: {child.run.path}"] if child.run.path.is_dir() else []
-            details = [message, *where, child.words, *_earlier(result), *result.differences]
-            _add(case, kind, "\n".join(details), message=message, type=type_)
-    if missed:
-        _add(suite, "system-out", _last_lines(result))
-
-
-def _properties(result: Reproduction) -> dict[str, object]:
-    """Return what a reader of the results may want to group them by."""
-    machine = result.child.environment
-    return {
-        "run_dir": result.child.run.path if result.child.run.path.is_dir() else None,
-        "seed": result.target.seed,
-        "tags": ", ".join(result.target.tags),
-        "attempts": result.attempts,
-        "flaky": "true" if result.is_flaky else None,
-        "exit_code": result.child.exit_code,
-        "earlier_failures": "\n".join(result.earlier),
-        "environment": format_environment(machine) if machine else None,
-    }
 
 
 def _last_lines(result: Reproduction) -> str:

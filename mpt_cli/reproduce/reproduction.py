@@ -2,12 +2,13 @@
 that is killed and resumed ends as an unbroken one: both are compared bit by bit.
 """
 
+import hashlib
 import random
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from mpt_cli.errors import BAD_CONFIG, BAD_DATA, MISMATCH, OK, TERMINATED, DataE
 from mpt_cli.jobs.local_processes import Command, Ending, Limits, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Queue, run_one
 from mpt_cli.reproduce.collection import ReproduceTarget
-from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, random_name, read_lines, read_summary
+from mpt_cli.runs.directory import RunDirectory, numbered_path, read_lines, read_summary
 from mpt_cli.runs.expectations import ExpectationCheck, check_expectations
 from mpt_cli.runs.provenance import (
     environment_differences,
@@ -24,7 +25,6 @@ from mpt_cli.runs.provenance import (
     thread_variables,
 )
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import raise_for, signal_name
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
@@ -150,17 +150,6 @@ class Reproduction:
         }
 
 
-def create_output_folder(path: str | None) -> Path:
-    """Make a folder for the runs: `path`, or runs/reproduce/<time>-<id>. DataError where it holds anything or can't be
-    made.
-
-    An earlier run in it would keep that of the same name from beginning.
-    """
-    chosen = expanded(path) if path is not None else Path(DEFAULT_PARENT) / "reproduce" / random_name()
-    make_empty(chosen, "--output", exist_ok=path is not None)  # two never share a drawn name
-    return chosen
-
-
 @dataclass(frozen=True)
 class RerunLimits:
     """How targets are run: `jobs` at a time, each for so long at most, those that fail again up to `retries` times."""
@@ -192,20 +181,20 @@ def reproduce(
 
     limits = Limits(workers=plan.jobs, timeout_seconds=plan.timeout_seconds)
     left = dict(enumerate(targets, 1))
-    for retry in range(plan.retries + 1):
+    for _ in range(plan.retries + 1):
         executor = LocalExecutor()
         with tempfile.TemporaryDirectory() as logs:
-            commands = [_target_command(number, target, folder, Path(logs), retry) for number, target in left.items()]
+            commands = [_target_command(number, target, folder, Path(logs)) for number, target in left.items()]
             numbers = {command.name: number for command, number in zip(commands, left, strict=True)}
             raise_for(Queue(limits, executor, record).run(commands))
         left = {number: result.target for number, result in sorted(results.items()) if not result.passed}
 
 
-def _target_command(
-    number: int, target: ReproduceTarget, folder: Path, logs: Path, retry: int
-) -> Command[RunDirectory]:
-    # unique also where two recipes have one name
-    run = RunDirectory(folder / f"{number}-{Path(target.name).stem}{f'-retry{retry}' if retry else ''}")
+def _target_command(number: int, target: ReproduceTarget, folder: Path, logs: Path) -> Command[RunDirectory]:
+    """Return the command that runs it in a new folder: those of earlier attempts and reproductions stay."""
+    name = f"{number}-{Path(target.name).stem}"  # unique also where two recipes have one name
+    paths = (numbered_path(folder / name, "", place) for place in count(1))
+    run = RunDirectory(next(path for path in paths if not path.exists()))
     overrides = [*target.words, format_override("run_dir", str(run.path))]
     return run_command("train", overrides, run, logs / f"{run.path.name}.log", target.environment)
 
@@ -224,7 +213,7 @@ def _judge(target: ReproduceTarget, child: FinishedProcess, earlier: tuple[str, 
 
 
 # What depends on the clock and the machine, and which attempt wrote a line.
-# Samples are taken only where they cost little time, so `gradients` and `explanation` depend on the clock too.
+# Samples are taken only where they cost little time, so what rests on them depends on the clock too.
 _TIME_DEPENDENT = {
     "seconds",
     "examples_per_second",
@@ -233,6 +222,7 @@ _TIME_DEPENDENT = {
     "attempt",
     "run_dir",
     "gradients",
+    "verdict",
     "explanation",
 }
 
@@ -240,32 +230,31 @@ _TIME_DEPENDENT = {
 def first_difference(one: RunDirectory, other: RunDirectory) -> str | None:
     """Return where the runs first differ, as a sentence about `other`; None when they are identical.
 
-    Compared are every event (the scale sequence), every line of metrics, the summary, and every
-    variable of the last checkpoints, bit by bit; not what depends on the clock. DataError when a checkpoint is missing
-    or damaged.
+    Compared are every event (the scale sequence), every line of metrics, every variable of the last checkpoints, bit by
+    bit, and the summary; not what depends on the clock. DataError when a checkpoint is missing or damaged.
     """
-    lines = [
-        _first_differing_line(one.events_jsonl, other.events_jsonl),
-        _first_differing_line(one.metrics_jsonl, other.metrics_jsonl),
-    ]
-    found = [difference for difference in lines if difference]
-    if found:
-        return min(found)[1]  # by step: the cause stands before its consequences
-    return _variables_differ(_newest_checkpoint(one), _newest_checkpoint(other)) or _summaries_differ(one, other)
-
-
-def _first_differing_line(one: Path, other: Path) -> tuple[int, str] | None:
-    """Return the step of the first differing line, and a sentence."""
-    for mine, its in zip_longest(read_lines(one), read_lines(other)):
-        if mine is None or its is None:
-            line = its if mine is None else mine
-            what = "has one line more than before, of" if mine is None else "lacks the line of"
-            return int(line["step"]), f"{other.name} {what} step {line['step']}"
-        for name in sorted((mine.keys() | its.keys()) - _TIME_DEPENDENT):
-            if mine.get(name) != its.get(name) and not name.startswith("gradient_"):
-                step = min(int(mine["step"]), int(its["step"]))
-                return step, f"{name} at step {step} is {its.get(name)} instead of {mine.get(name)} ({other.name})"
+    for mine, its in zip_longest(_facts(one), _facts(other), fillvalue=("nothing more", None)):
+        if mine[0] != its[0]:
+            return f"it has {its[0]} where the other has {mine[0]}"
+        if mine != its:
+            return f"{its[0]} is {its[1]} instead of {mine[1]}"
     return None
+
+
+def _facts(run: RunDirectory) -> Iterator[tuple[str, Any]]:
+    """Yield what is compared of a run with what it is called, by its step: causes before their consequences."""
+    lines = [(line, path.name) for path in (run.events_jsonl, run.metrics_jsonl) for line in read_lines(path)]
+    for line, file in sorted(lines, key=lambda pair: int(pair[0]["step"])):
+        for name in sorted(line.keys() - _TIME_DEPENDENT):
+            if not name.startswith("gradient_"):
+                yield f"{name} at step {line['step']} ({file})", line[name]
+    checkpoint = _newest_checkpoint(run)
+    yield "the step of the last checkpoint", checkpoint.step
+    for name, array in sorted(checkpoint.arrays.items()):
+        yield f"variable {name} at step {checkpoint.step}", hashlib.sha256(array.tobytes()).hexdigest()
+    summary = read_summary(run.summary_json)
+    for name in sorted(summary.keys() - _TIME_DEPENDENT):
+        yield f"{name} in {run.summary_json.name}", summary[name]
 
 
 def _newest_checkpoint(run: RunDirectory) -> Checkpoint:
@@ -276,28 +265,6 @@ def _newest_checkpoint(run: RunDirectory) -> Checkpoint:
     if checkpoint is None:
         raise DataError(f"{run.path} has no checkpoint to compare.")
     return checkpoint
-
-
-def _variables_differ(one: Checkpoint, other: Checkpoint) -> str | None:
-    if one.step != other.step:
-        return f"its last checkpoint is of step {other.step} instead of {one.step}"
-    for name in sorted(one.arrays.keys() | other.arrays.keys()):
-        mine, its = one.arrays.get(name), other.arrays.get(name)
-        if mine is None or its is None:
-            return f"only one of them has variable {name}"
-        if mine.tobytes() != its.tobytes():
-            return f"variable {name} differs at step {one.step}"
-    return None
-
-
-def _summaries_differ(one: RunDirectory, other: RunDirectory) -> str | None:
-    mine, its = read_summary(one.summary_json), read_summary(other.summary_json)
-    one_step, other_step = ((summary.get("gradients") or {}).get("step") for summary in (mine, its))
-    sampled_alike = one_step == other_step  # else they may have another verdict
-    for name in sorted((mine.keys() | its.keys()) - _TIME_DEPENDENT - (set() if sampled_alike else {"verdict"})):
-        if mine.get(name) != its.get(name):
-            return f"{name} in {other.summary_json.name} is {its.get(name)} instead of {mine.get(name)}"
-    return None
 
 
 SIGKILL_EXIT_CODE = -9

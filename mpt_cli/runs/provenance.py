@@ -72,18 +72,12 @@ def collect_environment(facts: Mapping[str, Any], command_line: Sequence[str] | 
         "command_line": list(sys.argv if command_line is None else command_line),
         "working_directory": str(Path.cwd()),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git": {"working_directory": git_state(Path.cwd()), "mpt": _own_git_state()},
+        "git": {"working_directory": git_state(Path.cwd())},
         "machine": machine_facts(),
         "cluster": cluster_job(os.environ),
         "variables": recorded_variables(os.environ),
         "packages": packages,
     }
-
-
-@cache
-def _own_git_state() -> dict[str, Any] | None:
-    """Return that of this package, which a process imports once: a search has many runs in one."""
-    return git_state(Path(__file__).parents[1])
 
 
 def cluster_job(environment: Mapping[str, str]) -> dict[str, str] | None:
@@ -116,7 +110,7 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
 _EXPLAINING = (
     "mpt",
     "python",
-    "versions",
+    "packages",
     "keras",
     "backend",
     "jit_compile",
@@ -128,7 +122,6 @@ _EXPLAINING = (
     "dataset_fingerprint",
     "git",
     "variables",
-    "packages",
 )
 _OF_THREADS = re.compile(r"(OMP|OPENBLAS)_NUM_THREADS|NPROC|TF_NUM_\w+_THREADS")
 _OF_THE_MACHINE = ("os", "cpu", "usable_cores", "cpu_precision_features", "gpus")
@@ -137,13 +130,11 @@ _OF_THE_MACHINE = ("os", "cpu", "usable_cores", "cpu_precision_features", "gpus"
 def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return a line for each fact that has changed, those that explain most first.
 
-    >>> environment_differences({"versions": {"keras": "3.12"}}, {"versions": {"keras": "3.15"}})
-    ['versions.keras: 3.12 -> 3.15']
+    >>> environment_differences({"packages": {"keras": "3.12"}}, {"packages": {"keras": "3.15"}})
+    ['packages.keras: 3.12 -> 3.15']
     """
     old, new = _facts_that_explain(before), _facts_that_explain(now)
     names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
-    told = {name.split(".", 1)[1] for name in names if name.startswith("versions.")}
-    names = [name for name in names if not (name.startswith("packages.") and name.split(".", 1)[1] in told)]
     return [f"{name}: {_format_fact(old.get(name))} -> {_format_fact(new.get(name))}" for name in names]
 
 
@@ -153,7 +144,7 @@ def code_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     >>> code_differences({"mpt": "0.1", "seed": 1}, {"mpt": "0.2", "seed": 2})
     ['mpt: 0.1 -> 0.2']
     """
-    of_code = ("mpt", "python", "versions", "packages", "git")
+    of_code = ("mpt", "python", "packages", "git")
     return [line for line in environment_differences(before, now) if before and line.startswith(of_code)]
 
 
@@ -200,7 +191,6 @@ ENVIRONMENT: dict[str, Any] = {  # the types of what is read of environment.json
 }
 
 
-_MACHINE: dict[str, Any] = {"gpus": list[dict[str, Any]]}
 ATTEMPT: dict[str, Any] = {  # and of each of the attempts in it
     "attempt": int,
     "started_at": str,
@@ -208,7 +198,6 @@ ATTEMPT: dict[str, Any] = {  # and of each of the attempts in it
     "from_step": int,
     "earlier_seconds": float,
     "changes": dict[str, Any],
-    "without_effect": list[str],
 }
 
 
@@ -222,16 +211,16 @@ def known_environment(run: RunDirectory) -> dict[str, Any]:
 
 
 def format_environment(environment: Mapping[str, Any]) -> str:
-    """Return where a run ran, in one line."""
+    """Return in a line where a run ran that this program has started."""
     versions = [
         f"{name} {version}"
         for name, version in environment.get("versions", {}).items()
         if name in ("tensorflow", "keras", "jax", "numpy")
     ]
     machine = environment.get("machine", {})
-    gpus = [] if field_problem(_MACHINE, machine) else [str(gpu.get("name")) for gpu in machine.get("gpus", [])]
-    python = [f"Python {environment['python']}"] if environment.get("python") else []
-    return ", ".join([*python, *versions, *gpus, *([str(machine["cpu"])] if machine.get("cpu") else [])])
+    gpus = [gpu["name"] for gpu in machine.get("gpus", [])]
+    cpu = [machine["cpu"]] if machine.get("cpu") else []
+    return ", ".join([f"Python {environment.get('python')}", *versions, *gpus, *cpu])
 
 
 def _facts_that_explain(environment: Mapping[str, Any]) -> dict[str, Any]:

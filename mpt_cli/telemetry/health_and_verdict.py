@@ -325,31 +325,16 @@ def _ends_unchecked(run_state: RunState) -> str | None:
 
 
 def _ends_warmed_up(run_state: RunState) -> str | None:
-    if not run_state.skip_steps or 2 * run_state.search_skips <= run_state.skipped_steps:
-        return None
-    if run_state.search_skips < run_state.skipped_steps:
-        return _describe_skips(run_state)
-    words = f"{_format_skipped(run_state)} while the scale settled{_format_at_scale(run_state)}, the last at step "
-    advice = _advise_first_scale(run_state)
-    return f"{words}{run_state.skip_steps[-1]}; this is normal and nothing needs to be done.{advice}"
-
-
-def _advise_first_scale(run_state: RunState) -> str:
-    """Return a sentence with the first scale that would have needed no search; empty where the run needed none."""
-    if run_state.found_scale is None:
-        return ""
-    found, first = (format_scale(scale) for scale in (run_state.found_scale, run_state.scaling.initial_scale))
-    count = run_state.search_skips
-    which = "the first skip" if count == 1 else f"the first {format_count(count)} skips"
-    return (
-        f" The initial loss scale, {first}, was too high: {found} (loss_scale.initial_scale) would have avoided "
-        f"{which}."
-    )
+    """Return how the run went where most skips came from the search for the scale."""
+    return _ends_well(run_state) if 2 * run_state.search_skips > run_state.skipped_steps else None
 
 
 def _ends_well(run_state: RunState) -> str:
     if run_state.skip_steps:
-        return _describe_skips(run_state)
+        searched = run_state.search_skips
+        settled = f", {format_count(searched)} of them while the scale settled" if searched else ""
+        rest = "" if run_state.forward_steps else "; nothing needs to be done"
+        return f"{_format_skipped(run_state)}{settled}{rest}.{_advise_first_scale(run_state)}"
     words = f"All {format_count(run_state.steps_seen)} steps were applied"
     if run_state.bad_steps:
         words += f", {format_count(run_state.bad_steps)} of them with gradients that were not finite"
@@ -358,19 +343,15 @@ def _ends_well(run_state: RunState) -> str:
     return f"{words}; {_explain_no_scale(run_state)}"
 
 
-def _describe_skips(run_state: RunState) -> str:
-    """Return how many skips came from the search for the scale at the start, and how many came later."""
-    searched = run_state.search_skips
-    if not searched:
-        return f"{_format_skipped(run_state)}; nothing needs to be done."
-    bad = len(run_state.forward_steps)
-    groups = {
-        "while the scale settled": searched,
-        "later": run_state.skipped_steps - searched - bad,
-        "with a loss that was not finite even before scaling": bad,
-    }
-    told = ", ".join(f"{format_count(count)} {when}" for when, count in groups.items() if count)
-    return f"{_format_skipped(run_state)}: {told}.{_advise_first_scale(run_state)}"
+def _advise_first_scale(run_state: RunState) -> str:
+    """Return a sentence with the first scale that would have needed no search; empty where the run needed none."""
+    if run_state.found_scale is None:
+        return ""
+    found, first = (format_scale(scale) for scale in (run_state.found_scale, run_state.scaling.initial_scale))
+    return (
+        f" The initial loss scale, {first}, was too high: {found} (loss_scale.initial_scale) would have avoided those "
+        "at the start."
+    )
 
 
 def _remark_bad_values(run_state: RunState) -> str | None:

@@ -90,7 +90,6 @@ class RunHeader:
     loss: str = ""  # "mean_squared_error (auto: regression)"
     callbacks: str = ""  # "EarlyStopping, PSNR"
     attempt: int = 1  # 2 and more: a resumed run, appending to the files of the ones before
-    skipped_steps: int = 0  # by these
 
 
 @dataclass(frozen=True)

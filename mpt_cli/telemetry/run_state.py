@@ -108,15 +108,6 @@ THIRD_TIME = 3  # once and twice may be chance, or the scale
 SETTLING_SHARE, SETTLING_STEPS = 0.05, 20
 
 
-def may_still_settle(applied_steps: int, steps: int) -> bool:
-    """Return whether a skip after so many applied steps may be part of the settling, in a run of `steps`.
-
-    >>> may_still_settle(3, 64), may_still_settle(45, 64), may_still_settle(45, 10_000)
-    (True, False, True)
-    """
-    return applied_steps <= max(SETTLING_STEPS, SETTLING_SHARE * steps)
-
-
 @dataclass(frozen=True)
 class RunState:
     """What is known of a run at one moment, while it runs or at its end: counters and events of all its attempts."""
@@ -184,7 +175,8 @@ class RunState:
 
     def is_early(self, step: int) -> bool:
         """Return whether a skip at `step` may be part of the settling at the start."""
-        return may_still_settle(step - 1 - bisect_left(self.skip_steps, step), self.steps_seen)
+        applied = step - 1 - bisect_left(self.skip_steps, step)
+        return applied <= max(SETTLING_STEPS, SETTLING_SHARE * self.steps_seen)
 
     @property
     def search_skips(self) -> int:

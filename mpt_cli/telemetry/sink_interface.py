@@ -16,6 +16,7 @@ from typing import Any, Self
 from mpt_cli.errors import DataError
 from mpt_cli.files import open_regular
 from mpt_cli.signals import unheard
+from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.record_types import Event, LayerSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.run_state import EventTally
 
@@ -58,10 +59,7 @@ class Sink:
         Phases may be nested, and may begin before `start`.
         """
 
-    def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
-        """Receive how long the phase has taken so far, from another thread. `hint` says what would be quicker."""
-
-    def end_phase(self, doing: str, seconds: float) -> None:
+    def end_phase(self) -> None:
         """End the latest phase."""
 
     def finish(self, summary: Summary) -> None:
@@ -71,7 +69,7 @@ class Sink:
         """Close files and terminal; called also after an exception and without `start`."""
 
 
-REMINDER_SECONDS = 30.0  # between two sentences on a phase that still lasts
+REMINDER_SECONDS = 30.0  # between two messages on a phase that still lasts
 
 
 class Telemetry:
@@ -139,27 +137,29 @@ class Telemetry:
 
     @contextmanager
     def busy(self, doing: str, hint: str = "") -> Iterator[None]:
-        """Tell the sinks of a phase that may take long.
+        """Tell the sinks of a phase that may take long; say how long it lasts, and what `hint` says would be quicker.
 
         A signal inside is answered although the main thread can't hear it (`signals.unheard`).
         """
         started, is_over = time.monotonic(), threading.Event()
+
+        def remind() -> None:
+            while not is_over.wait(REMINDER_SECONDS):
+                so_far = f"{doing}: {format_seconds(time.monotonic() - started)} so far"
+                self.message(f"{so_far}; {hint}" if hint else so_far)
+
         for sink in self.sinks:
             sink.begin_phase(doing)
-        threading.Thread(target=self._remind, args=(doing, hint, is_over), daemon=True).start()
+        threading.Thread(target=remind, daemon=True).start()
         try:
             with unheard(doing):
                 yield
         finally:
             is_over.set()
             for sink in self.sinks:
-                sink.end_phase(doing, time.monotonic() - started)
-
-    def _remind(self, doing: str, hint: str, is_over: threading.Event) -> None:
-        started = time.monotonic()
-        while not is_over.wait(REMINDER_SECONDS):
-            for sink in self.sinks:
-                sink.phase_lasts(doing, time.monotonic() - started, hint)
+                sink.end_phase()
+            if (seconds := time.monotonic() - started) >= REMINDER_SECONDS:
+                self.message(f"{doing} took {format_seconds(seconds)}")
 
     def finish(self, summary: Summary) -> None:
         for sink in self.sinks:

@@ -208,7 +208,6 @@ class Session(Trainer):
             loss=_describe_loss(parts),
             callbacks=", ".join(type(each).__name__ for each in self.callbacks.members),
             attempt=attempt,
-            skipped_steps=self.counters.skipped,
         )
 
 

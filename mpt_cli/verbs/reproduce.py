@@ -7,22 +7,23 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem, config_error, gravest_code, raise_problems
-from mpt_cli.reproduce.collection import Selection, collect
-from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_junit
+from mpt_cli.reproduce.collection import Collection, Selection, collect
+from mpt_cli.reproduce.output import ResultPrinter, write_junit
 from mpt_cli.reproduce.reproduction import (
     Reproduction,
     RerunLimits,
     ResumeProof,
-    create_output_folder,
     reproduce,
     verify_resume,
 )
+from mpt_cli.runs.directory import DEFAULT_PARENT, random_name
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.search_path import DEFAULTS
+from mpt_cli.settings.search_path import DEFAULTS, expanded
 from mpt_cli.telemetry.sink_interface import Sink
 from mpt_cli.training_run import Reporters, train, with_drawn_seed
 from mpt_cli.verbs import minimum_problems, print_json, say, verb_parser
@@ -33,34 +34,26 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     if arguments.resume_check:
         return _check_resume(arguments)
     found = collect(_read_request(arguments))
-    if arguments.junit:
-        check_junit(Path(arguments.junit))
-    printer = ResultPrinter(sys.stderr if arguments.json else sys.stdout)
     by_number: dict[int, Reproduction] = {}
-    folder = create_output_folder(arguments.output) if found.targets and not arguments.dry_run else None
-    try:
-        if arguments.dry_run:
-            printer.start(found)
-            printer.list_targets(found)
-        elif folder is not None:
-            printer.start(found)
-            limits = RerunLimits(arguments.jobs, arguments.timeout, arguments.retries)
-            reproduce(found.targets, folder, limits, by_number, printer.show_result)
-    finally:  # also after a signal
-        results = [result for _, result in sorted(by_number.items())]
-        printer.finish(found, results)
-        if arguments.junit:
-            write_junit(Path(arguments.junit), found, results, arguments.dry_run)
-    if not found.targets and found.errors and not arguments.dry_run:
-        raise ConfigError([problem for error in found.errors for problem in error.named_problems])
-    if not found.targets and not found.errors:
-        reasons = [f"{name} {reason}" for name, reason in found.left_out.items()]
-        raise config_error(
-            "reproduce",
-            "must have something to run, or it would always pass.",
-            None,
-            f"Left out: {'; '.join(reasons)}." if reasons else "",
-        )
+    results: list[Reproduction] = []
+    _write_junit(arguments, found, results)  # that of an earlier reproduction says nothing of this one
+    if not found.targets:
+        reasons = "; ".join(f"{name} {reason}" for name, reason in found.left_out.items())
+        remedy = f"Left out: {reasons}." if reasons else ""
+        nothing = Problem("reproduce", "must have something to run, or it would always pass.", None, remedy)
+        raise ConfigError([problem for error in found.errors for problem in error.named_problems] or [nothing])
+    printer = ResultPrinter(sys.stderr if arguments.json else sys.stdout, found)
+    if arguments.dry_run:
+        printer.list_targets()
+    else:
+        limits = RerunLimits(arguments.jobs, arguments.timeout, arguments.retries)
+        output = arguments.output or Path(DEFAULT_PARENT) / "reproduce" / random_name()
+        try:
+            reproduce(found.targets, expanded(output), limits, by_number, printer.show_result)
+        finally:  # also after a signal
+            results = [result for _, result in sorted(by_number.items())]
+            printer.finish(results)
+            _write_junit(arguments, found, results)
     missed = [result for result in results if not result.passed]
     if arguments.json:
         errors = [
@@ -76,6 +69,12 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
             }
         )
     return BAD_CONFIG if found.errors else gravest_code(result.exit_code for result in results)
+
+
+def _write_junit(arguments: argparse.Namespace, found: Collection, results: Sequence[Reproduction]) -> None:
+    if arguments.junit:
+        reason = "nothing ran: --dry-run" if arguments.dry_run else "not run: interrupted before"
+        write_junit(Path(arguments.junit), found, results, reason)
 
 
 def _read_request(arguments: argparse.Namespace) -> Selection:

@@ -13,7 +13,10 @@ from mpt_cli.reproduce import reproduction
 @pytest.fixture
 def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What every run of the test comes to; without a summary it fails."""
-    found: dict[str, Any] = {"summary": SUMMARY, "environment": {"python": "3.11", "versions": {"keras": "3.15"}}}
+    found: dict[str, Any] = {
+        "summary": SUMMARY,
+        "environment": {"python": "3.11", "packages": {"keras": "3.15"}, "versions": {"keras": "3.15"}},
+    }
 
     def run(command: Command) -> int:
         found.setdefault("words", []).append(command.arguments[command.arguments.index("--quiet") + 1 :])

@@ -79,18 +79,22 @@ def test_a_missed_expectation_is_five_in_the_table_as_json_and_for_junit(outcome
     assert failure.get("message") == "MISS val_accuracy: expected at least 0.99, got 0.98"
 
 
-def test_what_can_not_be_written_is_refused_before_anything_runs(outcome, capsys) -> None:
+def test_a_junit_file_that_can_not_be_written_is_refused_before_anything_runs(outcome, capsys) -> None:
     assert main(["reproduce", "./mine.yaml", "--junit", "reports/ci/out.xml", "--output", "out"]) == 0
     assert [path.name for path in Path("reports/ci").iterdir()] == ["out.xml"]
-    for words, said in (
-        (["--junit", "reports"], "reports can't be written: Is a directory. Give another --junit."),
-        (["--junit", "mine.yaml/out.xml"], "mine.yaml/out.xml can't be written: File exists. Give another --junit."),
-        (["--output", "out"], "out is not empty. Nothing in it was changed; choose another --output."),
-        (["--output", "mine.yaml"], "mine.yaml can't be written: File exists. Choose another --output."),
-    ):
-        assert main(["reproduce", "./mine.yaml", *words]) == 3
-        assert said in capsys.readouterr().err
+    for junit, said in (("reports", "Is a directory"), ("mine.yaml/out.xml", "File exists. Give another --junit.")):
+        assert main(["reproduce", "./mine.yaml", "--junit", junit]) == 3
+        assert f"{junit} can't be written: {said}" in capsys.readouterr().err
     assert len(outcome["words"]) == 1
+
+
+def test_the_results_of_an_earlier_reproduction_stay_in_their_folder_and_not_in_the_junit_file(outcome) -> None:
+    words = ["--junit", "out.xml", "--output", "out"]
+    assert main(["reproduce", "./mine.yaml", *words]) == main(["reproduce", "./mine.yaml", *words]) == 0
+    assert [words[-1] for words in outcome["words"]] == ["run_dir=out/1-mine", "run_dir=out/1-mine-2"]
+    named("broken.yaml", "model: [1\n")
+    assert main(["reproduce", "./broken.yaml", *words]) == 2
+    assert [verdict[:3] for verdict in junit_verdicts()] == [("./broken.yaml", "run", "error")]
 
 
 @pytest.fixture
@@ -110,7 +114,7 @@ def test_an_earlier_run_is_repeated_as_it_was_and_held_against_its_own_summary(o
     threads = {"OMP_NUM_THREADS": "2", "TF_NUM_INTRAOP_THREADS": "1"}
     facts = {
         "python": "3.11",
-        "versions": {"keras": "3.12"},
+        "packages": {"keras": "3.12"},
         "machine": {"usable_cores": 1},
         "variables": {**threads, "CUDA_VISIBLE_DEVICES": "7"},
     }
@@ -119,7 +123,7 @@ def test_an_earlier_run_is_repeated_as_it_was_and_held_against_its_own_summary(o
     assert main(["reproduce", "earlier"]) == 5
     assert (outcome["variables"], outcome["cores"]) == (threads, 1)
     shown = capsys.readouterr().out
-    assert "what is different from the first run:" in shown and "versions.keras: 3.12 -> 3.15" in shown
+    assert "what is different from the first run:" in shown and "packages.keras: 3.12 -> 3.15" in shown
     write_json(earlier / "environment.json", {**facts, "devices": ["GPU"]})
     assert main(["reproduce", "earlier", "--rtol", "0.01", "--output", "2"]) == 0
     assert outcome["cores"] is None
@@ -198,6 +202,7 @@ def test_files_folders_patterns_keywords_and_tags_are_collected() -> None:
     assert collect(Selection(["mine"])).left_out == {"mine/base.yaml": "has no expect: block"}
     assert collected("mine/**/*.y*ml", "digits_r*") == ["mine/a.yaml", "mine/deep/b.yml", "digits_resnet"]
     assert collected("mine", keywords="nightly") == collected("mine", keywords="GPU and not b") == ["mine/a.yaml"]
+    assert collect(Selection(["mine"], keywords="nightly and not (typo or b)")).unmatched == ["typo"]
     assert str(collect(Selection(["nothing*"])).errors[0]) == (
         "nothing*: NAME: must match at least one recipe. Received: 'nothing*'."
     )
@@ -236,12 +241,12 @@ def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch) 
     run, good = StubExecutor.run, outcome["summary"]
 
     def fails_first(command: Command) -> int:
-        outcome["summary"] = good if "retry" in command.name else {**good, "steps_seen": 1}
+        outcome["summary"] = good if command.name.endswith("-2") else {**good, "steps_seen": 1}
         return run(command)
 
     monkeypatch.setattr(StubExecutor, "run", staticmethod(fails_first), raising=False)
     assert told(capsys, "flaky", "./mine.yaml", "--retries", "2") == 0
-    assert [words[-1] for words in outcome["words"]] == ["run_dir=out/1-mine", "run_dir=out/1-mine-retry1"]
+    assert [words[-1] for words in outcome["words"]] == ["run_dir=out/1-mine", "run_dir=out/1-mine-2"]
     properties = ElementTree.parse("out.xml").getroot().iter("property")
     assert {each.get("name"): each.get("value") for each in properties}["flaky"] == "true"
 

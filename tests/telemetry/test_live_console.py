@@ -71,7 +71,7 @@ def test_epochs_and_overflows_stay_above_the_live_area(header, snapshot, summary
     assert terminal.getvalue().count(HIDE_CURSOR) == terminal.getvalue().count(SHOW_CURSOR) == 1
     text = re.sub(r"\x1b\[\d*m", "", terminal.getvalue())
     for once in (
-        "step 1: skipped",
+        "step 1: 1 skipped",
         "epoch     loss    scale  skipped",
         "1/3   0.5000    16384        3    0.8750",
         "a sentence",

@@ -29,54 +29,39 @@ TOLD = [
     (
         DYNAMIC,
         _skips(12, 12, 65536.0, inf=3, variable="conv1/kernel"),
-        "step 12: skipped (inf in conv1/kernel), scale 65536 → 32768: normal while the scale settles; 1 of 12 steps so "
-        "far",
+        "step 12: 1 skipped (inf in conv1/kernel), scale 65536 → 32768",
     ),
     (
         DYNAMIC,
         _skips(20, 31, 2.0**30, inf=3, variable="conv1/kernel"),
-        "steps 20-31: 12 skipped (inf in conv1/kernel), scale 1073741824 → 262144: normal while the scale settles; 12 of "
-        "31 steps so far",
+        "steps 20-31: 12 skipped (inf in conv1/kernel), scale 1073741824 → 262144",
     ),
     (
         FIXED,
         _stays(nan=2, variable="head/bias"),
-        "step 7: skipped (inf and nan in head/bias), scale unchanged; 1 of 7 steps so far",
+        "step 7: 1 skipped (inf and nan in head/bias), scale 1024 → 1024",
     ),
     (
         DYNAMIC,
         [*_growths(40), *_skips(41, 41, 2.0, inf=1)],
-        "steps 40-41: skipped (inf), 1 growth, scale unchanged; 1 of 41 steps so far",
+        "steps 40-41: 1 skipped (inf), scale 1 → 1",
     ),
-    (DYNAMIC, _growths(40), "step 40: 1 growth, scale 1 → 2"),
-    (DYNAMIC, _growths(40, 80, 120), "steps 40-120: 3 growths, scale 1 → 8"),
-    (
-        DYNAMIC,
-        _skips(5, 5, 65536.0, nan=1, cause="forward"),
-        "step 5: skipped (nan in the forward pass), scale 65536 → 32768: the loss itself was not finite, which is not "
-        "the scale's fault; 1 of 5 steps so far",
-    ),
+    (DYNAMIC, _growths(40, 80, 120), "steps 40-120: scale 1 → 8"),
     (
         FIXED,
         _skips(4, 4, 8.0, nan=9, layer="net/block_3", fault="inf", cause="forward"),
-        "step 4: skipped (inf in the forward pass, first in net/block_3), scale 8 → 4: the loss itself was not finite, "
-        "which is not the scale's fault; 1 of 4 steps so far",
+        "step 4: 1 skipped (inf in the forward pass, first in net/block_3), scale 8 → 4",
     ),
     (
         replace(FIXED, on_overflow="apply"),
         _stays(),
-        "step 7: overflowed, applied all the same (inf), scale unchanged; 1 of 7 steps so far",
+        "step 7: 1 overflowed, applied all the same (inf), scale 1024 → 1024",
     ),
-    (Scaling(), _stays(), "step 7: overflowed, applied all the same (inf); 1 of 7 steps so far"),
+    (Scaling(), _stays(), "step 7: 1 overflowed, applied all the same (inf)"),
     (
         LOGMAX,
         [Event(7, 1, "growth", 1024.0, 2048.0), Event(9, 1, "decline", 2048.0, 512.0)],
-        "steps 7-9: 2 moves, scale 1024 → 512",
-    ),
-    (
-        LOGMAX,
-        _skips(90, 90, 2.0**-13, nan=1),
-        "step 90: skipped (nan), scale 2^-13 → 2^-14; 1 of 90 steps so far",
+        "steps 7-9: scale 1024 → 512",
     ),
 ]
 
@@ -108,20 +93,3 @@ def test_frequent_overflows_are_gathered_the_first_is_told_at_once(begun, clock)
         clock.now = start + second
         console.events(_skips(second + 1, second + 1, 4.0))
     assert [line.partition(":")[0] for line in lines] == ["step 1", "steps 2-6", "steps 7-11", "steps 12-16"]
-
-
-def test_a_resumed_run_goes_on_counting(begun) -> None:
-    lines, console = begun(skipped_steps=3)
-    console.events(_skips(41, 41, 8.0))
-    console.events(_skips(42, 43, 8.0))
-    console.close()
-    assert [line.partition("; ")[2] for line in lines] == ["4 of 41 steps so far", "6 of 43 steps so far"]
-
-
-def test_nan_without_inf_is_not_called_normal(begun, clock):
-    """At 65536 and 32768 steps had been applied before: lowering the scale cures nothing."""
-    lines, console = begun()
-    for step, scale in ((10, 65536.0), (20, 32768.0), (30, 16384.0)):
-        clock.now += 60
-        console.events(_skips(step, step, scale, nan=4, variable="a/kernel", layer="a", fault="nan", cause="backward"))
-    assert not any("normal" in line for line in lines) and "(nan in a/kernel)" in lines[2]

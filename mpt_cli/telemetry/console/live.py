@@ -59,10 +59,7 @@ class LiveConsole(PlainConsole):
         self._doing.append((doing, time.monotonic()))
         self._live.start()
 
-    def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
-        """Say nothing: the area counts the seconds."""
-
-    def end_phase(self, doing: str, seconds: float) -> None:
+    def end_phase(self) -> None:
         self._doing.pop()
 
     def start(self, header: RunHeader) -> None:

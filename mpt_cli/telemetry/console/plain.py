@@ -36,8 +36,7 @@ from mpt_cli.telemetry.record_types import (
     Snapshot,
     Summary,
 )
-from mpt_cli.telemetry.run_state import may_still_settle
-from mpt_cli.telemetry.sink_interface import REMINDER_SECONDS, LineFile, Sink
+from mpt_cli.telemetry.sink_interface import LineFile, Sink
 
 LABEL_WIDTH = 13
 INDENT = 8  # of a sentence between rows: to the right of the epochs, whose column stays free for the eye
@@ -136,19 +135,14 @@ def _format_speed(summary: Summary) -> str:
 
 
 def describe_events(events: Sequence[Event], scaling: Scaling) -> str:
-    """Return in a line what was skipped, what was found where, and how the scale moved."""
+    """Return in a line how many steps were skipped, what was found where, and how the scale moved."""
     skips = [event for event in events if event.kind == OVERFLOW]
-    moves, start, end = len(events) - len(skips), events[0].step, events[-1].step
-    found = []
+    start, end, found = events[0].step, events[-1].step, []
     if skips:
         outcome = "overflowed, applied all the same" if scaling.applies_overflows else "skipped"
-        found.append(f"{f'{len(skips)} ' if len(skips) > 1 else ''}{outcome}{_format_place(skips)}")
-    if moves:
-        noun = "growth" if scaling.growth_steps else "move"
-        found.append(f"{moves} {noun}{'s' if moves > 1 else ''}")
+        found.append(f"{len(skips)} {outcome}{_format_place(skips)}")
     if scaling.scales:
-        before, after = events[0].scale_before, events[-1].scale_after
-        found.append(f"scale {format_scale(before)} → {format_scale(after)}" if before != after else "scale unchanged")
+        found.append(f"scale {format_scale(events[0].scale_before)} → {format_scale(events[-1].scale_after)}")
     return f"{f'step {start}' if start == end else f'steps {start}-{end}'}: {', '.join(found)}"
 
 
@@ -179,9 +173,8 @@ class PlainConsole(Sink):
         self._began = self._epoch_began = clock()
         self._told_at: dict[str, float] = {}
         self._pending: list[Event] = []
-        self._skipped = 0
         self._sample: GradientSample | None = None  # the latest, until it is told
-        self._writing = threading.RLock()  # a phase that lasts is told from another thread
+        self._writing = threading.RLock()  # messages come from other threads too
 
     @property
     def _width(self) -> int | None:
@@ -189,7 +182,7 @@ class PlainConsole(Sink):
         return None
 
     def start(self, header: RunHeader) -> None:
-        self._header, self._table, self._skipped = header, EpochTable(header), header.skipped_steps
+        self._header, self._table = header, EpochTable(header)
         self._began = self._epoch_began = self._clock()
         self._write([*labelled_lines(header_rows(header), LABEL_WIDTH, self._width), ""])
 
@@ -209,14 +202,6 @@ class PlainConsole(Sink):
             self._epoch_began = now
         else:
             self._tell_position(self._table.position(snapshot))
-
-    def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
-        so_far = f"{doing}: {format_seconds(seconds)} so far"
-        self._write([f"{so_far}; {hint}" if hint else so_far])
-
-    def end_phase(self, doing: str, seconds: float) -> None:
-        if seconds >= REMINDER_SECONDS:
-            self._write([f"{doing} took {format_seconds(seconds)}"])
 
     def message(self, text: str) -> None:
         self._write([text])
@@ -239,22 +224,7 @@ class PlainConsole(Sink):
         if not self._pending or not (self._is_due("events") or at_once) or self._header is None:
             return
         events, self._pending = sorted(self._pending, key=lambda event: event.step), []
-        skips = [event for event in events if event.kind == OVERFLOW]
-        self._skipped += len({event.step for event in skips})
-        so_far = f"; {self._skipped} of {format_count(events[-1].step)} steps so far" if skips else ""
-        self._write_beside(f"{describe_events(events, self._header.scaling)}{self._comment(skips)}{so_far}")
-
-    def _comment(self, skips: list[Event]) -> str:
-        """Return what is known of the skips; nothing of nan without inf, which a scale that settles seldom leaves."""
-        assert self._header is not None
-        if skips and all(event.cause == FORWARD_PASS for event in skips):
-            return ": the loss itself was not finite, which is not the scale's fault"
-        falls = self._header.scaling.growth_steps and any(event.moves_scale for event in skips)
-        if not falls or not all(event.inf and event.cause != FORWARD_PASS for event in skips):
-            return ""
-        last = skips[-1].step
-        is_early = may_still_settle(last - self._skipped, self._header.total_steps or last)
-        return ": normal while the scale settles" if is_early else ""
+        self._write_beside(describe_events(events, self._header.scaling))
 
     def _is_due(self, kind: str) -> bool:
         now = self._clock()
