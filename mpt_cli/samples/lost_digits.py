@@ -15,13 +15,11 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.data.examples import leaves
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import computing_in_float32, outputs_noted
 from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.precision.rounded_weights import NARROW
-from mpt_cli.samples.gradient_pass import call_sampled
-from mpt_cli.samples.value_ranges import pure_loss
+from mpt_cli.samples.gradient_pass import call_sampled, pure_loss
 from mpt_cli.telemetry.health_and_verdict import SMALL_NOISE, describe_digits, describe_stale
 from mpt_cli.telemetry.record_types import ALL_LAYERS, TARGETS
 
@@ -34,7 +32,6 @@ LOST = 0.02  # of the spread of the outputs: beyond what rounding leaves in deep
 # differ by so much of their own spread: a net may have learnt not to read them
 MOST_LOSS, LEAST_ERROR, LOST_IN_LAYER = 1.5, 2.0, 0.5
 CURED = 0.25  # of the noise: what may be left where a layer in float32 is called the remedy
-MOST_COUNTED, MOST_FEATURES = 65536, 64  # examples and features whose distinct values are counted
 SMALLEST_SPREAD = 1e-6  # of the size of the outputs: float32 itself tells no more apart
 
 
@@ -170,37 +167,6 @@ def _loss(model: Any, batch: Any) -> float:
         return pure_loss(model, [[variable.value for variable in variables] for variables in lists], batch)
 
     return float(call_sampled(model, loss, batch))
-
-
-def describe_inputs(model: Any, x: Any) -> list[str]:
-    """Return what the cast to the half precision of the first layer leaves of each float input, in sentences; none
-    where that layer computes in another dtype."""
-    dtype = next((layer.compute_dtype for layer in layers_of(model)), "float32")
-    if dtype not in NARROW:
-        return []
-    lines = []
-    for name, array in leaves(x, "x"):
-        is_array = isinstance(array, np.ndarray)
-        is_float = np.issubdtype(array.dtype, np.floating) if is_array else is_float_tensor(array)
-        if not is_float or None in tuple(array.shape):  # rows of several lengths
-            continue
-        features = np.reshape(array, (len(array), -1))[:, :MOST_FEATURES]
-        counts = [
-            (_distinct(column, dtype), _distinct(column, "float32"), place) for place, column in enumerate(features.T)
-        ]
-        left, before, feature = min(counts, key=lambda count: count[0] / count[1])
-        if left == before:
-            lines.append(f"input {name}: {dtype} keeps all values of all {len(counts)} features distinct")
-            continue
-        lines.append(
-            f"input {name}: {dtype} leaves {left:,} of the {before:,} distinct values of feature {feature}, "
-            f"of {len(counts)} features the one that loses most"
-        )
-    return lines
-
-
-def _distinct(values: NDArray[Any], dtype: str) -> int:
-    return len(np.unique(ops.convert_to_numpy(ops.cast(ops.cast(values, dtype), "float32"))))
 
 
 def _first_examples(arrays: Any) -> Any:
