@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from math import ceil, floor, log2
 from typing import Any
 
-from mpt_cli.diagnose.float32_examination import Examination, ExaminationRequest, ExaminedPoint
-from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial
+from mpt_cli.diagnose.float32_examination import Examination, ExaminationRequest
+from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
 from mpt_cli.engine.backend import Platform
 from mpt_cli.errors import config_error
 from mpt_cli.precision.gradients import SafeScales
@@ -26,9 +26,10 @@ FORWARD_FAULTS = (OVERFLOWED, VANISHED)
 class Diagnosis:
     """The answer.
 
-    `keep_in_float32` are layers that lose digits, and those without which a scale was found: `point`, `recommended` and
-    `trials` are then of the model with these in float32. `highest_safe` is the power of two that real float16 passes
-    bear, None where none near the predicted one did. `layer_samples` are what such passes left of each layer at the
+    It is of the model after `step` steps, with the run's own `loss_scale` there (1.0 without scaling).
+    `keep_in_float32` are layers that lose digits, and those without which a scale was found: `layers`, `recommended`
+    and `trials` are then of the model with these in float32. `highest_safe` is the power of two that float16 bears,
+    None where none near the predicted one did. `layer_samples` are what such passes left of each layer at the
     scale found, and `faults` the layers that do not train so as in float32: then no window is safe, and where values
     overflow in the forward pass no scale recommended. `mended` are those that lost their outputs, which nothing does
     any more with `keep_in_float32`. `digits` is what rounding leaves of the outputs of the model, None where that could
@@ -39,7 +40,10 @@ class Diagnosis:
     platform: Platform
     policy: PolicySettings
     batches: int
-    point: ExaminedPoint
+    step: int
+    loss: float
+    loss_scale: float
+    layers: list[LayerRange]
     recommended: float | None = None
     keep_in_float32: list[str] = field(default_factory=list)
     trials: list[ScaleTrial] = field(default_factory=list)
@@ -59,18 +63,18 @@ class Diagnosis:
         return self.policy.name == self.settings.policy.name
 
     @property
-    def layers(self) -> list[LayerRange]:
-        return self.point.layers
-
-    @property
     def window(self) -> SafeScales | None:
-        """Return the safe scales: None where nothing flows in float16, empty where no scale fits all layers."""
-        return self.point.window
+        """Return the safe scales, up to the highest that float16 bears: None where nothing is in float16, empty where
+        no scale fits all layers."""
+        found = common_window([layer.window for layer in self.layers])
+        if found is None or self.highest_safe is None:
+            return found
+        return SafeScales(found.lowest_power, min(found.highest_power, self.highest_safe))
 
     @property
     def trial_of_run(self) -> ScaleTrial | None:
         """Return the trial of the run's own scale; None where nothing was tried."""
-        return next((trial for trial in self.trials if trial.scale == self.point.loss_scale), None)
+        return next((trial for trial in self.trials if trial.scale == self.loss_scale), None)
 
     @property
     def is_well(self) -> bool:
@@ -140,7 +144,7 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
     for _ in range(ROUNDS):
         lost = _first_lossy_layers(again)
         mended |= lost
-        more = _layers_to_keep(examination, again.point) + examination.layers_around([*lost], [*lost])
+        more = _layers_to_keep(examination, again) + examination.layers_around([*lost], [*lost])
         more = [name for name in more if name not in kept]
         if not more:
             break
@@ -151,18 +155,18 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
     return replace(again, mended=mended) if again.window is not None and again.is_safe else found
 
 
-def _layers_to_keep(examination: Examination, point: ExaminedPoint) -> list[str]:
+def _layers_to_keep(examination: Examination, found: Diagnosis) -> list[str]:
     """Return the layers that no scale fits, and those that take an output whose gradient doesn't fit.
 
     That gradient is computed by the layer that takes the output, so it is lost as long as that one is in float16.
     """
-    if point.window is None or not point.window.empty:
+    if found.window is None or not found.window.empty:
         return []
-    windows = {layer.name: layer.window for layer in point.layers if layer.window is not None}
+    windows = {layer.name: layer.window for layer in found.layers if layer.window is not None}
     power, names = safest_power(windows)
     sent_back = [
         x.name
-        for x in point.layers
+        for x in found.layers
         if x.name in names and x.activations is not None and not is_within(power, x.activations.window)
     ]
     return examination.layers_around(names, sent_back)
@@ -180,24 +184,33 @@ def _first_lossy_layers(found: Diagnosis) -> dict[str, str]:
 
 def _verify(examination: Examination, kept: list[str], say: Callable[[str], None]) -> Diagnosis:
     """Try the recommended scale, one below and those around the edge on real float16 passes."""
-    settings, point, batches = examination.settings, examination.point(), examination.request.batches
-    found = Diagnosis(settings, examination.platform, examination.policy, batches, point, keep_in_float32=kept)
-    predicted = point.window
-    if predicted is None:
-        return found
-    recommended = recommended_scale(predicted, *scale_bounds(settings.loss_scale.rule))
-    say(f"verifying {format_scale(recommended)} by real float16 passes, with scales above and below it")
-    verifier = examination.verifier()
-    highest = verifier.highest_safe(predicted)
-    if highest is not None and highest < predicted.highest_power:
-        recommended = min(recommended, 2.0 ** (highest - 1))
-    for scale in (1.0, point.loss_scale, recommended / 2, recommended):
-        verifier.try_scale(scale)
-    trials, rows = [verifier.trials[scale] for scale in sorted(verifier.trials)], verifier.rows[recommended]
-    found = replace(
-        found, trials=trials, highest_safe=highest, layer_samples=rows, faults=examination.places.faults(rows)
+    settings, batches = examination.settings, examination.request.batches
+    found = Diagnosis(
+        settings,
+        examination.platform,
+        examination.policy,
+        batches,
+        examination.step,
+        examination.loss,
+        examination.loss_scale,
+        examination.layers(),
+        keep_in_float32=kept,
     )
-    overflows = highest is None or found.forward_overflows or OVERFLOWED in found.faults.values()
+    if (predicted := found.window) is None:
+        return found
+    say(f"trying scales around 2^{predicted.highest_power} in real float16 passes")
+    found = replace(found, highest_safe=examination.highest_safe(predicted))
+    recommended = recommended_scale(found.window or predicted, *scale_bounds(settings.loss_scale.rule))
+    for scale in (1.0, found.loss_scale, recommended / 2, recommended):
+        examination.try_scale(scale)
+    trials, rows = examination.trials, examination.layer_samples(recommended)
+    found = replace(
+        found,
+        trials=[trials[scale] for scale in sorted(trials)],
+        layer_samples=rows,
+        faults=examination.places.faults(rows),
+    )
+    overflows = found.highest_safe is None or found.forward_overflows or OVERFLOWED in found.faults.values()
     return found if overflows else replace(found, recommended=recommended)
 
 
@@ -241,7 +254,7 @@ def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
     keys = ", ".join(config_words(found))
     tried = next((trial for trial in found.trials if trial.scale == found.recommended), None)
     sure = "not tried in float16" if tried is None else f"tried in real float16 passes {trial_sentence(tried)}"
-    when = f"trained for {found.point.step} steps" if found.point.step else "before training"
+    when = f"trained for {found.step} steps" if found.step else "before training"
     sure += f"; this is of the model {when}, and gradients change in training: --after-steps (after_steps=) looks later"
     none = "nothing: no loss scale is needed" if found.window is None else "no loss scale helps here"
     advice = f"nothing needs to change; {keys} leaves the most room above and below" if found.is_well else keys or none
@@ -265,7 +278,7 @@ def _finding(found: Diagnosis) -> str:
     if fault := next((fault for fault in FAULTS if fault in faults.values()), None):
         names = [layer for layer, its in faults.items() if its == fault]
         wrong = f"{layer_names(names)} {FAULTS[fault][0]}; {wrong}"
-    return f"{wrong} at step {found.point.step}"
+    return f"{wrong} at step {found.step}"
 
 
 def layer_names(names: Iterable[str]) -> str:
@@ -346,14 +359,10 @@ FAULTS = {
 
 
 def trial_sentence(trial: ScaleTrial) -> str:
-    """Return what was measured at one scale, beside what was predicted."""
+    """Return what was measured at one scale."""
     if not trial.loss_is_finite:
         return f"at scale {format_scale(trial.scale)}: the loss itself is not finite in float16"
-    expected = "predicted" if trial.predicted_overflow else "not predicted"
     if trial.overflows:
-        return (
-            f"at scale {format_scale(trial.scale)}: overflow in {trial.overflows} of {trial.passes} passes, {expected}"
-        )
-    overflow = ", though overflow was predicted" if trial.predicted_overflow else ""
-    flushed = f"{format_fraction(trial.flushed)} flushed ({format_fraction(trial.predicted_flushed)} predicted)"
-    return f"at scale {format_scale(trial.scale)}: {flushed}, no overflow in {trial.passes} passes{overflow}"
+        return f"at scale {format_scale(trial.scale)}: overflow in {trial.overflows} of {trial.passes} passes"
+    flushed = format_fraction(trial.flushed)
+    return f"at scale {format_scale(trial.scale)}: {flushed} flushed, no overflow in {trial.passes} passes"

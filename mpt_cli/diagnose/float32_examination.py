@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 import keras
@@ -9,7 +10,7 @@ import numpy as np
 
 from mpt_cli.data.batch_streams import random_state_kept
 from mpt_cli.data.examples import DataSet
-from mpt_cli.diagnose.safe_windows import LayerRange, Verifier, add_up, common_window, layer_ranges
+from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, add_up, layer_ranges
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.step_batches import StepChunk
 from mpt_cli.errors import ConfigError, NumericalError, config_error
@@ -18,10 +19,11 @@ from mpt_cli.precision.gradient_check import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
 from mpt_cli.precision.policy import name_of, parts_of
-from mpt_cli.samples.gradient_pass import GradientPass
+from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges
 from mpt_cli.samples.lost_digits import measure_digits
-from mpt_cli.samples.value_ranges import RangeCounter, RangeMap, ValueRanges, is_rounded
+from mpt_cli.samples.value_ranges import HALF, RangeMap, is_rounded, mean_share
 from mpt_cli.settings.schema import PolicySettings
+from mpt_cli.telemetry.record_types import ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS, LayerSample
 from mpt_cli.telemetry.step_counters import StepRecords
 from mpt_cli.training.build_run_parts import Assembly, assemble, build_metrics
 from mpt_cli.training.run_from_settings import Program
@@ -135,38 +137,17 @@ class ExaminationRequest:
     batches: int = 8
 
 
-@dataclass(frozen=True)
-class ExaminedPoint:
-    """What was measured after `step` steps. `loss_scale` is the run's own there, 1.0 without scaling."""
-
-    step: int
-    loss: float
-    loss_scale: float
-    layers: list[LayerRange]
-
-    @property
-    def window(self) -> SafeScales | None:
-        """Return the scales that are safe for every layer; None where no gradient is in float16."""
-        return common_window([layer.window for layer in self.layers])
-
-
-@dataclass(frozen=True)
-class _Measurement:
-    """The counts of a point, from which its rows follow once it is known what is to be in float16; and the batches and
-    weights on which scales are tried."""
-
-    step: int
-    loss_scale: float
-    counted: ValueRanges
-    batches: Sequence[Any]
-    weights: Weights
+GRADIENTS = (ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS)
+# doublings above and below the predicted highest scale within which the real one is looked for
+FARTHEST, FARTHEST_BELOW = 3, 32
 
 
 class Examination:
     """Trains the run and then measures a copy of it, or where it is a program's model that model itself.
 
-    `digits` are what half precision leaves of the outputs, of the run's own model where it has half precision; None
-    where they can't be compared."""
+    Of what was measured: `step`, the `loss` there, the run's own `loss_scale` (1.0 without scaling), and `digits`, what
+    half precision leaves of the outputs, of the run's own model where it has half precision; None where they can't be
+    compared. Then `trials` of scales."""
 
     def __init__(self, program: Program, platform: Platform, request: ExaminationRequest) -> None:
         assert program.settings.seed is not None
@@ -180,34 +161,29 @@ class Examination:
     def measure_at(self, step: int) -> None:
         """Train up to `step` of the run and measure there; NumericalError where float32 itself is not finite."""
         self._stepper.train_to(step)
-        weights = weights_and_state(self.parts.model)
-        batches = self._stepper.peek_batches(self.request.batches)
+        self.step, self._weights = step, weights_and_state(self.parts.model)
+        self._batches = self._stepper.peek_batches(self.request.batches)
         is_measured = is_rounded(self.parts.model)
-        self.digits = measure_digits(self.parts.model, batches[0]) if is_measured else None
+        self.digits = measure_digits(self.parts.model, self._batches[0]) if is_measured else None
         self._build_examined()
-        put_weights(self._examined, weights)
         if not is_measured:
-            self.digits = measure_digits(self._examined, batches[0])
-        in_float32 = GradientPass(RangeCounter(self._examined, in_float32=True))
-        self._consumers = in_float32.counter.probes.consumers
-        counted = add_up([in_float32(batch) for batch in batches])
-        _check_finite(counted, step)
-        self._trace_examined(batches[0])
-        scale = float(self.parts.optimizer.loss_scale) if self.parts.scaling.scales else 1.0
-        self._measured = _Measurement(step, scale, counted, batches, weights)
+            self.digits = measure_digits(self._examined, self._batches[0])
+        self._in_float32 = GradientPass(self._examined, in_float32=True)
+        self._reference = add_up([self._in_float32(batch) for batch in self._batches])
+        _check_finite(self._reference, step)
+        self.loss = float(self._reference.loss)
+        self.loss_scale = float(self.parts.optimizer.loss_scale) if self.parts.scaling.scales else 1.0
+        self._trace_examined()
 
-    def point(self) -> ExaminedPoint:
-        """Return what was measured, with the dtypes of the model as it is examined now."""
-        measured = self._measured
-        layers = layer_ranges(self.places, self._in_float16.counter.probes, measured.counted)
-        return ExaminedPoint(measured.step, measured.counted.loss, measured.loss_scale, layers)
+    def layers(self) -> list[LayerRange]:
+        """Return what was measured of each layer, in the dtypes of the model as it is examined now."""
+        return layer_ranges(self.places, self._in_float16.probes, self._reference)
 
     def keep_in_float32(self, names: Sequence[str]) -> None:
         """Examine the model with these layers in float32 from now on."""
         self.policy = replace(self.policy, overrides={**self.policy.overrides, **dict.fromkeys(names, "float32")})
         self._build_examined()
-        put_weights(self._examined, self._measured.weights)
-        self._trace_examined(self._measured.batches[0])
+        self._trace_examined()
 
     def layers_around(self, names: Sequence[str], sent_back: Sequence[str]) -> list[str]:
         """Return the layers among `names`, those that take an output of `sent_back`, and those next to their plain
@@ -215,40 +191,69 @@ class Examination:
 
         An operation such as x * 2 computes in the dtype of what it is given, and so do those that follow it.
         """
-        parts = parts_of(self._examined)
+        parts, consumers = parts_of(self._examined), self._in_float32.probes.consumers
         places = {name_of(part): index for index, part in enumerate(parts)}
         around = {places[name] for name in names if name in places}
-        around |= {taker for name in sent_back if name in places for taker in self._consumers.get(places[name], ())}
+        around |= {taker for name in sent_back if name in places for taker in consumers.get(places[name], ())}
         for _ in parts:
             plain = {index for index in around if not isinstance(parts[index], keras.Layer)}
-            makers = {maker for maker, takers in self._consumers.items() if takers & plain}
-            more = makers | {taker for index in plain for taker in self._consumers.get(index, ())}
+            makers = {maker for maker, takers in consumers.items() if takers & plain}
+            more = makers | {taker for index in plain for taker in consumers.get(index, ())}
             if more <= around:
                 break
             around |= more
         return [name_of(parts[index]) for index in sorted(around) if isinstance(parts[index], keras.Layer)]
 
-    def verifier(self) -> Verifier:
-        """Return a verifier that tries scales with the weights and batches that were measured."""
-        put_weights(self._examined, self._measured.weights)
-        return Verifier(self._in_float16, self._measured.batches, self.places, self._measured.counted)
+    def try_scale(self, scale: float) -> ScaleTrial:
+        """Try it on float16 passes, once."""
+        if scale not in self.trials:
+            total, overflows = self._pass_at(scale)
+            rows = self.places.layer_samples(total, self._reference)
+            bound = [row for row in rows if row.kind in GRADIENTS and row.dtype == HALF]
+            flushed = None if overflows else mean_share(bound, "flushed")
+            self.trials[scale] = ScaleTrial(scale, len(self._batches), flushed, overflows, isfinite(total.loss))
+        return self.trials[scale]
+
+    def highest_safe(self, window: SafeScales) -> int | None:
+        """Return the largest power of two near the predicted one at which nothing really overflows; None where even far
+        below it something does.
+        """
+        power = window.highest_power
+        if self._is_safe(power):
+            above = range(power + 1, power + FARTHEST + 1)
+            return next((k - 1 for k in above if not self._is_safe(k)), power + FARTHEST)
+        return next((k for k in range(power - 1, power - FARTHEST_BELOW, -1) if self._is_safe(k)), None)
+
+    def _is_safe(self, power: int) -> bool:
+        return -126 <= power <= 127 and self.try_scale(2.0**power).overflows == 0
+
+    def layer_samples(self, scale: float) -> list[LayerSample]:
+        """Return what float16 passes leave of each layer at this scale, against float32."""
+        exact = add_up([self._in_float32(batch, scale) for batch in self._batches])
+        return self.places.layer_samples(self._pass_at(scale)[0], exact)
+
+    def _pass_at(self, scale: float) -> tuple[ValueRanges, int]:
+        """Return the counts of all batches together, and of how many the weights' gradients are not finite."""
+        passes = [self._in_float16(batch, scale) for batch in self._batches]
+        return add_up(passes), sum(not ranges.is_finite for ranges in passes)
 
     @property
     def places(self) -> RangeMap:
-        return RangeMap.of(self._examined, self._in_float16.counter.probes)
+        return RangeMap.of(self._examined, self._in_float16.probes)
 
     def _build_examined(self) -> None:
         self._examined = build_copy(self.program, self.policy, self.parts.data)
-        self._in_float16 = GradientPass(RangeCounter(self._examined, in_float32=False))
+        put_weights(self._examined, self._weights)
+        self._in_float16, self.trials = GradientPass(self._examined), dict[float, ScaleTrial]()
 
-    def _trace_examined(self, batch: Any) -> None:
+    def _trace_examined(self) -> None:
         """Run one pass, which shows the dtypes of the outputs of the layers.
 
         ConfigError where the model mixes dtypes, and where the device can't do it: JAX on a CPU has no float16
         attention.
         """
         try:
-            self._in_float16(batch)
+            self._in_float16(self._batches[0])
         except (ValueError, TypeError, NotImplementedError) as error:
             if (problem := model_problem("model", error)) is not None:
                 raise ConfigError(problem) from None

@@ -5,6 +5,7 @@ not finite in the order of time, and what to do about it.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, nan
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -18,14 +19,12 @@ from mpt_cli.engine.faults import build_injector
 from mpt_cli.errors import DataError
 from mpt_cli.precision import has_custom_train_step
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
-from mpt_cli.precision.keras_internals import inner_layers
-from mpt_cli.precision.policy import name_of
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
-from mpt_cli.samples.gradient_pass import GradientPass
-from mpt_cli.samples.probes import GRADIENT, VALUE, Counts, Probes, owners_of_weights, weights_of
-from mpt_cli.samples.value_ranges import RangeCounter, ValueRanges
+from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges
+from mpt_cli.samples.probes import GRADIENT, VALUE, Counts, Probes, weights_of
+from mpt_cli.samples.value_ranges import PartRows, RangeMap
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.build_run_parts import Assembly, assemble
@@ -164,9 +163,9 @@ def _run_with_probes(parts: Assembly, batch: Any) -> tuple[float, list[ObservedT
     injector = build_injector(parts.settings.fault, model, parts.data)
     step_wrapper = injector.wrap_step if injector else None
     for jit_compile in (True, False) if parts.jit_compile else (False,):
-        counter = RangeCounter(model, in_float32=False, inputs=True)
-        ranges = GradientPass(counter, jit_compile, step_wrapper)(batch, float(parts.optimizer.loss_scale))
-        observed = [*_forward(counter.probes, ranges), *_backward(model, counter.probes, ranges)]
+        looked = GradientPass(model, inputs=True, jit_compile=jit_compile, step_wrapper=step_wrapper)
+        ranges = looked(batch, float(parts.optimizer.loss_scale))
+        observed = observe(model, looked.probes, ranges)
         if first_non_finite(observed, isfinite(ranges.loss)) is not None:
             break
     return ranges.loss, observed
@@ -181,50 +180,29 @@ def first_non_finite(observed: Sequence[ObservedTensor], loss_is_finite: bool) -
     return next((seen for phase in phases for seen in observed if seen.phase == phase and not seen.is_finite), None)
 
 
-def _forward(probes: Probes, ranges: ValueRanges) -> Iterator[ObservedTensor]:
-    """Yield inputs and outputs of the innermost layers, in the order of their calls."""
-    inputs, outputs = np.split(ranges.parts[:, VALUE], 2)
-    for index in _innermost(probes):
-        for place, counts in ((INPUT, inputs[index]), (OUTPUT, outputs[index])):
-            yield _observe(FORWARD, probes, index, place, counts)
+def observe(model: Any, probes: Probes, ranges: ValueRanges) -> list[ObservedTensor]:
+    """Return what went through the innermost layers in the order of time: inputs and outputs in the order of calls,
+    then in reverse the gradient that arrives at an output, those of the weights, and that of the input."""
+    places = [place for place in RangeMap.of(model, probes).places if place.part is not None]
+    first = next((place for place in places if place.is_trained), None)  # of its input training computes no gradient
+    inputs, outputs = np.split(ranges.parts, 2)
+    found = []
 
+    def note(phase: str, place: PartRows, kind: str, counts: Counts) -> None:
+        layer, sizes = type(probes.parts[place.part or 0]).__name__, (int(counts[INFS]), int(counts[NANS]))
+        exponent = largest_exponent(counts)
+        found.append(ObservedTensor(phase, place.name, layer, place.output_dtype, kind, exponent, *sizes))
 
-def _backward(model: Any, probes: Probes, ranges: ValueRanges) -> Iterator[ObservedTensor]:
-    """Yield gradients in reverse order: what arrives at an output, then the gradients of weights and input."""
-    (inputs, outputs), owners = np.split(ranges.parts[:, GRADIENT], 2), owners_of_weights(model)
-    for index in reversed(_innermost(probes)):
-        if index in probes.trained:
-            yield _observe(BACKWARD, probes, index, OUTPUT, outputs[index])
-        own = [place for place, owner in enumerate(owners) if owner == index]
-        if own:
-            yield _observe(BACKWARD, probes, index, WEIGHTS, ranges.weights[own].sum(axis=0))
-        if index in probes.trained_inputs:
-            yield _observe(BACKWARD, probes, index, INPUT, inputs[index])
-
-
-def _innermost(probes: Probes) -> list[int]:
-    """Return indices in call order; a layer made of layers is left to these, unless it has weights itself."""
-    parts = probes.parts
-    return [index for index in probes.order if not inner_layers(parts[index]) or _has_direct_weights(parts[index])]
-
-
-def _has_direct_weights(layer: Any) -> bool:
-    inner = {id(v) for part in inner_layers(layer) for v in part.variables}
-    return any(id(v) not in inner for v in layer.trainable_variables)
-
-
-def _observe(phase: str, probes: Probes, index: int, place: str, counts: Counts) -> ObservedTensor:
-    part = probes.parts[index]
-    return ObservedTensor(
-        phase,
-        name_of(part),
-        type(part).__name__,
-        probes.dtypes.get(index, ""),
-        place,
-        largest_exponent(counts),
-        int(counts[INFS]),
-        int(counts[NANS]),
-    )
+    for place in places:
+        note(FORWARD, place, INPUT, inputs[place.part, VALUE])
+        note(FORWARD, place, OUTPUT, outputs[place.part, VALUE])
+    for place in filter(attrgetter("is_trained"), reversed(places)):
+        note(BACKWARD, place, OUTPUT, outputs[place.part, GRADIENT])
+        if place.weights:
+            note(BACKWARD, place, WEIGHTS, ranges.weights[[*place.weights]].sum(axis=0))
+        if place is not first:
+            note(BACKWARD, place, INPUT, inputs[place.part, GRADIENT])
+    return found
 
 
 def _is_number(value: Any) -> bool:

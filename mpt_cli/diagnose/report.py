@@ -5,6 +5,7 @@ The JSON is the contract of `mpt diagnose --json` and of diagnosis.json.
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import floor, log2
 from typing import Any
 
 import yaml
@@ -20,7 +21,7 @@ from mpt_cli.diagnose.diagnosis import (
     lead_sentences,
     trial_sentence,
 )
-from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, power_of_two_below
+from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
     INFS,
@@ -60,7 +61,7 @@ def _examined(found: Diagnosis) -> str:
     what = f"{found.settings.recipe} under {found.policy.name}"
     if not found.examines_run_policy:
         what += f" (the run's own {found.settings.policy.name} has no float16)"
-    return f"{what}, compared with float32 at the same weights, on {found.batches} batches at step {found.point.step}"
+    return f"{what}, compared with float32 at the same weights, on {found.batches} batches at step {found.step}"
 
 
 def _safe(found: Diagnosis) -> str:
@@ -97,16 +98,16 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
         "policy": found.policy.name,
         "run_policy": found.settings.policy.name,
         "batches": found.batches,
-        "step": found.point.step,
-        "loss": found.point.loss,
-        "loss_scale": found.point.loss_scale,
+        "step": found.step,
+        "loss": found.loss,
+        "loss_scale": found.loss_scale,
         "recommended_initial_scale": found.recommended,
         "safe_window": _window_content(found.window, found.is_safe),
         "keep_in_float32": found.keep_in_float32,
         "config": config_lines(found),
         "verification": {
             "forward_overflows": found.forward_overflows,
-            "layers": [{**vars(row), "predicted_flushed": row.predicted_flushed} for row in found.layer_samples],
+            "layers": [vars(row) for row in found.layer_samples],
             "faults": found.faults,
             "mended": found.mended,
             "highest_safe_scale": None if found.highest_safe is None else 2.0**found.highest_safe,
@@ -150,7 +151,7 @@ def print_diagnosis(found: Diagnosis, file: str, console: Console) -> None:
     """Print three sentences, the layers, then the rest."""
     told = sentences(found)
     print_labelled([*told[:LEAD_ROWS], ("file", file)], console)
-    console.out(f"step {found.point.step}: gradients of outputs or weights, whichever are worse", highlight=False)
+    console.out(f"step {found.step}: gradients of outputs or weights, whichever are worse", highlight=False)
     print_table(_columns(found), found.layers, console, _row_style)
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     print_labelled([*told[LEAD_ROWS:], *(("config", line) for line in config_lines(found))], console)
@@ -162,7 +163,7 @@ def _row_style(layer: LayerRange) -> str:
 
 def _columns(found: Diagnosis) -> list[TableColumn[LayerRange]]:
     """Return the columns, with shares without scaling, at the run's scale and at the recommended one, each once."""
-    own = found.point.loss_scale
+    own = found.loss_scale
     scales = dict.fromkeys([1.0, own, found.recommended or own])
     return [
         TableColumn("layer", lambda layer: layer.name, is_number=False),
@@ -179,7 +180,8 @@ def _largest_cell(layer: LayerRange) -> str:
 
 
 def _share_cell(share: Callable[[Counts, float], float], scale: float, layer: LayerRange) -> str:
-    shares = [share(g.counts, power_of_two_below(scale)) for g in layer.gradients if g.is_float16]
+    power = 2.0 ** floor(log2(scale))  # at or below `scale`: counts are by powers of two
+    shares = [share(g.counts, power) for g in layer.gradients if g.is_float16]
     return format_fraction(max(shares, default=None))
 
 

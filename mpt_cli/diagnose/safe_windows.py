@@ -1,11 +1,7 @@
-"""Which loss scales the gradients of each layer bear: predicted from counts in float32, verified by float16 passes.
-Each is one forward and backward pass that counts gradients through probes around every layer, and changes nothing.
-"""
+"""Which loss scales the gradients of each layer bear, as their counts in float32 tell it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor, isfinite, log2
-from typing import Any
 
 import numpy as np
 
@@ -18,31 +14,14 @@ from mpt_cli.precision.gradients import (
     safe_scales,
 )
 from mpt_cli.precision.policy import name_of
-from mpt_cli.samples.gradient_pass import GradientPass
 from mpt_cli.samples.probes import GRADIENT, Counts, Probes
 from mpt_cli.samples.value_ranges import HALF, RangeMap, ValueRanges
-from mpt_cli.telemetry.record_types import ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS, LayerSample
 
 
 def add_up(passes: Sequence[ValueRanges]) -> ValueRanges:
     """Return the counts of several passes together, of one at least, with their mean loss."""
     parts, weights = (np.sum(counts, axis=0) for counts in zip(*(ranges[:2] for ranges in passes), strict=True))
     return passes[0]._replace(parts=parts, weights=weights, loss=float(np.mean([ranges.loss for ranges in passes])))
-
-
-def scaled_ranges(ranges: ValueRanges, power: int) -> ValueRanges:
-    """Return the counts of a loss 2**power times as large; what leaves the range of float32 stays at its ends."""
-    parts = ranges.parts.copy()
-    parts[:, GRADIENT] = _shifted(parts[:, GRADIENT], power)
-    return ranges._replace(parts=parts, weights=_shifted(ranges.weights, power))
-
-
-def _shifted(counts: Counts, power: int) -> Counts:
-    moved = counts.copy()
-    moved[..., :INFS] = 0
-    for place in range(INFS):
-        moved[..., min(max(place + power, 0), INFS - 1)] += counts[..., place]
-    return moved
 
 
 # Not less: the gradient of a bias that a normalisation or a softmax cancels is rounding noise, and does not matter.
@@ -110,7 +89,7 @@ def layer_ranges(places: RangeMap, probes: Probes, counted: ValueRanges) -> list
     rows = []
     for place in places.places:
         part, own, outputs, weights = parts.get(place.name), list(place.weights), None, None
-        if place.part in probes.trained and counted.parts[place.part, GRADIENT].sum():
+        if place.is_trained and place.part is not None and counted.parts[place.part, GRADIENT].sum():
             outputs = GradientCounts(counted.parts[place.part, GRADIENT], place.output_dtype, False)
         if own:
             weights = GradientCounts(counted.weights[own].sum(axis=0), place.dtype, True)
@@ -127,87 +106,16 @@ def common_window(windows: Sequence[SafeScales | None]) -> SafeScales | None:
     return SafeScales(max(w.lowest_power for w in minding), min(w.highest_power for w in minding))
 
 
-# doublings above and below the predicted highest scale within which the real one is looked for
-FARTHEST, FARTHEST_BELOW = 3, 32
-
-
 @dataclass(frozen=True)
 class ScaleTrial:
-    """What one scale did. `flushed` is the share of the nonzero gradients in float16 that became zero.
+    """What one scale did in float16 passes. `flushed` is the share of the nonzero gradients in float16 that became 0.
 
     It is None where gradients overflowed, which hides what became of the others. An overflow is a pass whose weight
     gradients hold inf or nan: a step that loss scaling would skip. `loss_is_finite` is that of the forward pass.
-
-    The prediction looks at each gradient by itself. Where all that one is computed from is flushed it is zero too,
-    however large it would have been: more is met than was predicted, below every scale that is worth using.
     """
 
     scale: float
     passes: int
-    predicted_flushed: float
     flushed: float | None
-    predicted_overflow: bool
     overflows: int
     loss_is_finite: bool
-
-
-class Verifier:
-    """Tries scales on the model in float16, against the counts of the float32 passes."""
-
-    def __init__(
-        self, examined_pass: GradientPass, batches: Sequence[Any], places: RangeMap, reference: ValueRanges
-    ) -> None:
-        self.examined_pass, self.batches, self.places, self.reference = examined_pass, batches, places, reference
-        self.rows: dict[float, list[LayerSample]] = {}  # by scale: what the passes left of each layer, against float32
-        self.trials: dict[float, ScaleTrial] = {}
-        trained = examined_pass.counter.probes.trained  # below the first weight no gradient matters
-        self._gradients = {(ACTIVATION_GRADIENTS, place.name) for place in places.places if place.part in trained}
-        self._gradients |= {(WEIGHT_GRADIENTS, place.name) for place in places.places}
-
-    def try_scale(self, scale: float) -> ScaleTrial:
-        """Try it, once."""
-        if scale not in self.trials:
-            passes = [self.examined_pass(batch, scale) for batch in self.batches]
-            total, power = add_up(passes), floor(log2(scale))
-            rows = self.places.layer_samples(total, scaled_ranges(self.reference, power))
-            bound = [row for row in rows if row.dtype == HALF and (row.kind, row.layer) in self._gradients]
-            predicted_overflow = any((row.lowest_exponent or 0) + len(row.exponents) > 16 for row in bound)
-            overflows = sum(not ranges.is_finite for ranges in passes)
-            flushed, predicted = (
-                _mean_share(bound, [getattr(row, name) for row in bound]) for name in ("flushed", "predicted_flushed")
-            )
-            self.rows[scale] = rows
-            self.trials[scale] = ScaleTrial(
-                scale,
-                len(passes),
-                predicted,
-                None if overflows else flushed,
-                predicted_overflow,
-                overflows,
-                isfinite(total.loss),
-            )
-        return self.trials[scale]
-
-    def highest_safe(self, window: SafeScales) -> int | None:
-        """Return the largest power of two near the predicted one at which nothing really overflows; None where even far
-        below it something does.
-        """
-        power = window.highest_power
-        if self._is_safe(power):
-            above = range(power + 1, power + FARTHEST + 1)
-            return next((k - 1 for k in above if not self._is_safe(k)), power + FARTHEST)
-        return next((k for k in range(power - 1, power - FARTHEST_BELOW, -1) if self._is_safe(k)), None)
-
-    def _is_safe(self, power: int) -> bool:
-        return -126 <= power <= 127 and self.try_scale(2.0**power).overflows == 0
-
-
-def _mean_share(rows: Sequence[LayerSample], shares: Sequence[float]) -> float:
-    """Return the mean of the shares, weighted by how many values each row has."""
-    values = [row.values for row in rows]
-    return float(np.dot(shares, values) / max(sum(values), 1))
-
-
-def power_of_two_below(scale: float) -> float:
-    """Return the power of two at or below `scale`: the histogram counts by powers of two."""
-    return float(2.0 ** np.floor(np.log2(scale)))

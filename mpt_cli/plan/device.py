@@ -1,27 +1,20 @@
 """A GPU as its data sheet describes it: what XLA needs to compile for one that is not here.
 
-One short file each in `devices/`; a user's own is a file of the same keys. XLA chooses kernels by these figures without
+One short file each in `devices/`. XLA chooses kernels by these figures without
 trying any (no autotuning), so that what it compiles here may differ in tile sizes and algorithms from what it compiles
 beside the GPU; what is computed, in which dtype and in how much memory, does not.
 """
 
 import importlib.util
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import config_error, did_you_mean, install_command
 from mpt_cli.settings.limits import load_yaml
-from mpt_cli.settings.search_path import expanded
-from mpt_cli.telemetry.record_types import field_problem
 
 FOLDER = Path(__file__).parent / "devices"
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-_LARGEST_FIGURE = 1e9  # in the units of a data sheet; far more than any has
-_VERSION = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
-_ONE_LINE = re.compile(r'[^"\n]+')
 _JAX_SHARE = 0.75  # of a GPU's memory: what JAX's allocator takes at most, unless it is told otherwise
 _TARGET = """
 gpu_device_info {{
@@ -115,46 +108,18 @@ def device_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def load_device(word: str | None) -> Device:
-    """Load a shipped device by its name, or a device of the user's own by the path of its file.
-
-    ConfigError for an unknown name, and with everything that is wrong with a file.
+def load_device(name: str | None) -> Device:
+    """Load a shipped device by its name; ConfigError for another one.
 
     >>> load_device("h100").memory_bytes / 2**30
     80.0
     """
-    names, path = ", ".join(device_names()), FOLDER / f"{str(word).lower()}.yaml"
-    if word is None:
-        raise config_error("--device", f"must be given: one of {names}, or a file.", None, "As --device h100.")
-    if path.is_file():
-        return _read(path)
-    path = expanded(word)
-    if not path.is_file():
-        own = f"Or give a file of your own with the keys of {FOLDER / 'h100.yaml'}: --device ./mine.yaml"
-        remedy = " ".join(filter(None, [did_you_mean(word, device_names()), own]))
-        raise config_error("--device", f"must be one of {names}.", word, remedy)
-    return _read(path)
-
-
-def _read(path: Path) -> Device:
-    content = load_yaml(path)
-    names = {each.name for each in fields(Device)} - {"name"}
-    if not (isinstance(content, dict) and content.keys() == names and _is_sound(content)):
-        rule = f"{path} must have the keys of {FOLDER / 'h100.yaml'}, with numbers above 0, a description of one line, "
-        raise config_error("--device", f'{rule}and the compute capability in quotes, as "9.0".')
-    return Device(path.stem, **content)
-
-
-def _is_sound(content: Mapping[str, Any]) -> bool:
-    """Return whether each value has the type of its key, and XLA's description can be made of it."""
-    return (
-        not field_problem(Device, content, [*content])
-        and all(
-            _ONE_LINE.fullmatch(value) if isinstance(value, str) else 0 < value <= _LARGEST_FIGURE
-            for value in content.values()
-        )
-        and bool(_VERSION.fullmatch(content["compute_capability"]))
-    )
+    known = device_names()
+    if name is None:
+        raise config_error("--device", f"must be given: one of {', '.join(known)}.", None, "As --device h100.")
+    if name.lower() not in known:
+        raise config_error("--device", f"must be one of {', '.join(known)}.", name, did_you_mean(name, known))
+    return Device(name.lower(), **load_yaml(FOLDER / f"{name.lower()}.yaml"))
 
 
 def check_compiler() -> None:

@@ -1,18 +1,98 @@
 """One forward and backward pass of a batch that counts what flows through probes around every layer, and changes
 nothing."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
 
 from mpt_cli.engine.step_loop import StepWrapper
+from mpt_cli.precision.gradient_check import dense, is_overwritten
+from mpt_cli.precision.gradients import INFS, NANS
+from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
+from mpt_cli.precision.keras_internals import computing_in_float32, logits_of, predict_in_training, training_loss
 from mpt_cli.precision.optimizer import backend_step
-from mpt_cli.precision.policy import layers_of
-from mpt_cli.samples.probes import Tensor
-from mpt_cli.samples.value_ranges import RangeCounter, ValueRanges, pure_loss
+from mpt_cli.precision.policy import layers_of, parts_of
+from mpt_cli.precision.rounded_weights import NARROW
+from mpt_cli.samples.probes import Counts, Probes, Tensor, count_weights, weights_of
+
+
+def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
+    """Return the loss, a float32 scalar, of a training step on `batch`, as a pure function.
+
+    `state` holds the values of the trainable, non-trainable and metric variables, in the order of the model's own
+    lists, in any dtype. What the step would change (statistics, seeds, metrics) is computed and thrown away, on both
+    backends.
+    """
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+    with _stateless(model, state):
+        y_pred = predict_in_training(model, x)
+        loss = training_loss(model, x, y, y_pred, weight)
+    return ops.cast(loss, "float32")
+
+
+def seeded_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
+    """Return a float32 scalar whose gradients are those of a loss that only a program knows.
+
+    `batch` are calls of the model: the inputs, the gradients of the scaled loss by the float outputs, and the scale.
+    `state` is that of `pure_loss`.
+    """
+    loss = ops.zeros((), "float32")
+    with _stateless(model, state):
+        for x, gradients, scale in batch:
+            outputs = map(logits_of, filter(is_float_tensor, keras.tree.flatten(predict_in_training(model, x))))
+            loss += sum(ops.sum(wide(out) * wide(g)) for out, g in zip(outputs, gradients, strict=True)) / scale
+    return loss
+
+
+@contextmanager
+def _stateless(model: Any, state: Sequence[list[Tensor]]) -> Iterator[None]:
+    variables = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
+    scope = keras.StatelessScope(collect_losses=True)
+    for group, values in zip(variables, state, strict=True):
+        # not as an argument, which casts each value to the dtype of its variable
+        scope.state_mapping.update({id(v): value for v, value in zip(group, values, strict=True)})
+    with scope:
+        yield
+
+
+class ValueRanges(NamedTuple):
+    """Counts of what flows in one pass, as `gradient_statistics` has them: of the `parts` of the model, shape (parts,
+    2, SINK_SIZE), the gradient of the outputs and the outputs; of the `weights`, (weights, SINK_SIZE), their gradients;
+    and `norm`, the sum of squares of the latter and their largest magnitude. `gradients` are those by the weights in
+    float32, where a weight is kept in half precision and so may not take what they add to it. `loss` is that of the
+    pass, not scaled."""
+
+    parts: Counts
+    weights: Counts
+    norm: Counts
+    gradients: tuple[Tensor, ...] = ()
+    loss: Any = math.nan
+
+    @property
+    def is_finite(self) -> bool:
+        """Return whether no gradient of a weight holds inf or nan."""
+        return not self.weights[:, INFS : NANS + 1].any()
+
+
+def is_narrow(value: Tensor) -> bool:
+    return keras.backend.standardize_dtype(value.dtype) in NARROW
+
+
+def wide(value: Tensor) -> Tensor:
+    return ops.cast(value, "float32")
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    squares, largest = ops.zeros((), "float32"), ops.zeros((), "float32")
+    for gradient in map(wide, gradients):
+        squares = squares + ops.sum(ops.square(gradient))
+        largest = ops.maximum(largest, ops.max(ops.abs(gradient), initial=0.0))
+    return ops.stack([squares, largest])
 
 
 def is_compiled_once(model: Any) -> bool:
@@ -23,21 +103,26 @@ def is_compiled_once(model: Any) -> bool:
 class GradientPass:
     """The gradients of `scale` times the loss of one batch `(x, y, sample_weight)`; no variable is different after.
 
-    float16 is rounded where the layers round it, also between fused operations: TensorFlow's kernels do so, JAX is told
-    to. With `jit_compile` TensorFlow uses XLA, and JAX leaves XLA the freedom that training leaves it. `step_wrapper`
-    puts faults into the pass, as into a training step. Of `few` passes TensorFlow computes each eagerly, but where a
-    layer goes through time steps one by one: to trace one takes as long as ten (24 residual blocks: 3.1 s and 0.3 s).
+    The model computes as it is or `in_float32`, and with `inputs` what goes into each part is counted too. float16 is
+    rounded where the layers round it, also between fused operations: TensorFlow's kernels do so, JAX is told to. With
+    `jit_compile` TensorFlow uses XLA, and JAX leaves XLA the freedom that training leaves it. `step_wrapper` puts
+    faults into the pass, as into a training step. Of `few` passes TensorFlow computes each eagerly, but where a layer
+    goes through time steps one by one: to trace one takes as long as ten (24 residual blocks: 3.1 s and 0.3 s).
     """
 
     def __init__(
         self,
-        counter: RangeCounter,
+        model: Any,
+        in_float32: bool = False,
+        *,
+        inputs: bool = False,
         jit_compile: bool = False,
         step_wrapper: StepWrapper | None = None,
         few: bool = False,
         loss: Callable[[Any, Sequence[list[Tensor]], Any], Tensor] = pure_loss,
     ) -> None:
-        self.model, self.counter, self.loss = counter.model, counter, loss
+        self.model, self.in_float32, self.loss = model, in_float32, loss
+        self.probes = Probes(parts_of(model), inputs)
         self._scale: Tensor = None  # of the pass that is being traced
         wrapped: Callable[..., Any] = step_wrapper or (lambda step: step)
         if keras.backend.backend() == "tensorflow":
@@ -76,12 +161,12 @@ class GradientPass:
 
         lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
         trained, *others = ([tf.convert_to_tensor(v.value) for v in variables] for variables in lists)
-        weights, sinks = self.counter.weights(trained), self.counter.probes.sinks()
+        weights, sinks = self._differentiated(trained), self.probes.sinks()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([weights, sinks])
             scaled, loss = self._losses((weights, *others), sinks, batch)
         found = tape.gradient(scaled, [*weights, *sinks])
-        return self.counter.count(found[: len(weights)], found[len(weights) :], loss)
+        return self._count(found[: len(weights)], found[len(weights) :], loss)
 
     def _jax_step(self, model: Any, state: Any, batch: Any) -> ValueRanges:
         import jax
@@ -92,14 +177,32 @@ class GradientPass:
             return self._losses((weights, frozen, metrics), sinks, batch)
 
         differentiated = jax.value_and_grad(losses, argnums=(0, 1), has_aux=True)
-        (_, loss), found = differentiated(self.counter.weights(weights), self.counter.probes.sinks())
-        return self.counter.count(found[0], found[1], loss)
+        (_, loss), found = differentiated(self._differentiated(weights), self.probes.sinks())
+        return self._count(found[0], found[1], loss)
+
+    def _differentiated(self, values: list[Tensor]) -> list[Tensor]:
+        """Return the values of the trainable variables to differentiate by: float16 ones would round their own
+        gradients."""
+        return [ops.cast(v, "float32") if self.in_float32 and is_narrow(v) else v for v in values]
 
     def _losses(self, state: Sequence[list[Tensor]], sinks: list[Tensor], batch: Any) -> tuple[Tensor, Tensor]:
         """Return the scaled loss and the plain one."""
-        with self.counter.installed(sinks):
+        in_float32 = computing_in_float32(self.model) if self.in_float32 else nullcontext()
+        with in_float32, self.probes.installed(sinks):
             loss = self.loss(self.model, state, batch)
         return loss * self._scale, loss
+
+    def _count(self, gradients: list[Tensor | None], sinks: list[Tensor | None], loss: Tensor) -> ValueRanges:
+        """Count on the device, from the gradients by all trainable variables and by the sinks; None is all 0."""
+        variables = self.model.trainable_variables
+        kept = [
+            ops.zeros(v.shape, "float32") if g is None else dense(g)
+            for g, v in zip(gradients, variables, strict=True)
+            if not is_overwritten(v)
+        ]
+        found = [zeros if sink is None else sink for sink, zeros in zip(sinks, self.probes.sinks(), strict=True)]
+        is_rounded = self.in_float32 and any(map(is_narrow, weights_of(self.model)))
+        return ValueRanges(ops.stack(found), count_weights(kept), _norm(kept), tuple(kept) if is_rounded else (), loss)
 
 
 def rounding_options(few: bool) -> dict[str, Any]:

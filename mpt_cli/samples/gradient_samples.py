@@ -9,22 +9,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 
 from mpt_cli.engine.step_loop import Engine
 from mpt_cli.models.build import plain_message
 from mpt_cli.precision.policy import parts_of
-from mpt_cli.samples.gradient_pass import GradientPass, is_compiled_once
+from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges, is_compiled_once, pure_loss, seeded_loss
 from mpt_cli.samples.lost_digits import measure_digits
-from mpt_cli.samples.value_ranges import (
-    RangeCounter,
-    RangeMap,
-    ValueRanges,
-    count_updates,
-    layers_without_loss,
-    pure_loss,
-    seeded_loss,
-)
+from mpt_cli.samples.value_ranges import RangeMap, count_updates, layers_without_loss, mean_share
 from mpt_cli.telemetry.record_types import DEAD, DIGITS, STALE, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
 GRADIENTS = "the sample of the gradients"  # to be compiled
@@ -119,7 +110,7 @@ class GradientSampler:
             scale /= 4.0
             base = measure(in_float32=False)
         shadow = measure(in_float32=True)
-        places = RangeMap.of(self.model, self._pass(False).counter.probes)
+        places = RangeMap.of(self.model, self._pass(False).probes)
         updates = None
         if shadow.gradients and not self.is_seeded:
             updates = count_updates(self.model, shadow.gradients, scale)
@@ -128,8 +119,7 @@ class GradientSampler:
             return SampleResult(None, rows)
         squares, largest = (float(value) for value in base.norm)
         weights = [r for r in rows if r.kind == WEIGHT_GRADIENTS]
-        values = np.array([r.values for r in weights], float)
-        flushed, small = np.array([(r.flushed, r.subnormal) for r in weights]).T @ values / max(values.sum(), 1.0)
+        moved = [r for r in rows if r.kind == UPDATES and r.values]
         room = None
         if largest and places.has_float16:
             exact, of_all = math.log2(LARGEST_FLOAT16 / largest), places.doublings_to_overflow(shadow)
@@ -143,10 +133,10 @@ class GradientSampler:
         sample = GradientSample(
             step,
             norm,
-            float(flushed),
-            float(small),
+            mean_share(weights, "flushed"),
+            mean_share(weights, "subnormal"),
             room,
-            _lost_updates(rows),
+            mean_share(moved, "flushed") if moved else None,
             faults=faults,
             output_noise=None if digits is None else digits.noise,
             output_noise_left=None if digits is None else digits.noise_left,
@@ -165,8 +155,8 @@ class GradientSampler:
     def _pass(self, in_float32: bool) -> GradientPass:
         key = (in_float32, *map(id, self.model.trainable_variables))  # others once layers are frozen
         if key not in self._passes_of:
-            counter, loss = RangeCounter(self.model, in_float32), seeded_loss if self.is_seeded else pure_loss
-            self._passes_of[key] = GradientPass(counter, few=True, loss=loss)
+            loss = seeded_loss if self.is_seeded else pure_loss
+            self._passes_of[key] = GradientPass(self.model, in_float32, few=True, loss=loss)
         return self._passes_of[key]
 
 
@@ -179,10 +169,3 @@ def build_sampler(model: Any, every_steps: int | str, say: Callable[[str], None]
     compiles = is_compiled_once(model)
     compile_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * len(parts_of(model)) if compiles else EAGER_SECONDS
     return GradientSampler(model, EVERY_STEPS, say, MOST_SHARE, compile_seconds, **options)
-
-
-def _lost_updates(rows: list[LayerSample]) -> float | None:
-    """Return the share of lost updates of all weights in half precision; None where nothing would move any."""
-    sizes = {row.variable: (row.values, row.flushed) for row in rows if row.kind == UPDATES}
-    moved = sum(values for values, _ in sizes.values())
-    return sum(values * flushed for values, flushed in sizes.values()) / moved if moved else None

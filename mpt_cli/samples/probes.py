@@ -31,8 +31,8 @@ class Probes:
     """Probes around `parts` (layers, operations of a functional model), on while `installed` lasts.
 
     What tracing shows is kept: `order`, the indices of the parts in the order they are called; `dtypes` of their
-    outputs; `consumers`, which parts take the output of a part; `trained`, the parts whose output depends on a
-    trainable weight. Training computes no gradient for the others, so theirs is not counted.
+    outputs; `consumers`, which parts take the output of a part; `trained`, the parts that are called after a trainable
+    weight was used, or have one. Training computes no gradient for the others, so theirs is not counted.
     """
 
     def __init__(self, parts: Sequence[Any], inputs: bool = False) -> None:
@@ -41,8 +41,8 @@ class Probes:
         self.dtypes: dict[int, str] = {}
         self.consumers: dict[int, set[int]] = {}
         self.trained: set[int] = set()
-        self.trained_inputs: set[int] = set()
-        self._traces: _TensorOrigins = _TensorOrigins()
+        self._makers: dict[int, tuple[int, Tensor]] = {}  # by the id of a tensor, which is kept so that the id is its
+        self._last: int | None = None  # what is made between layers counts as made by the last part before it
 
     def sinks(self) -> list[Tensor]:
         """Return zeros to differentiate by: for each part's output and, with `inputs`, before them for each input."""
@@ -51,20 +51,18 @@ class Probes:
     @contextmanager
     def installed(self, sinks: Sequence[Tensor]) -> Iterator[None]:
         """Have the parts call through probes inside; afterwards each has the `call` it had."""
-        self._traces = _TensorOrigins()
+        self.trained.clear()
         with calls_through(self.parts, lambda index, call: self._probed(index, call, sinks)):
             yield
+        self._makers, self._last = {}, None
 
     def _probed(self, index: int, call: Callable[..., Any], sinks: Sequence[Tensor]) -> Callable[..., Any]:
         def probed_call(*arguments: Any, **named: Any) -> Any:
-            into = sinks[index] if self.inputs else None  # only now: each replica has its own
-            out_of = sinks[index + len(self.parts) * self.inputs]
-            given = _float_tensors((arguments, named))
-            is_trained = self._enter(index, given)
-            if into is not None:
-                arguments, named = map_floats(lambda x: insert_probe(x, into), (arguments, named))
-                self._traces.rename(given, _float_tensors((arguments, named)))
-            is_trained = is_trained or bool(getattr(self.parts[index], "trainable_weights", ()))
+            out_of = sinks[index + len(self.parts) * self.inputs]  # only now: each replica has its own
+            self._enter(index, _float_tensors((arguments, named)))
+            if self.inputs:
+                arguments, named = map_floats(lambda x: insert_probe(x, sinks[index]), (arguments, named))
+            is_trained = bool(self.trained or getattr(self.parts[index], "trainable_weights", ()))
             before = _float_tensors((arguments, named))
             if is_trained or all(_dtype(x) != "bfloat16" for x in before):
                 outputs = call(*arguments, **named)
@@ -72,60 +70,27 @@ class Probes:
                 outputs = call(*map_floats(ops.stop_gradient, arguments), **map_floats(ops.stop_gradient, named))
                 outputs = map_floats(lambda x: reduce(_keep_reachable, before, x), outputs)
             outputs = map_floats(lambda x: keep_logits(x, insert_probe(x, out_of)), outputs)
-            self._leave(index, _float_tensors(outputs), is_trained)
+            if is_trained:
+                self.trained.add(index)
+            self._leave(index, _float_tensors(outputs))
             return outputs
 
         return probed_call
 
-    def _enter(self, index: int, given: list[Tensor]) -> bool:
-        """Note who made the inputs; whether they depend on a trainable weight."""
+    def _enter(self, index: int, given: list[Tensor]) -> None:
+        """Note who made the inputs."""
         if index not in self.order:
             self.order.append(index)
-        for maker in self._traces.makers(given):
-            if maker != index:
+        for x in given:
+            maker = self._makers[id(x)][0] if id(x) in self._makers else self._last
+            if maker is not None and maker != index:
                 self.consumers.setdefault(maker, set()).add(index)
-        is_trained = any(self._traces.is_trained(x) for x in given)
-        if is_trained:
-            self.trained_inputs.add(index)
-        return is_trained
 
-    def _leave(self, index: int, outputs: list[Tensor], is_trained: bool) -> None:
-        if is_trained:
-            self.trained.add(index)
+    def _leave(self, index: int, outputs: list[Tensor]) -> None:
+        self._last = index
         for x in outputs:
             self.dtypes[index] = _dtype(x)
-        self._traces.note(index, outputs, is_trained)
-
-
-class _TensorOrigins:
-    """Which part made a tensor of the pass that is being traced, and whether a weight had to do with it.
-
-    Of a tensor made between layers neither is known. The last part before it then counts as its maker, and it counts
-    as trained once anything was.
-    """
-
-    def __init__(self) -> None:
-        self._made: dict[int, tuple[int, bool, Tensor]] = {}  # the tensor is kept so that its id stays its own
-        self._last: int | None = None
-        self._any_trained = False
-
-    def makers(self, tensors: list[Tensor]) -> set[int]:
-        known = [self._made[id(x)][0] if id(x) in self._made else self._last for x in tensors]
-        return {maker for maker in known if maker is not None}
-
-    def is_trained(self, tensor: Tensor) -> bool:
-        return self._made[id(tensor)][1] if id(tensor) in self._made else self._any_trained
-
-    def rename(self, before: list[Tensor], after: list[Tensor]) -> None:
-        for old, new in zip(before, after, strict=True):
-            if id(old) in self._made:
-                maker, is_trained, _ = self._made[id(old)]
-                self._made[id(new)] = maker, is_trained, new
-
-    def note(self, index: int, outputs: list[Tensor], is_trained: bool) -> None:
-        self._made.update({id(x): (index, is_trained, x) for x in outputs})
-        self._last = index
-        self._any_trained = self._any_trained or is_trained
+            self._makers[id(x)] = index, x
 
 
 @custom_gradient

@@ -4,9 +4,7 @@ Probes count it, so that neither pass leaves a trace in the model. The two sets 
 backward, what float16 flushed to zero, holds in fewer bits or lost to overflow.
 """
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,31 +12,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.precision.gradient_check import dense, is_overwritten
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
-from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
-from mpt_cli.precision.keras_internals import (
-    call_behind,
-    compiled_loss_weights,
-    computing_in_float32,
-    configured_rate,
-    inner_layers,
-    logits_of,
-    predict_in_training,
-    training_loss,
-)
-from mpt_cli.precision.policy import layers_of, name_of, parts_of
+from mpt_cli.precision.keras_internals import call_behind, compiled_loss_weights, configured_rate, inner_layers
+from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.precision.rounded_weights import NARROW
-from mpt_cli.samples.probes import (
-    GRADIENT,
-    VALUE,
-    Counts,
-    Probes,
-    Tensor,
-    count_weights,
-    owners_of_weights,
-    weights_of,
-)
+from mpt_cli.samples.gradient_pass import ValueRanges, is_narrow, wide
+from mpt_cli.samples.probes import GRADIENT, VALUE, Counts, Probes, Tensor, count_weights, owners_of_weights, weights_of
 from mpt_cli.telemetry.record_types import (
     ACTIVATION_GRADIENTS,
     ACTIVATIONS,
@@ -51,101 +30,6 @@ from mpt_cli.telemetry.record_types import (
     WEIGHT_GRADIENTS,
     LayerSample,
 )
-
-
-def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
-    """Return the loss, a float32 scalar, of a training step on `batch`, as a pure function.
-
-    `state` holds the values of the trainable, non-trainable and metric variables, in the order of the model's own
-    lists, in any dtype. What the step would change (statistics, seeds, metrics) is computed and thrown away, on both
-    backends.
-    """
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-    with _stateless(model, state):
-        y_pred = predict_in_training(model, x)
-        loss = training_loss(model, x, y, y_pred, weight)
-    return ops.cast(loss, "float32")
-
-
-def seeded_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
-    """Return a float32 scalar whose gradients are those of a loss that only a program knows.
-
-    `batch` are calls of the model: the inputs, the gradients of the scaled loss by the float outputs, and the scale.
-    `state` is that of `pure_loss`.
-    """
-    loss = ops.zeros((), "float32")
-    with _stateless(model, state):
-        for x, gradients, scale in batch:
-            outputs = map(logits_of, filter(is_float_tensor, keras.tree.flatten(predict_in_training(model, x))))
-            loss += sum(ops.sum(_wide(out) * _wide(g)) for out, g in zip(outputs, gradients, strict=True)) / scale
-    return loss
-
-
-@contextmanager
-def _stateless(model: Any, state: Sequence[list[Tensor]]) -> Iterator[None]:
-    variables = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
-    scope = keras.StatelessScope(collect_losses=True)
-    for group, values in zip(variables, state, strict=True):
-        # not as an argument, which casts each value to the dtype of its variable
-        scope.state_mapping.update({id(v): value for v, value in zip(group, values, strict=True)})
-    with scope:
-        yield
-
-
-class ValueRanges(NamedTuple):
-    """Counts of what flows in one pass, as `gradient_statistics` has them: of the `parts` of the model, shape (parts,
-    2, SINK_SIZE), the gradient of the outputs and the outputs; of the `weights`, (weights, SINK_SIZE), their gradients;
-    and `norm`, the sum of squares of the latter and their largest magnitude. `gradients` are those by the weights in
-    float32, where a weight is kept in half precision and so may not take what they add to it. `loss` is that of the
-    pass, not scaled."""
-
-    parts: Counts
-    weights: Counts
-    norm: Counts
-    gradients: tuple[Tensor, ...] = ()
-    loss: Any = math.nan
-
-    @property
-    def is_finite(self) -> bool:
-        """Return whether no gradient of a weight holds inf or nan."""
-        return not self.weights[:, INFS : NANS + 1].any()
-
-
-class RangeCounter:
-    """Counts what flows through `model` in a training step, as it is or with every layer in float32."""
-
-    def __init__(self, model: Any, in_float32: bool, inputs: bool = False) -> None:
-        self.model, self.in_float32 = model, in_float32
-        self.probes = Probes(parts_of(model), inputs)
-
-    @contextmanager
-    def installed(self, sinks: Sequence[Tensor]) -> Iterator[None]:
-        """Around the forward pass."""
-        with computing_in_float32(self.model) if self.in_float32 else nullcontext(), self.probes.installed(sinks):
-            yield
-
-    def weights(self, values: list[Tensor]) -> list[Tensor]:
-        """Return the values of the trainable variables to differentiate by: float16 ones would round their own
-        gradients."""
-        if not self.in_float32:
-            return values
-        return [ops.cast(v, "float32") if _is_narrow(v) else v for v in values]
-
-    def count(self, gradients: list[Tensor | None], sinks: list[Tensor | None], loss: Tensor) -> ValueRanges:
-        """Count on the device, from the gradients by all trainable variables and by the sinks; None is all 0."""
-        variables = self.model.trainable_variables
-        kept = [
-            ops.zeros(v.shape, "float32") if g is None else dense(g)
-            for g, v in zip(gradients, variables, strict=True)
-            if not is_overwritten(v)
-        ]
-        found = [zeros if sink is None else sink for sink, zeros in zip(sinks, self.probes.sinks(), strict=True)]
-        is_rounded = self.in_float32 and any(map(_is_narrow, weights_of(self.model)))
-        return ValueRanges(ops.stack(found), count_weights(kept), _norm(kept), tuple(kept) if is_rounded else (), loss)
-
-
-def _is_narrow(value: Tensor) -> bool:
-    return keras.backend.standardize_dtype(value.dtype) in NARROW
 
 
 def is_rounded(model: Any) -> bool:
@@ -189,16 +73,16 @@ def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> Weig
     rate = configured_rate(inner)
     twin = type(inner).from_config(inner.get_config(), custom_objects={type(rate).__name__: type(rate)})
     twin.gradient_accumulation_steps = None
-    copies = [keras.Variable(_wide(v.value), dtype="float32", trainable=True) for v in weights]
+    copies = [keras.Variable(wide(v.value), dtype="float32", trainable=True) for v in weights]
     twin.build(copies)
     slots = [v for v in inner.variables if "gradient_accumulator" not in v.path]
     if len(slots) != len(twin.variables):
         return None
     for own, slot in zip(twin.variables, slots, strict=True):
-        own.assign(ops.cast(_wide(slot.value) if _is_narrow(slot) else ops.copy(slot.value), own.dtype))
+        own.assign(ops.cast(wide(slot.value) if is_narrow(slot) else ops.copy(slot.value), own.dtype))
     twin.apply([ops.convert_to_tensor(gradient) / scale for gradient in gradients], copies)
-    before = [_wide(v.value) for v in weights]
-    rounded = [_wide(ops.cast(copy.value, v.dtype)) for copy, v in zip(copies, weights, strict=True)]
+    before = [wide(v.value) for v in weights]
+    rounded = [wide(ops.cast(copy.value, v.dtype)) for copy, v in zip(copies, weights, strict=True)]
     wanted, kept = (
         [after - first for after, first in zip(new, before, strict=True)]
         for new in ([copy.value for copy in copies], rounded)
@@ -207,21 +91,10 @@ def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> Weig
     return WeightUpdates(np.asarray(count_weights(wanted)), np.asarray(count_weights(kept)), dtypes)
 
 
-def _wide(value: Tensor) -> Tensor:
-    return ops.cast(value, "float32")
-
-
-def _norm(gradients: list[Tensor]) -> Tensor:
-    squares, largest = ops.zeros((), "float32"), ops.zeros((), "float32")
-    for gradient in map(_wide, gradients):
-        squares = squares + ops.sum(ops.square(gradient))
-        largest = ops.maximum(largest, ops.max(ops.abs(gradient), initial=0.0))
-    return ops.stack([squares, largest])
-
-
 @dataclass(frozen=True)
 class PartRows:
-    """A layer, plain operation or weight without a layer: its rows of a `ValueRanges`, and their dtypes."""
+    """A layer, plain operation or weight without a layer: its rows of a `ValueRanges`, and their dtypes. Training
+    computes a gradient of its outputs where it `is_trained`."""
 
     name: str
     part: int | None  # None: its outputs are those of a layer inside, or it was not called
@@ -229,6 +102,7 @@ class PartRows:
     dtype: str
     output_dtype: str
     is_called: bool
+    is_trained: bool
     kernels: tuple[str, ...] = ()  # the weights of the highest rank: a bias alone, whose gradient may be noise, is none
 
 
@@ -248,7 +122,7 @@ class RangeMap:
         found = [_place(index, probes, owners, called) for index in order]
         variables = weights_of(model)
         loose = [(v.path, place) for place, v in enumerate(variables) if owners[place] is None]
-        found += [PartRows(path, None, (place,), model.compute_dtype, "", True) for path, place in loose]
+        found += [PartRows(path, None, (place,), model.compute_dtype, "", True, True) for path, place in loose]
         found = [replace(place, kernels=_kernels(place, variables)) for place in found]
         kept = tuple(place for place in found if place.part is not None or place.weights)
         return cls(kept, tuple(v.path for v in variables))
@@ -262,7 +136,7 @@ class RangeMap:
             if place.part is not None:
                 pair = base.parts[place.part], shadow.parts[place.part]
                 rows.append(_layer_sample(place.name, ACTIVATIONS, place.output_dtype, *(p[VALUE] for p in pair)))
-                if pair[1][GRADIENT].sum():
+                if place.is_trained and pair[1][GRADIENT].sum():
                     gradients = (p[GRADIENT] for p in pair)
                     rows.append(_layer_sample(place.name, ACTIVATION_GRADIENTS, place.output_dtype, *gradients))
             for weight in place.weights:
@@ -301,16 +175,18 @@ class RangeMap:
         return any(HALF in (place.dtype, place.output_dtype) for place in self.places)
 
     def doublings_to_overflow(self, shadow: ValueRanges) -> int | None:
-        """Return how often the scale could double before a float16 gradient passes 2^16, by their size in float32.
-
-        Training computes no gradients of what stands before the first weights.
-        """
-        first = next((number for number, place in enumerate(self.places) if place.weights), 0)
-        places = self.places[first:]
-        bound = [shadow.parts[p.part, GRADIENT] for p in places if p.part is not None and p.output_dtype == HALF]
-        bound += [shadow.weights[w] for p in places if p.dtype == HALF for w in p.weights]
+        """Return how often the scale could double before a float16 gradient passes 2^16, by their size in float32."""
+        halves = [p for p in self.places if p.is_trained and p.part is not None and p.output_dtype == HALF]
+        bound = [shadow.parts[p.part, GRADIENT] for p in halves]
+        bound += [shadow.weights[w] for p in self.places if p.dtype == HALF for w in p.weights]
         tops = [top for counts in bound if (top := largest_exponent(counts)) is not None]
         return 15 - max(tops) if tops else None
+
+
+def mean_share(rows: Sequence[LayerSample], name: str) -> float:
+    """Return the mean of this share of the rows, weighted by how many values each has."""
+    values = sum(row.values for row in rows)
+    return float(sum(row.values * getattr(row, name) for row in rows) / max(values, 1))
 
 
 HALF = "float16"
@@ -323,7 +199,8 @@ def _place(index: int, probes: Probes, owners: list[int | None], called: set[int
     shows_outputs = is_called and (bool(own) or not any(id(inner) in called for inner in inner_layers(part)))
     output_dtype = probes.dtypes.get(index, "float32")
     dtype = getattr(part, "compute_dtype", None) or output_dtype
-    return PartRows(name_of(part), index if shows_outputs else None, own, dtype, output_dtype, is_called)
+    shown, is_trained = index if shows_outputs else None, index in probes.trained
+    return PartRows(name_of(part), shown, own, dtype, output_dtype, is_called, is_trained)
 
 
 def _kernels(place: PartRows, variables: list[Any]) -> tuple[str, ...]:

@@ -37,7 +37,6 @@ from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_b
 from mpt_cli.precision.operations import ChosenPolicies, chosen_policies
 from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import can_be_called, custom_steps, metrics_of, optimizers_in, optimizers_of
-from mpt_cli.samples.lost_digits import MOST_COUNTED, describe_inputs
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.loss_and_optimizer import (
@@ -402,7 +401,6 @@ class BuildCheck:
     warnings: tuple[str, ...]
     overrides: dict[str, str] = field(default_factory=dict)  # that were chosen, with those asked for
     metrics: tuple[str, ...] = ()  # names of all that a run reports, loss first
-    inputs: tuple[str, ...] = ()  # what their cast to half precision leaves of them
 
 
 def describe_build(parts: Assembly) -> BuildCheck:
@@ -418,5 +416,4 @@ def describe_build(parts: Assembly) -> BuildCheck:
         parts.warnings,
         overrides,
         ("loss", *parts.metric_names),
-        (*describe_inputs(parts.model, first_batch(parts.data.train, MOST_COUNTED).x),),
     )

@@ -279,7 +279,7 @@ It writes runs/RECIPE/diagnose-TIME-ID/ with diagnosis.json."""
 def configure_plan(parser: Parser) -> None:
     """Compile a run for a GPU that is not here: its memory and its dtypes."""
     add_overrides(parser)
-    parser.add_argument("--device", metavar="GPU", help="a100, a6000, b200, h100, h200, v100, or your file")
+    parser.add_argument("--device", metavar="GPU", help="a100, a6000, b200, h100, h200 or v100")
     parser.add_argument(
         "--devices", type=int, default=1, metavar="N", help="how many, each on its share of a batch; default: 1"
     )
@@ -288,7 +288,7 @@ def configure_plan(parser: Parser) -> None:
   mpt plan conf=gpt2_small_synthetic --device h100 policy=float32,mixed_float16
   mpt plan conf=gpt2_small_synthetic --device h100 --devices 8
   mpt plan conf=resnet50_synthetic --device a100 trainer.batch_size=64,128,256
-  mpt plan conf=./mine.yaml --device ./my_gpu.yaml --json > plan.json"""
+  mpt plan conf=./mine.yaml --device a100 --json > plan.json"""
     parser.notes = """It needs no GPU, but the extra gpu-plan (3 GB) with XLA's compiler for NVIDIA's. What is
 compiled is the loop that `mpt train backend=jax` runs."""
 

@@ -298,7 +298,6 @@ def _build_lines(built: "BuildCheck") -> list[str]:
     overrides = ", ".join(f"{pattern}: {policy}" for pattern, policy in built.overrides.items())
     return [
         f"data: {built.data}",
-        *built.inputs,
         f"loss scale: {built.loss_scale}",
         *plain_lines(text_columns(titles), layers),
         f"{built.parameters:,} parameters",

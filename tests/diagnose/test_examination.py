@@ -29,7 +29,7 @@ def test_weights_are_bit_identical_with_and_without_measuring_between_the_steps(
     measured = Examination(Program(settings), PLATFORM, ExaminationRequest(batches=2))
     for step in (0, 2, 5):  # an epoch has 3 steps
         measured.measure_at(step)
-    measured.verifier().try_scale(2.0**30)
+    measured.try_scale(2.0**30)
     expected, found = collect_state(plain.model), collect_state(measured.parts.model)
     assert int(plain.optimizer.seen_steps) == 5 == int(plain.optimizer.applied_steps)
     for name, array in expected.items():
@@ -49,7 +49,7 @@ def test_layers_that_train_are_measured_at_the_start_or_after_steps_of_training(
     first, later = (diagnosed("sequential", *words, after_steps=steps, batches=1) for steps in (0, 20))
     trained = [layer.name.rpartition("/")[2] for layer in later.layers if layer.weights is not None]
     assert trained == ["hidden"]
-    assert later.point.step == 20 and later.point.loss < first.point.loss
+    assert later.step == 20 and later.loss < first.loss
     with pytest.raises(ConfigError, match=r"--after-steps: must be at most the 345 of the run\. Received: 400"):
         diagnosed("sequential", after_steps=400)
 
@@ -63,7 +63,7 @@ def test_a_run_with_another_number_of_the_same_layers_keeps_its_names():
 @only_on("tensorflow")
 def test_a_device_that_cannot_do_float16_is_said_without_a_traceback(monkeypatch):
     def refuse(own, batch, scale=1.0):
-        if not own.counter.in_float32:
+        if not own.in_float32:
             raise ValueError("The precision 'F16_F16_F32' is not supported\nand more")
         return call(own, batch, scale)
 

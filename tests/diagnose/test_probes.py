@@ -11,9 +11,8 @@ from nets import functional, subclassed
 
 from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS, statistics_of_each
 from mpt_cli.precision.policy import name_of, parts_of
-from mpt_cli.samples.gradient_pass import GradientPass
+from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges
 from mpt_cli.samples.probes import GRADIENT, VALUE, Probes
-from mpt_cli.samples.value_ranges import RangeCounter, ValueRanges
 
 NETS = {"functional": functional, "subclassed": subclassed}
 
@@ -40,8 +39,8 @@ def compiled_with_loss(model: keras.Model) -> keras.Model:
 
 def counted(model: keras.Model, *shape: int) -> tuple[ValueRanges, Probes]:
     """What one pass counts, and the probes that saw it."""
-    found = GradientPass(RangeCounter(model, in_float32=False))
-    return found(batch(*shape)), found.counter.probes
+    found = GradientPass(model)
+    return found(batch(*shape)), found.probes
 
 
 def names(probes: Probes, indices: Any) -> set[str]:

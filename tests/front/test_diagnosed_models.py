@@ -30,7 +30,7 @@ def test_the_scale_follows_the_gradients_of_the_model_and_the_model_stays_as_it_
     model.fit(X, Y, batch_size=16, verbose=0)
     before = [*map(np.array, (*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)))]
     found = mpt.diagnose(model, X, Y, after_steps=3, **QUIET)
-    assert found.policy.name == "mixed_float16" and found.point.step == 3
+    assert found.policy.name == "mixed_float16" and found.step == 3
     assert [layer.name for layer in found.layers if layer.window is not None] == ["hidden"]
     assert found.window is not None and found.window.lowest_power <= np.log2(found.recommended)
     assert np.log2(found.recommended) < found.window.highest_power
@@ -93,7 +93,7 @@ def test_a_model_that_only_its_author_can_make_again_is_examined_itself(kind, lo
         model.fit(X, Y, batch_size=32, verbose=0)
     before = [*map(np.array, model.get_weights())]
     found = mpt.diagnose(model, X, Y, after_steps=2, **given, **QUIET)
-    assert (found.policy.name, found.point.step) == ("mixed_float16", 2)
+    assert (found.policy.name, found.step) == ("mixed_float16", 2)
     assert found.recommended is not None and not found.faults
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -1,7 +1,6 @@
 """GPUs as they are described, and what is said of a request that can't be planned."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from backends import only_on
@@ -25,30 +24,8 @@ def test_every_shipped_device_has_a_source_and_is_whole():
 
 
 def test_an_unknown_device_is_answered_with_those_there_are():
-    with pytest.raises(
-        ConfigError,
-        match=r"must be one of a100, .*v100. Received: 'h10'. Did you mean h100\? Or give "
-        r"a file of your own with the keys of .*h100.yaml: --device ./mine.yaml",
-    ):
+    with pytest.raises(ConfigError, match=r"must be one of a100, .*v100. Received: 'h10'. Did you mean h100\?"):
         load_device("h10")
-
-
-def test_a_device_of_ones_own_is_read_and_what_its_file_must_hold_is_said(tmp_path):
-    path, whole = tmp_path / "mine.yaml", (FOLDER / "h100.yaml").read_text()
-    path.write_text(whole.replace("memory_gib: 80", "memory_gib: 96"))
-    assert load_device(str(path)) == replace(load_device("h100"), name="mine", memory_gib=96)
-    for old, new in (
-        ("multiprocessors: 132", "multiprocesors: 132"),
-        ('"9.0"', '"9"'),
-        ("memory_gib: 80", "memory_gib: .nan"),
-        ("l2_cache_kib: 51200", "l2_cache_kib: 1.5"),
-        ("description: NVIDIA H100 80GB HBM3", 'description: "a\\nb"'),
-        (whole, "[1, 2]"),
-    ):
-        assert old in whole
-        path.write_text(whole.replace(old, new))
-        with pytest.raises(ConfigError, match=r"mine.yaml must have the keys of .*h100.yaml, with numbers above 0"):
-            load_device(str(path))
 
 
 @pytest.mark.slow
