@@ -1,66 +1,18 @@
-"""Data in files of the user's: NumPy .npz with x and y, plain text by its characters."""
+"""Plain text by its characters."""
 
 import codecs
 import platform
 import sysconfig
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from mpt_cli.data.examples import Array, DataSet, Examples
-from mpt_cli.data.paths import readable_file, readable_files
+from mpt_cli.data.paths import readable_files
 from mpt_cli.data.prepare_data_set import RawArrays, build_data_set
-from mpt_cli.errors import DataError, did_you_mean
-from mpt_cli.settings.model_data_optimizer_keys import Npz, Text
+from mpt_cli.errors import DataError
+from mpt_cli.settings.model_data_optimizer_keys import Text
 from mpt_cli.settings.search_path import expanded
-
-
-def load_npz(settings: Npz, seed: int, targets_as_given: bool = False) -> DataSet:
-    """Return the arrays x, y, and where they exist x_val, y_val, which then are the validation set as they are.
-
-    With `targets_as_given` the targets are not changed, because the user named the loss.
-    """
-    file = readable_file(settings.path)
-    arrays = _read_npz(file)
-    validation = None
-    if "x_val" in arrays or "y_val" in arrays:
-        validation = Examples(_npz_array("x_val", arrays, file), _npz_array("y_val", arrays, file))
-    train = Examples(_npz_array("x", arrays, file), _npz_array("y", arrays, file))
-    raw = RawArrays(
-        file.name,
-        train,
-        validation,
-        settings.task,
-        targets_as_given=targets_as_given,
-    )
-    return build_data_set(raw, settings, seed)
-
-
-def _read_npz(file: Path) -> dict[str, Array]:
-    try:
-        archive = np.load(file, allow_pickle=False)
-        if isinstance(archive, np.ndarray):
-            raise ValueError("it holds a single array, not x and y: np.savez(path, x=x, y=y) saves both")
-        with archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
-        reason = f"{error}. Is it complete?"
-        if "allow_pickle" in str(error):
-            reason = (
-                "it is no .npz file, or holds Python objects (dtype object), which could run code. Save plain numbers."
-            )
-        raise DataError(f"data.path: {file} can't be read as .npz: {reason}") from error
-
-
-def _npz_array(name: str, arrays: dict[str, Array], file: Path) -> Array:
-    if name not in arrays:
-        raise DataError(
-            f"data.path: {file} has no array {name!r}. It has: {', '.join(arrays) or 'none'}. "
-            f"{did_you_mean(name, arrays)}".rstrip()
-        )
-    return arrays[name]
 
 
 def load_text(settings: Text, seed: int) -> DataSet:

@@ -21,7 +21,7 @@ from mpt_cli.data.batch_streams import (
     warn_of_workers,
 )
 from mpt_cli.data.examples import Array, DataSet, Examples, Stream, draw_examples, in_epochs_of, split_examples
-from mpt_cli.data.file_formats import load_npz, load_text
+from mpt_cli.data.file_formats import load_text
 from mpt_cli.data.prepare_data_set import (
     RawArrays,
     build_data_set,
@@ -255,12 +255,8 @@ SOURCES: dict[str, Callable[..., DataSet]] = {
     "tabular": load_tabular,
     "text": load_text,
     "synthetic": load_synthetic,
-    "npz": load_npz,
     "loader": load_loader,
 }
-
-
-_READ_BY_DTYPE = (load_loader, load_npz)  # the only ones that take `targets_as_given`
 
 
 def load_data(settings: DataSettings, seed: int, targets_as_given: bool = False) -> DataSet:
@@ -273,13 +269,9 @@ def load_data(settings: DataSettings, seed: int, targets_as_given: bool = False)
     >>> load_data(Digits(), seed=0).description
     'digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes'
     """
-    load = SOURCES[settings.name]
-    return load(settings, seed, targets_as_given) if load in _READ_BY_DTYPE else load(settings, seed)
-
-
-def has_targets_as_given(settings: DataSettings) -> bool:
-    """Return whether a source can leave its targets unchanged (`targets_as_given`)."""
-    return SOURCES.get(settings.name, load_loader) in _READ_BY_DTYPE
+    if isinstance(settings, Loader):  # the only one that can leave its targets unchanged
+        return load_loader(settings, seed, targets_as_given)
+    return SOURCES[settings.name](settings, seed)
 
 
 def load_data_for_builder(settings: Settings) -> DataSet:
@@ -291,7 +283,7 @@ def load_data_for_builder(settings: Settings) -> DataSet:
     try:
         return load_data_of_run(settings)
     except DataError as error:
-        if settings.trainer.loss != "auto" or not has_targets_as_given(settings.data):
+        if settings.trainer.loss != "auto" or not isinstance(settings.data, Loader):
             raise
         return replace(load_data_of_run(settings, targets_as_given=True), refused=error)
 

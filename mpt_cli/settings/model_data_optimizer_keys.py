@@ -148,15 +148,6 @@ class Synthetic(DataSettings):
 
 
 @dataclass
-class Npz(DataSettings):
-    """A NumPy .npz with arrays x and y, and optionally x_val and y_val."""
-
-    name: str = "npz"
-    path: str = key(REQUIRED, "the .npz file")
-    task: str = key("auto", "auto: integer y is classification", choices=("auto", "classification", "regression"))
-
-
-@dataclass
 class Loader(DataSettings):
     """A function of the user's that returns arrays or tf.data.Datasets."""
 
@@ -172,7 +163,6 @@ DATA = {
     "tabular": Tabular,
     "text": Text,
     "synthetic": Synthetic,
-    "npz": Npz,
     "loader": Loader,
 }
 

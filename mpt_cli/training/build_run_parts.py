@@ -14,7 +14,7 @@ import keras
 
 from mpt_cli.data.examples import RAGGED, DataSet, Examples, Stream, map_arrays
 from mpt_cli.data.prepare_data_set import dtype_name
-from mpt_cli.data.sources import has_targets_as_given, load_data_of_run
+from mpt_cli.data.sources import load_data_of_run
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.choose_engine import JitChoice, build_engine, check_layers, choose_jit
 from mpt_cli.engine.distribution import Distribution, build_distribution
@@ -38,6 +38,7 @@ from mpt_cli.precision.operations import ChosenPolicies, chosen_policies
 from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import can_be_called, custom_steps, metrics_of, optimizers_in, optimizers_of
 from mpt_cli.samples.lost_digits import MOST_COUNTED, describe_inputs
+from mpt_cli.settings.model_data_optimizer_keys import Loader
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.loss_and_optimizer import (
@@ -193,9 +194,9 @@ def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
     compiled = is_compiled(model)
     if data.refused is not None and not compiled:
         raise data.refused
-    if data.targets_as_given or not compiled or data.task == "other" or not has_targets_as_given(settings.data):
+    if data.targets_as_given or not compiled or data.task == "other" or not isinstance(settings.data, Loader):
         return data
-    return load_data_of_run(settings, targets_as_given=True) if settings.model.name == "builder" else data
+    return load_data_of_run(settings, targets_as_given=True)
 
 
 def put_to_training(
