@@ -178,7 +178,7 @@ def load_loader(settings: Loader, seed: int, targets_as_given: bool = False) -> 
 
     It may return an array x for a model that needs no targets, (x, y) or (x, y, sample_weight), two such tuples (the
     second for validation), or one or a tuple of two of tf.data.Dataset, keras.utils.PyDataset and generator. x, y and
-    sample_weight may be dicts, lists or tuples of arrays, x also ragged. A tf.data.Dataset, a PyDataset and a
+    sample_weight may be dicts, lists or tuples of arrays. A tf.data.Dataset, a PyDataset and a
     generator give batches, which stay as they are. uint8 inputs stay 0 to 255, as in Keras's `fit`.
     """
     function = load_function(settings.loader, "data.loader")

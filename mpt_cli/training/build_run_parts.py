@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from mpt_cli.data.examples import RAGGED, DataSet, Examples, Stream, map_arrays
+from mpt_cli.data.examples import DataSet, Examples, Stream, map_arrays
 from mpt_cli.data.prepare_data_set import dtype_name
 from mpt_cli.data.sources import load_data_of_run
 from mpt_cli.engine.backend import Platform
@@ -22,7 +22,7 @@ from mpt_cli.engine.faults import build_injector, warn_of_fault
 from mpt_cli.engine.step_batches import BatchPlan, Feed, byte_size, first_batch
 from mpt_cli.engine.step_loop import Engine, read_metrics
 from mpt_cli.errors import ConfigError, Problem, UserCodeError, config_error
-from mpt_cli.models.build import plain_message, symbol
+from mpt_cli.models.build import plain_message
 from mpt_cli.precision import (
     LayerAudit,
     LossScaleOptimizer,
@@ -156,8 +156,8 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
     ]
     plan = BatchPlan(settings.trainer.batch_size, 1, devices=distribution.replicas)
     jit = choose_jit(settings, platform, model, count_steps(settings, plan.steps_per_epoch(data.train)))
-    if uncompiled := uncompiled_inputs(settings, data):
-        jit = JitChoice(False, f"inputs are {uncompiled}")
+    if has_text(settings, data):
+        jit = JitChoice(False, "inputs are text")
     injector = build_injector(settings.fault, model, data)
     wrapper = injector.wrap_step if injector else None
     engine = hardware.build_engine(model, jit.jit_compile, distribution, wrapper)
@@ -271,27 +271,19 @@ def _warn_of_what_is_left(chosen: ChosenPolicies | None) -> list[str]:
     ]
 
 
-def uncompiled_inputs(settings: Settings, data: DataSet) -> str:
-    """Return what XLA does not compute with among the inputs: "text", "ragged" tensors (on JAX they are padded), or "".
-
-    ConfigError where it was asked to, and for text on JAX.
-    """
-    is_text, on_tensorflow = "string" in data.input_dtype, settings.backend.name == "tensorflow"
-    if is_text and not on_tensorflow:
-        raise config_error(
-            "backend.name",
-            f"{settings.backend.name} has no text, and inputs of the data are.",
-            settings.backend.name,
-            "Use backend=tensorflow, or turn them into numbers in data.loader.",
-        )
-    kind = "text" if is_text else "ragged" if RAGGED in data.input_dtype and on_tensorflow else ""
-    if kind and settings.trainer.jit_compile is True:
-        raise config_error(
-            "trainer.jit_compile",
-            f"must be auto or false: inputs of the data are {kind}, which XLA does not compute with.",
-            True,
-        )
-    return kind
+def has_text(settings: Settings, data: DataSet) -> bool:
+    """Return whether inputs are text, with which XLA does not compute; ConfigError where it was asked to, and on
+    JAX."""
+    if "string" not in data.input_dtype:
+        return False
+    backend = settings.backend.name
+    if backend != "tensorflow":
+        remedy = "Use backend=tensorflow, or turn them into numbers in data.loader."
+        raise config_error("backend.name", f"{backend} has no text, and inputs of the data are.", backend, remedy)
+    if settings.trainer.jit_compile is True:
+        rule = "must be auto or false: inputs of the data are text, which XLA does not compute with."
+        raise config_error("trainer.jit_compile", rule, True)
+    return True
 
 
 def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
@@ -368,7 +360,7 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Examp
     batch = first_batch(data, batch_size)
     if not can_be_called(model):
         return batch  # it has no outputs of its own
-    specs = map_arrays(lambda array: symbol(array.shape, dtype_name(array)), batch)
+    specs = map_arrays(lambda array: keras.KerasTensor(array.shape, dtype_name(array)), batch)
     try:
         build_for_batch(model, specs if specs.sample_weight is not None else (specs.x, specs.y))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
