@@ -284,11 +284,8 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
 
 
 def _write_record(start: Start, session: "Session", environment: dict[str, Any]) -> None:
-    preprocessing = session.parts.data.preprocessing
     write_json(start.run.environment_json, environment)
     start.run.clear_ending()
-    if preprocessing:
-        write_json(start.run.preprocessing_json, preprocessing)
     # where it ran is not part of what it was, and what XLA compiled is: the file can be run again as it is
     trainer = replace(start.settings.trainer, jit_compile=session.parts.jit_compile)
     policy = session.parts.settings.policy  # as it was chosen for the layers

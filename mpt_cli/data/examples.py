@@ -4,7 +4,7 @@ fingerprint.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
@@ -158,12 +158,7 @@ class DataSet(Shapes):
     Regression: float32 targets (n, k) and num_classes = k.
     `max_abs_input` is the largest magnitude among the float inputs, so that a run in float16 can be warned (its largest
     number is 65504); of a stream, that of the first batch. `refused` says why `loss: auto` can't
-    use the targets, where they were left as they came.
-
-    `preprocessing` is what was done to the raw values, as JSON, for who feeds the trained model: `inputs` and `targets`
-    in the model's order, each with its `name` and the `mean` and `deviation` it was standardised by; `divided_by` for
-    each input x, x['image'], …; the names of `classes` and the `characters` in the order of their numbers. `warnings`
-    is what the header tells of the data.
+    use the targets, where they were left as they came. `warnings` is what the header says of the data.
     """
 
     train: Examples | Stream
@@ -171,7 +166,6 @@ class DataSet(Shapes):
     fingerprint: str
     description: str
     max_abs_input: float = 0.0
-    preprocessing: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     refused: DataError | None = None
 

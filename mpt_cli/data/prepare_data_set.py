@@ -4,7 +4,7 @@ that all pass; split, description, fingerprint.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -334,7 +334,7 @@ class RawArrays:
     `title` names them in messages and in the description, `note` ends the description. `validation` is a validation
     set of the source. `in_order`: hold out the last examples without a copy, as they follow one another (text) or are
     random (synthetic). `targets_as_given`: do not change the targets (but for float64 and int64), because the user
-    named the loss. `preprocessing`: as in DataSet.
+    named the loss.
     """
 
     title: str
@@ -344,7 +344,6 @@ class RawArrays:
     num_classes: int | None = None
     in_order: bool = False
     note: str = ""
-    preprocessing: dict[str, Any] = field(default_factory=dict)
     targets_as_given: bool = False
 
 
@@ -402,7 +401,6 @@ def _described(raw: RawArrays, target: TargetSpec, looked_at: list[Examples]) ->
         num_classes=target.num_classes,
         description=text,
         targets_as_given=raw.targets_as_given,
-        preprocessing=raw.preprocessing,
         **seen,
     )
 

@@ -141,7 +141,7 @@ DEFAULT_PARENT = "runs"
 TAIL_BYTES = 8192
 LOCK_FILE = ".lock"
 # stems, also of temporary files
-UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment", "preprocessing", "config"}
+UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment", "config"}
 
 
 @dataclass(frozen=True)
@@ -279,8 +279,6 @@ class RunDirectory(TelemetryFiles):
     lock_file = File(LOCK_FILE)
     config_yaml = File("config.yaml")
     environment_json = File("environment.json")
-    # only where something was done to the raw values: `DataSet.preprocessing`
-    preprocessing_json = File("preprocessing.json")
     summary_json = File("summary.json")
     postmortem_json = File("postmortem.json")  # only where a health rule ended the run
     checkpoints = File("checkpoints")

@@ -130,9 +130,8 @@ class Text(DataSettings):
     """Characters of a text file, as windows for next-character prediction."""
 
     name: str = "text"
-    path: Optional[str] = key(None, "a text file or a folder of them; null = the source of Python's standard library")
+    path: Optional[str] = key(None, "a text file; null = the beginning of the source of Python's standard library")
     sequence_length: int = key(128, "characters per window", at_least=1)
-    max_bytes: Optional[int] = key(2_000_000, "read at most this many bytes, null = all", at_least=1, at_most=2**40)
 
 
 @dataclass
