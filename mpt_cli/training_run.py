@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mpt_cli.engine import backend
 from mpt_cli.engine.distribution import broadcast_from_rank0, find_process_info, is_connected
 from mpt_cli.errors import DataError
-from mpt_cli.files import write_atomic, write_json
+from mpt_cli.files import remove_file, write_atomic, write_json
 from mpt_cli.runs.directory import RunDirectory, summary_dict, write_summary
 from mpt_cli.runs.expectations import applicable_expectations, expectation_lines
 from mpt_cli.runs.provenance import code_differences, collect_environment, known_environment
@@ -39,7 +39,6 @@ from mpt_cli.telemetry.trackers import chosen_trackers
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
 from mpt_cli.training.run_from_settings import Program
 from mpt_cli.training.summary_and_exit_code import (
-    build_postmortem,
     summarise,
     summarise_cut,
     summarise_failure,
@@ -273,11 +272,8 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
 
 
 def _write_record(start: Start, session: "Session", environment: dict[str, Any]) -> None:
-    preprocessing = session.parts.data.preprocessing
     write_json(start.run.environment_json, environment)
-    start.run.clear_ending()
-    if preprocessing:
-        write_json(start.run.preprocessing_json, preprocessing)
+    remove_file(start.run.summary_json)  # of an earlier attempt: a run that trains again has not ended
     # where it ran is not part of what it was, and what XLA compiled is: the file can be run again as it is
     trainer = replace(start.settings.trainer, jit_compile=session.parts.jit_compile)
     policy = session.parts.settings.policy  # as it was chosen for the layers
@@ -287,10 +283,7 @@ def _write_record(start: Start, session: "Session", environment: dict[str, Any])
 
 def _run(session: "Session", run: RunDirectory, telemetry: Telemetry) -> Summary:
     try:
-        outcome = session.fit()
-        outcome = session.finish(outcome, run.model_keras)
-        if outcome.stop is not None:
-            write_json(run.postmortem_json, build_postmortem(session, outcome.stop))
+        outcome = session.finish(session.fit(), run.model_keras)
     except BaseException as error:
         summary = summarise_failure(session, run.path, error)
         with suppress(DataError):  # what ended the run matters more

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mpt_cli.errors import ConfigError, DataError, did_you_mean
 from mpt_cli.settings.checks import imported_objects
-from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Loader, Saved, Text
+from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Loader, Saved
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.user_code import missing_problem
@@ -28,24 +28,6 @@ def readable_file(path: str, key: str = "data.path") -> Path:
     if file.stat().st_size == 0:
         raise DataError(f"{key}: {file} is empty.")
     return file
-
-
-def readable_files(path: str) -> list[Path]:
-    """Return the one file, or all files of a folder, sorted, without those whose name or folder starts with a dot;
-    DataError where there is none."""
-    folder = expanded(path)
-    if not folder.is_dir():
-        return [readable_file(path)]
-    if not os.access(folder, os.R_OK | os.X_OK):
-        raise DataError(f"data.path: {folder} can't be listed: permission denied.")
-    files = sorted(
-        file
-        for file in folder.rglob("*")
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    )
-    if not files:
-        raise DataError(f"data.path: the folder {path} holds no files.")
-    return files
 
 
 def _nearest_name(path: Path) -> str:
@@ -74,7 +56,7 @@ def check_present(settings: DataSettings) -> None:
         if problem := missing_problem(settings.loader, "data.loader"):
             raise ConfigError(problem)
     elif (path := getattr(settings, "path", None)) is not None:
-        readable_files(path) if isinstance(settings, Text) else readable_file(path)
+        readable_file(path)
 
 
 _UNREADABLE = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)

@@ -4,25 +4,22 @@ that all pass; split, description, fingerprint.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from mpt_cli.data.examples import (
-    RAGGED,
     Array,
     Arrays,
     DataSet,
     Examples,
-    Rows,
     Stream,
     all_arrays,
     draw_examples,
     fingerprint_arrays,
     leaves,
     map_arrays,
-    on_values,
     split_examples,
 )
 from mpt_cli.errors import DataError
@@ -36,10 +33,10 @@ def to_numbers(examples: Examples, where: str) -> Examples:
 
     uint8 inputs are pixels, which stay as they are. Other integers are tokens. bool becomes 0 and 1. A float64 that
     float32 can't hold becomes inf, which `check_examples` reports. Text among the inputs becomes UTF-8 bytes. DataError
-    for other objects, complex numbers, and text and ragged tensors in targets.
+    for other objects, complex numbers, and text in targets.
     """
     return Examples(
-        _map_named(lambda a, name: on_values(_input_array, a, name), examples.x, f"{where}: x"),
+        _map_named(_input_array, examples.x, f"{where}: x"),
         _map_named(_target_array, examples.y, f"{where}: y"),
         _map_named(
             lambda a, name: _target_array(a, name).astype(np.float32), examples.sample_weight, f"{where}: sample_weight"
@@ -86,9 +83,7 @@ def _input_array(array: Array, name: str) -> Array:
     return array.astype(np.int32, copy=False)
 
 
-def _target_array(array: Any, name: str) -> Array:
-    if isinstance(array, Rows):
-        raise DataError(f"{name} must be dense: only inputs may be ragged. Make it dense in the loader.")
+def _target_array(array: Array, name: str) -> Array:
     array = _numeric(array, name)
     return _to_float32(array) if array.dtype.kind == "f" else array.astype(np.int64)
 
@@ -209,9 +204,8 @@ def not_finite(examples: Examples, may_lack_targets: bool = False) -> list[str]:
         problem
         for name, array in all_arrays(examples)
         if array.dtype.kind == "f"
-        for values in [array.values if isinstance(array, Rows) else array]
-        for is_bad in [np.isinf(values) if may_lack_targets and name.startswith("y") else ~np.isfinite(values)]
-        for problem in _unfit(name, values, is_bad, "be finite in float32")
+        for is_bad in [np.isinf(array) if may_lack_targets and name.startswith("y") else ~np.isfinite(array)]
+        for problem in _unfit(name, array, is_bad, "be finite in float32")
     ]
 
 
@@ -293,26 +287,23 @@ def shape_text(shape: Any) -> str:
         return ", ".join(f"{key} {shape_text(value)}" for key, value in shape.items())
     if shape and isinstance(shape[0], (tuple, dict)):
         return ", ".join(shape_text(part) for part in shape)
-    if shape == (None,):
-        return "any length"
-    return "x".join("?" if size is None else str(size) for size in shape) or "a number"
+    return "x".join(map(str, shape)) or "a number"
 
 
 def input_shape(x: Any) -> Any:
-    """Shape of one example; a dict or tuple of shapes where x is one. None for a dimension of different lengths."""
-    return map_arrays(lambda array: tuple(None if size is None else int(size) for size in array.shape[1:]), x)
+    """Shape of one example; a dict or tuple of shapes where x is one."""
+    return map_arrays(lambda array: array.shape[1:], x)
 
 
 def dtype_name(array: Any) -> str:
-    """Return the name of the dtype: string for bytes, ragged before that of Rows."""
-    name = "string" if array.dtype.kind == "S" else str(array.dtype.name)
-    return RAGGED + name if isinstance(array, Rows) else name
+    """Return the name of the dtype: string for bytes."""
+    return "string" if array.dtype.kind == "S" else str(array.dtype.name)
 
 
 def look_at(parts: list[Examples]) -> dict[str, Any]:
     """Return the fields of a DataSet that its arrays tell, training first; of a stream those of its first batch."""
     x = parts[0].x
-    arrays = [array.values if isinstance(array, Rows) else array for part in parts for _, array in leaves(part.x, "x")]
+    arrays = [array for part in parts for _, array in leaves(part.x, "x")]
     peaks = [max(float(a.max(initial=0)), -float(a.min(initial=0))) for a in arrays if a.dtype.kind == "f"]
     return {
         "input_shape": input_shape(x),
@@ -343,7 +334,7 @@ class RawArrays:
     `title` names them in messages and in the description, `note` ends the description. `validation` is a validation
     set of the source. `in_order`: hold out the last examples without a copy, as they follow one another (text) or are
     random (synthetic). `targets_as_given`: do not change the targets (but for float64 and int64), because the user
-    named the loss. `preprocessing`: as in DataSet.
+    named the loss.
     """
 
     title: str
@@ -353,7 +344,6 @@ class RawArrays:
     num_classes: int | None = None
     in_order: bool = False
     note: str = ""
-    preprocessing: dict[str, Any] = field(default_factory=dict)
     targets_as_given: bool = False
 
 
@@ -411,7 +401,6 @@ def _described(raw: RawArrays, target: TargetSpec, looked_at: list[Examples]) ->
         num_classes=target.num_classes,
         description=text,
         targets_as_given=raw.targets_as_given,
-        preprocessing=raw.preprocessing,
         **seen,
     )
 

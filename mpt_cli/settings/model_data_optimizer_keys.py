@@ -129,9 +129,8 @@ class Text(DataSettings):
     """Characters of a text file, as windows for next-character prediction."""
 
     name: str = "text"
-    path: Optional[str] = key(None, "a text file or a folder of them; null = the source of Python's standard library")
+    path: Optional[str] = key(None, "a text file; null = the beginning of the source of Python's standard library")
     sequence_length: int = key(128, "characters per window", at_least=1)
-    max_bytes: Optional[int] = key(2_000_000, "read at most this many bytes, null = all", at_least=1, at_most=2**40)
 
 
 @dataclass
@@ -144,15 +143,6 @@ class Synthetic(DataSettings):
     input_shape: List[int] = key([32], "shape of one example, without the batch; tokens: [sequence_length]", at_least=1)
     num_classes: int = key(10, "number of classes, outputs or tokens", at_least=1)
     magnitude: float = key(1.0, "standard deviation of the inputs", above=0)
-
-
-@dataclass
-class Npz(DataSettings):
-    """A NumPy .npz with arrays x and y, and optionally x_val and y_val."""
-
-    name: str = "npz"
-    path: str = key(REQUIRED, "the .npz file")
-    task: str = key("auto", "auto: integer y is classification", choices=("auto", "classification", "regression"))
 
 
 @dataclass
@@ -171,7 +161,6 @@ DATA = {
     "tabular": Tabular,
     "text": Text,
     "synthetic": Synthetic,
-    "npz": Npz,
     "loader": Loader,
 }
 

@@ -21,7 +21,7 @@ from mpt_cli.data.batch_streams import (
     open_tf_batches,
     read_arrays,
 )
-from mpt_cli.data.examples import DataSet, Examples, Stream, map_arrays, on_values
+from mpt_cli.data.examples import DataSet, Examples, Stream, map_arrays
 from mpt_cli.data.prepare_data_set import class_factors, look_at, shape_problems
 from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import DataError, config_error
@@ -311,4 +311,4 @@ def _as_keras(examples: Examples) -> Examples:
     def cast(array: Any) -> Any:
         return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
-    return Examples(*map_arrays(lambda array: on_values(cast, array), examples))
+    return Examples(*map_arrays(cast, examples))

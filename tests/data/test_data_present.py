@@ -7,7 +7,7 @@ import pytest
 from mpt_cli.data.paths import check_present
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.model_data_optimizer_keys import Digits, Loader, Npz, Text
+from mpt_cli.settings.model_data_optimizer_keys import Digits, Loader, Text
 from mpt_cli.training.run_from_settings import Program
 from mpt_cli.training_run import train
 
@@ -25,7 +25,6 @@ def test_what_is_there_is_sound() -> None:
         Digits(),
         Text(),
         Text(path="measured.csv"),
-        Npz(path="measured.csv"),
         Loader(loader="loaders:load", path="nowhere"),
         Loader(loader="./loaders.py:load"),
         Loader(loader="keras.datasets.mnist:load_data"),
@@ -37,11 +36,10 @@ def test_what_is_there_is_sound() -> None:
     ("source", "words"),
     [
         (
-            Npz(path="mesured.csv"),
+            Text(path="mesured.csv"),
             "data.path: there is no file mesured.csv in the current folder. Did you mean measured.csv?",
         ),
-        (Npz(path="folder"), "data.path: folder is a folder where a file is needed."),
-        (Text(path="folder"), "data.path: the folder folder holds no files."),
+        (Text(path="folder"), "data.path: folder is a folder where a file is needed."),
     ],
 )
 def test_a_path_without_files_is_said_as_loading_would(source, words) -> None:

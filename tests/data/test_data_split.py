@@ -18,7 +18,7 @@ def rows(examples):
 
 
 def build(raw, seed=0, **settings):
-    return build_data_set(raw, DataSettings(name="npz", **settings), seed)
+    return build_data_set(raw, DataSettings(name="loader", **settings), seed)
 
 
 @pytest.mark.parametrize(("count", "fraction", "held_out"), [(10, 0.3, 3), (2, 0.01, 1), (2, 0.99, 1)])

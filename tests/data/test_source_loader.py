@@ -87,7 +87,7 @@ def test_an_exception_of_the_loader_is_the_users(returning):
 
 def test_uint8_inputs_stay_as_they_came(returning):
     data = returning("np.full((8, 2, 2), 200, np.uint8), y[:8]")
-    assert (data.input_dtype, data.train.x.max(), data.preprocessing) == ("uint8", 200, {})
+    assert (data.input_dtype, data.train.x.max()) == ("uint8", 200)
 
 
 def test_a_dataset_is_described_by_its_first_batch(returning):

@@ -116,7 +116,7 @@ ENDS = {
     "stopped": {"status": "stopped", "exit_code": 4},
     "stopped without a skip": {"status": "stopped", "exit_code": 4, "skipped_steps": 0},
     "collapsed without a skip": {"status": "stopped", "exit_code": 4, "skipped_steps": 0, "verdict": "collapsed"},
-    "never trained": {"exit_code": 4, "verdict": "never trained"},  # by no rule, and so without a postmortem
+    "never trained": {"exit_code": 4, "verdict": "never trained"},
 }
 
 
