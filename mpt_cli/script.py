@@ -22,9 +22,9 @@ import keras
 from mpt_cli import python_api
 from mpt_cli.errors import OK, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16
+from mpt_cli.precision.gradient_check import NARROW
 from mpt_cli.precision.keras_internals import direct_trainable_variables
 from mpt_cli.precision.policy import policy_inside, set_global_policy
-from mpt_cli.precision.rounded_weights import NARROW
 from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.recorder_callback import Recorder
 from mpt_cli.report.run import Run

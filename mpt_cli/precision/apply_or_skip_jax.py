@@ -136,7 +136,7 @@ def stateless_apply(
             slots = _after_description(inner, gradients.defects)
         if not gradients.unscaled:
             grads = unscale(grads, variables, scale if optimizer.scales else None)
-        return _inner_stateless_apply(optimizer, (slots, own_by_name["tally"]), grads, variables, values)
+        return _inner_stateless_apply(optimizer, slots, grads, variables, values)
 
     if applies_all:
         (new_values, new_inner), applied = use(), measured.finite | True
@@ -174,21 +174,19 @@ def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor
 
 def _inner_stateless_apply(
     optimizer: "LossScaleOptimizer",
-    own: tuple[list[Tensor], Tensor],
+    inner_values: list[Tensor],
     grads: list[Tensor],
     variables: list[Any],
     values: list[Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Call `inner.stateless_apply` for some variables, in any order; `own` are its values and the tally of steps."""
-    inner, state = optimizer.inner_optimizer, optimizer.scale_state
-    assert state is not None
-    inner_values, tally = own
+    """Call `inner.stateless_apply` for some variables, in any order."""
+    inner = optimizer.inner_optimizer
     mapping = [*zip(variables, values, strict=True), *zip(inner.variables, inner_values, strict=True)]
     given = {id(v) for v in variables}
     # moving averages read all
     mapping += [(v, v.value) for v in optimizer.trained_variables if id(v) not in given]
-    with keras.StatelessScope(state_mapping=[*mapping, (state.by_name["tally"], tally)]) as scope:
-        optimizer.apply_unscaled(grads, variables)
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        inner.apply(grads, variables)
     return [scope.get_current_value(v) for v in variables], [scope.get_current_value(v) for v in inner.variables]
 
 

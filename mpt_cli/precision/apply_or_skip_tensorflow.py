@@ -188,15 +188,6 @@ def check_accumulation(inner_optimizer: Any) -> None:
         )
 
 
-def check_rounding() -> None:
-    """ValueError on several replicas, each of which would write what all of them hold."""
-    if replicas() > 1:
-        raise ValueError(
-            "`rounding_seed` does not work on several replicas of tf.distribute. Received: "
-            f"{replicas()} replicas. Use one, or Keras's data parallelism on JAX."
-        )
-
-
 class UnscaledVariable(UnscaledFlag):
     """What the optimizer was told last, as a variable: a `tf.function` tells it each time that it runs.
 

@@ -297,15 +297,6 @@ def begin_averages(optimizer: Any) -> None:
             average.assign(keras.ops.copy(variable.value))  # JAX would give both the same memory, and take it twice
 
 
-def move_decay_exclusions(optimizer: Any, variables: list[Any], others: list[Any]) -> None:
-    """Exclude among `others` what is excluded from weight decay among `variables`, before the optimizer is built."""
-    keys = getattr(optimizer, "_exclude_from_weight_decay", None) or set()
-    excluded = [other for v, other in zip(variables, others, strict=True) if optimizer._var_key(v) in keys]
-    if excluded:
-        pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-        optimizer.exclude_from_weight_decay(excluded, [pattern.pattern] if pattern else None)
-
-
 class _ReadVariables(keras.StatelessScope):  # type: ignore[misc]
     """Remembers the variables that are read inside, and their values, which are those that they have outside."""
 
@@ -450,22 +441,6 @@ def computing_in_float32(model: Any) -> Iterator[None]:
             yield
         finally:
             keras.config.set_dtype_policy(before)
-
-
-def float32_stand_in(variable: Any) -> Any:
-    """Return a variable in float32 that an optimizer takes for `variable`: its name and path, by which layers are left
-    out of weight decay or Muon, its constraint and its place on the devices. It begins with its value."""
-    wide = keras.Variable(
-        lambda shape, dtype: keras.ops.cast(variable.value, dtype), tuple(variable.shape), "float32", name=variable.name
-    )
-    wide._path, wide.constraint = variable.path, variable.constraint
-    wide._layout = getattr(variable, "_layout", None)
-    return wide
-
-
-def forget_value(variable: Any, original: Any) -> None:
-    """Free the memory of a float32 variable (JAX); outside of a scope it then reads as `original`."""
-    variable._value, variable._initializer = None, lambda _, dtype: keras.ops.cast(original.value, dtype)
 
 
 LayerCall = Callable[..., Any]

@@ -20,9 +20,8 @@ from mpt_cli.precision.gradient_check import GradientMeasurement, divide, measur
 from mpt_cli.precision.keras_internals import begin_averages
 from mpt_cli.precision.loss_gradients import scaled_gradients, share_of_a_replica, variables_in
 from mpt_cli.precision.optimizer_saving import InnerSavingMixin
-from mpt_cli.precision.rounded_weights import StochasticRounding, check_seed
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_count, check_scale
-from mpt_cli.precision.scale_state import TALLY, ScaleAttributesMixin, ScaleState, StepLog
+from mpt_cli.precision.scale_state import ScaleAttributesMixin, ScaleState, StepLog
 
 Tensor = Any
 
@@ -274,9 +273,6 @@ class LossScaleOptimizer(
         on_overflow: "skip", or "apply" to hand non-finite gradients to the inner optimizer.
         count_skipped_steps: whether a skipped step moves `iterations`, and with it learning-rate schedules and Adam's
             bias correction, as in tf.keras. False, as in Keras 3: they follow the applied steps.
-        rounding_seed: updates of weights in float16 or bfloat16 are computed in float32 and rounded stochastically, by
-            numbers drawn from this seed, a whole number from 0 on (`StochasticRounding`); None: by the inner optimizer
-            in their own dtype, to nearest.
         weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency,
             gradient_accumulation_steps: as in `keras.optimizers.Optimizer`; they are set on the inner optimizer.
         name: of the optimizer.
@@ -319,7 +315,6 @@ class LossScaleOptimizer(
         rule: ScaleRule | None = None,
         on_overflow: str = "skip",
         count_skipped_steps: bool = False,
-        rounding_seed: int | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -344,8 +339,6 @@ class LossScaleOptimizer(
         self._rule = rule
         self._on_overflow = on_overflow
         self._count_skipped_steps = count_skipped_steps
-        self._rounding_seed = check_seed(rounding_seed)
-        self._rounding: StochasticRounding | None = None  # from `build` on, where there is a seed
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
         self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
@@ -365,11 +358,6 @@ class LossScaleOptimizer(
     def count_skipped_steps(self) -> bool:
         """Return whether a skipped step moves `iterations`."""
         return self._count_skipped_steps
-
-    @property
-    def rounding_seed(self) -> int | None:
-        """The seed for stochastic rounding of weights in half precision; None if they are rounded to nearest."""
-        return self._rounding_seed
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -392,8 +380,7 @@ class LossScaleOptimizer(
         """Create the variables; `var_list` are the variables to train. A second call changes nothing.
 
         Raises ValueError for gradient accumulation under a `tf.distribute` strategy of several replicas, and together
-        with `count_skipped_steps`; and for `rounding_seed` without weights to round, on several replicas of
-        `tf.distribute`, or around an optimizer that is built for them already.
+        with `count_skipped_steps`.
         """
         if self.built:
             return
@@ -402,14 +389,9 @@ class LossScaleOptimizer(
         if keras.backend.backend() == "tensorflow":
             backend_step().check_accumulation(self.inner_optimizer)
             backend_step().track_in_checkpoints(self, self.scale_state)
-        inner_variables = var_list = list(var_list)
-        if self._rounding_seed is not None:
-            if keras.backend.backend() == "tensorflow":
-                backend_step().check_rounding()
-            self._rounding = StochasticRounding.of(self.inner_optimizer, var_list, self._rounding_seed)
-            inner_variables = self._rounding.stand_ins
+        var_list = list(var_list)
         if not self.inner_optimizer.built:
-            self.inner_optimizer.build(inner_variables)
+            self.inner_optimizer.build(var_list)
             if self.count_skipped_steps and self.inner_optimizer.use_ema:
                 begin_averages(self.inner_optimizer)
         self._trainable_variables = var_list
@@ -509,15 +491,7 @@ class LossScaleOptimizer(
         """Let the inner optimizer use `grads`, divided by the scale unless they are `unscaled` already."""
         if unscaled is not True:
             grads = unscale(grads, variables, self._divisor(unscaled))
-        self.apply_unscaled(grads, variables)
-
-    def apply_unscaled(self, grads: list[Tensor], variables: list[Any]) -> None:
-        """Let the inner optimizer apply true gradients, and round the weights if there is a `rounding_seed`."""
-        if self._rounding is None or self.scale_state is None:
-            self.inner_optimizer.apply(grads, variables)
-        else:
-            applied = self.scale_state.by_name["tally"].value[TALLY.index("applied")]
-            self._rounding.apply(self.inner_optimizer, grads, variables, applied)
+        self.inner_optimizer.apply(grads, variables)
 
     def finalize_variable_values(self, var_list: list[Any]) -> None:
         """Put the inner optimizer's moving averages into the variables, where it keeps any.
@@ -530,10 +504,7 @@ class LossScaleOptimizer(
                 return
         except RuntimeError:
             return
-        if self._rounding is None:
-            self.inner_optimizer.finalize_variable_values(var_list)
-        else:
-            self._rounding.finalize(self.inner_optimizer, var_list)
+        self.inner_optimizer.finalize_variable_values(var_list)
 
     def stateless_apply(
         self,

@@ -38,7 +38,6 @@ class InnerSavingMixin:
     name: str
     _on_overflow: str
     _count_skipped_steps: bool
-    _rounding_seed: int | None
     _rule: ScaleRule
 
     def __dir__(self) -> list[str]:
@@ -70,7 +69,6 @@ class InnerSavingMixin:
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "on_overflow": self._on_overflow,
             "count_skipped_steps": self._count_skipped_steps,
-            **({} if self._rounding_seed is None else {"rounding_seed": self._rounding_seed}),
             **self._rule.optimizer_config(),
         }
 

@@ -123,7 +123,6 @@ _EXPLAINING = (
     "policy",
     "distribute",
     "devices",
-    "emulated",
     "seed",
     "dataset_fingerprint",
     "git",

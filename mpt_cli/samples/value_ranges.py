@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.precision.gradient_check import dense, is_overwritten
+from mpt_cli.precision.gradient_check import NARROW, dense, is_overwritten
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import (
@@ -28,7 +28,6 @@ from mpt_cli.precision.keras_internals import (
     training_loss,
 )
 from mpt_cli.precision.policy import layers_of, name_of, parts_of
-from mpt_cli.precision.rounded_weights import NARROW
 from mpt_cli.samples.probes import (
     GRADIENT,
     VALUE,
@@ -93,7 +92,7 @@ def _stateless(model: Any, state: Sequence[list[Tensor]]) -> Iterator[None]:
 
 
 class ValueRanges(NamedTuple):
-    """Counts of what flows in one pass, as `gradient_statistics` has them: of the `parts` of the model, shape (parts,
+    """Counts of what flows in one pass, as `statistics_of_each` has them: of the `parts` of the model, shape (parts,
     2, SINK_SIZE), the gradient of the outputs and the outputs; of the `weights`, (weights, SINK_SIZE), their gradients;
     and `norm`, the sum of squares of the latter and their largest magnitude. `gradients` are those by the weights in
     float32, where a weight is kept in half precision and so may not take what they add to it. `loss` is that of the
@@ -180,11 +179,8 @@ class WeightUpdates(NamedTuple):
 def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> WeightUpdates | None:
     """Count what a step with these gradients of the scaled loss would change in the weights.
 
-    None where the optimizer has variables that are not known, and where it rounds stochastically, which in the mean
-    loses nothing. Nothing in the model or its optimizer changes.
+    None where the optimizer has variables that are not known. Nothing in the model or its optimizer changes.
     """
-    if model.optimizer.rounding_seed is not None:
-        return None
     weights, inner = weights_of(model), model.optimizer.inner_optimizer
     rate = configured_rate(inner)
     twin = type(inner).from_config(inner.get_config(), custom_objects={type(rate).__name__: type(rate)})

@@ -438,16 +438,13 @@ def scaling_for(settings: LossScaleSettings, needed: bool) -> Scaling:
     return Scaling(settings.rule_for(needed), is_needed=needed)
 
 
-def wrap_optimizer(
-    inner: Any, settings: LossScaleSettings, scaling: Scaling, rounding_seed: int | None = None
-) -> LossScaleOptimizer:
+def wrap_optimizer(inner: Any, settings: LossScaleSettings, scaling: Scaling) -> LossScaleOptimizer:
     """Return `inner` in loss scaling. No scaling is a rule that applies everything: one path for all modes."""
     return LossScaleOptimizer(
         inner,
         rule=scaling.rule,
         on_overflow="apply" if scaling.applies_overflows else "skip",
         count_skipped_steps=scaling.scales and settings.schedules_follow == "all_steps",
-        rounding_seed=rounding_seed,
     )
 
 

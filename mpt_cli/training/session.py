@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors
+from mpt_cli.engine.backend import Platform, framework_errors
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.precision.train_step import optimizers_of
@@ -234,8 +234,6 @@ def _describe_loss(parts: Assembly) -> str:
 
 def _describe_device(parts: Assembly) -> str:
     wanted, device = parts.settings.distribute, parts.platform.device
-    if emulated := emulated_operations():
-        device += f", {' and '.join(emulated)} emulated (products in float32, rounded)"
     if wanted.name == "none":
         return device
     process_info = parts.platform.process_info
