@@ -54,9 +54,9 @@ def scaling_of(model: Any, settings: Settings) -> Scaling:
     """Return how the loss of a compiled model is scaled: as its own optimizer does it, else as the settings say."""
     optimizer, needed = model.optimizer, computes_in_float16(model)
     if isinstance(optimizer, LossScaleOptimizer):
-        return Scaling(optimizer.rule, optimizer.on_overflow, needed)
+        return Scaling(optimizer.rule, needed)
     rule = rule_of(optimizer) or settings.loss_scale.rule_for(needed)
-    return Scaling(rule, is_needed=needed)
+    return Scaling(rule, needed)
 
 
 def scaled(optimizer: Any, settings: Settings, scaling: Scaling) -> LossScaleOptimizer:

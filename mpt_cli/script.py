@@ -182,7 +182,7 @@ class ScriptRun:
             loss_scale=scaling_on_record(wrapper, self.settings.loss_scale),
         )
         dtype = keras.config.dtype_policy().compute_dtype
-        scaling = Scaling(wrapper.rule, wrapper.on_overflow, dtype == "float16")
+        scaling = Scaling(wrapper.rule, dtype == "float16")
         return RecordingOptions(
             "mpt run, from the optimizer",
             settings,

@@ -235,7 +235,7 @@ class Recording(Record, ABC):
             variables,
             rule.lowest,
             rule.highest,
-            self.optimizer.on_overflow == "apply",
+            not self.optimizer.scales,
         )
 
     def miss(self, sentence: str) -> None:

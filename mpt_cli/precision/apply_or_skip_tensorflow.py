@@ -266,7 +266,7 @@ def _apply_inner_where(
 ) -> None:
     state = optimizer.scale_state
     assert state is not None
-    if optimizer.on_overflow == "apply":
+    if not optimizer.scales:
         apply_inner()
         state.advance(measured, tf.constant(True))
     else:
@@ -312,7 +312,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
         loss_tracker(model).update_state(true_loss, sample_weight=_batch_size(x))
         model.compute_metrics(x, y, y_pred, sample_weight=weight)
 
-    if optimizer.on_overflow == "apply":
+    if not optimizer.scales:
         update_metrics()
     else:
         _update_or_put_back(applied, update_metrics, kept, before)
@@ -358,7 +358,7 @@ def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[dict
     logs = model.train_step(packed(data))
     values = custom.train_values(logs)
     row = combine_rows([row_since(optimizer, starts[name], values[0]) for name, optimizer in custom.optimizers.items()])
-    applied = row.applied(all(o.on_overflow == "apply" for o in custom.optimizers.values()))
+    applied = row.applied(not any(optimizer.scales for optimizer in custom.optimizers.values()))
     tf.cond(applied, lambda: tf.constant(0), _then_nothing(lambda: assign(kept, before)))
     custom.train_log.assign(tf.where(applied, values, custom.train_log.value))
     return logs, row

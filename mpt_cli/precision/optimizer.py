@@ -80,12 +80,6 @@ def drop_inner_scaling(inner: Any) -> None:
         inner.loss_scale_factor = None
 
 
-def check_on_overflow(on_overflow: Any) -> str:
-    if on_overflow not in ("skip", "apply"):
-        raise ValueError(f"`on_overflow` must be 'skip' or 'apply'. Received: on_overflow={on_overflow!r}.")
-    return str(on_overflow)
-
-
 def check_switch(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}.")
@@ -269,8 +263,8 @@ class LossScaleOptimizer(
             where a clean step would divide 0 by 0; a finite ceiling keeps zero gradients from growing S to inf.
         hysteresis: overflows since the last growth before the scale falls, at least 1; 1.
         loss_scale_factor: a fixed scale: short for dynamic=False and this initial_scale.
-        rule: a `ScaleRule` instead of all of the above, `LogMaxScale` or one of your own.
-        on_overflow: "skip", or "apply" to hand non-finite gradients to the inner optimizer.
+        rule: a `ScaleRule` instead of all of the above, `LogMaxScale` or one of your own. Under `NoScale` every step is
+            applied, whatever its gradients hold, as without this class.
         count_skipped_steps: whether a skipped step moves `iterations`, and with it learning-rate schedules and Adam's
             bias correction, as in tf.keras. False, as in Keras 3: they follow the applied steps.
         weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency,
@@ -313,7 +307,6 @@ class LossScaleOptimizer(
         *,
         loss_scale_factor: float | None = None,
         rule: ScaleRule | None = None,
-        on_overflow: str = "skip",
         count_skipped_steps: bool = False,
         name: str | None = None,
         **kwargs: Any,
@@ -321,7 +314,6 @@ class LossScaleOptimizer(
         check_inner(inner_optimizer)
         given = {option: kwargs.pop(option) for option in BASE_OPTIONS if option in kwargs}
         rule = build_rule(rule, loss_scale_factor, dynamic, initial_scale, dynamic_growth_steps, kwargs)
-        on_overflow = check_on_overflow(on_overflow)
         check_switch("count_skipped_steps", count_skipped_steps)
         changed = base_options(inner_optimizer, given)
         options = {option: getattr(inner_optimizer, option) for option in BASE_OPTIONS} | changed
@@ -337,7 +329,6 @@ class LossScaleOptimizer(
         on_tensorflow = keras.backend.backend() == "tensorflow"
         self._unscaled: UnscaledFlag = backend_step().UnscaledVariable() if on_tensorflow else UnscaledFlag()
         self._rule = rule
-        self._on_overflow = on_overflow
         self._count_skipped_steps = count_skipped_steps
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
@@ -348,11 +339,6 @@ class LossScaleOptimizer(
         self.inner_optimizer = inner_optimizer
         for option, value in changed.items():
             setattr(inner_optimizer, option, value)
-
-    @property
-    def on_overflow(self) -> str:
-        """Return what happens at non-finite gradients: "skip" or "apply"."""
-        return self._on_overflow
 
     @property
     def count_skipped_steps(self) -> bool:
@@ -421,7 +407,7 @@ class LossScaleOptimizer(
 
     def applies(self, finite: Tensor) -> Tensor:
         """Return whether a step whose gradients are `finite`, or not, will be applied: a boolean scalar."""
-        return ops.logical_or(finite, True) if self.on_overflow == "apply" else finite
+        return finite if self.scales else ops.logical_or(finite, True)
 
     def places_of(self, variables: list[Any]) -> list[int]:
         """Return the index of each of `variables` among those the optimizer was built for; -1 for one that is not."""

@@ -36,7 +36,6 @@ class InnerSavingMixin:
     inner_optimizer: Any
     scale_state: ScaleState | None
     name: str
-    _on_overflow: str
     _count_skipped_steps: bool
     _rule: ScaleRule
 
@@ -67,15 +66,15 @@ class InnerSavingMixin:
         return {
             "name": self.name,
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
-            "on_overflow": self._on_overflow,
             "count_skipped_steps": self._count_skipped_steps,
             **self._rule.optimizer_config(),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
-        """Build from `get_config` of this class or of Keras's wrapper; `config` is left as it is."""
-        config = dict(config)
+        """Build from `get_config` of this class, also in version 0.1, or of Keras's wrapper; `config` is left as it
+        is."""
+        config = {name: value for name, value in config.items() if (name, value) != ("on_overflow", "skip")}
         inner = keras.saving.deserialize_keras_object(config.pop("inner_optimizer"), custom_objects=custom_objects)
         if "rule" in config:
             config["rule"] = rule_from_config(config["rule"], custom_objects)

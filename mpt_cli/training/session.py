@@ -85,7 +85,7 @@ class Session(Trainer):
             variables=next(iter(trained.values())),
             min_scale=scaling.rule.lowest,
             max_scale=scaling.rule.highest,
-            applies_non_finite=parts.optimizer.on_overflow == "apply",
+            applies_non_finite=not parts.optimizer.scales,
             optimizers=tuple(trained.items()) if len(trained) > 1 else (),
             loss_is_running=has_own_step,
         )

@@ -175,7 +175,6 @@ def invalid_arguments_raise_value_errors():
         ("`hysteresis` must be", {"hysteresis": 0}),
         ("min_scale=4.0, initial_scale=2.0", {"initial_scale": 2.0, "min_scale": 4.0}),
         ("must lie between `min_scale` and `max_scale`", {"initial_scale": 2.0**40}),
-        ("must be 'skip' or 'apply'. Received: on_overflow='abort'", {"on_overflow": "abort"}),
         ("does not support arguments: `foo`, `bar`", {"foo": True, "bar": 3}),
         ("`rule` must be a ScaleRule. Received: rule=8", {"rule": 8}),
         ("`initial_scale` must not be given beside `rule`", {"rule": FixedScale(2.0), "initial_scale": 4.0}),

@@ -141,7 +141,7 @@ def describe_events(events: Sequence[Event], scaling: Scaling) -> str:
     moves, start, end = len(events) - len(skips), events[0].step, events[-1].step
     found = []
     if skips:
-        outcome = "overflowed, applied all the same" if scaling.applies_overflows else "skipped"
+        outcome = "skipped" if scaling.scales else "overflowed, applied all the same"
         found.append(f"{f'{len(skips)} ' if len(skips) > 1 else ''}{outcome}{_format_place(skips)}")
     if moves:
         noun = "growth" if scaling.growth_steps else "move"
