@@ -45,7 +45,7 @@ from mpt_cli.step_recording import (
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.build_run_parts import warn_of_half_head
-from mpt_cli.training.loss_and_optimizer import scaling_for, wrap_optimizer
+from mpt_cli.training.loss_and_optimizer import scaling_for
 from mpt_cli.training.run_from_model import described_optimizer, rule_of
 
 ON_REPLICAS = "its own training loop on several replicas: steps are scaled and skipped, but there is no run directory"
@@ -125,7 +125,7 @@ class ScriptRun:
             if (rule := rule_of(own)) is not None:
                 self.note(REPLACED)
                 scaling = replace(scaling, rule=rule)
-            wrapper = _outside(lambda: wrap_optimizer(inner, self.settings.loss_scale, scaling))
+            wrapper = _outside(lambda: LossScaleOptimizer(inner, rule=scaling.rule))
             self.wrappers[id(inner)] = wrapper
         return self.wrappers[id(inner)]
 

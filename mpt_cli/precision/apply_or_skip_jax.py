@@ -118,9 +118,8 @@ def stateless_apply(
     if not optimizer.scales:
         (new_values, new_inner), applied = use(), measured.finite | True
     else:
-        skipped = _inner_after_skip(optimizer, inner)
         applied = measured.finite
-        new_values, new_inner = cond_or_select(applied, use, lambda: (list(values), skipped))
+        new_values, new_inner = cond_or_select(applied, use, lambda: (list(values), list(inner)))
     new_own = next_values(state.rule, own_by_name, measured, applied)
     after = [new_own[name] for name in state.by_name] + new_inner
     if logged:
@@ -140,13 +139,6 @@ def _after_description(inner_values: list[Tensor], defects: GradientDefects) -> 
     """
     known = defects.nearest >= -1  # always, which XLA does not know
     return [jnp.where(known, value, jnp.zeros_like(value)) if jnp.ndim(value) == 0 else value for value in inner_values]
-
-
-def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor]) -> list[Tensor]:
-    inner = optimizer.inner_optimizer
-    if not optimizer.count_skipped_steps:
-        return list(inner_values)
-    return [value + (v is inner.iterations) for v, value in zip(inner.variables, inner_values, strict=True)]
 
 
 def _inner_stateless_apply(

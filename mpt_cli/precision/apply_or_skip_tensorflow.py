@@ -272,9 +272,6 @@ def _apply_inner_where(
     else:
         applied = measured.finite
         tf.cond(applied, _then_nothing(apply_inner), _then_nothing(lambda: None))
-        if optimizer.count_skipped_steps:
-            iterations = optimizer.inner_optimizer.iterations
-            iterations.assign_add(tf.cast(tf.logical_not(applied), iterations.dtype))
         state.advance(measured, applied)
 
 

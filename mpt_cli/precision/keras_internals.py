@@ -276,14 +276,6 @@ def configured_rate(optimizer: Any) -> Any:
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else float(rate)
 
 
-def begin_averages(optimizer: Any) -> None:
-    """Start the moving averages of a built optimizer at the weights, which Keras does in step 0 only."""
-    averages = optimizer._model_variables_moving_average
-    for variable, average in zip(optimizer._trainable_variables, averages, strict=True):
-        if average is not None:
-            average.assign(keras.ops.copy(variable.value))  # JAX would give both the same memory, and take it twice
-
-
 class _ReadVariables(keras.StatelessScope):  # type: ignore[misc]
     """Remembers the variables that are read inside, and their values, which are those that they have outside."""
 

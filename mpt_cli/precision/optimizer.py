@@ -17,7 +17,6 @@ import keras
 from keras import ops
 
 from mpt_cli.precision.gradient_check import GradientMeasurement, divide, measure, unscale
-from mpt_cli.precision.keras_internals import begin_averages
 from mpt_cli.precision.loss_gradients import scaled_gradients, share_of_a_replica, variables_in
 from mpt_cli.precision.optimizer_saving import InnerSavingMixin
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_count, check_scale
@@ -83,16 +82,6 @@ def drop_inner_scaling(inner: Any) -> None:
 def check_switch(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}.")
-
-
-def check_counting(count_skipped_steps: bool, accumulation_steps: int | None) -> None:
-    """Raise ValueError for `count_skipped_steps` together with gradient accumulation."""
-    if count_skipped_steps and accumulation_steps:
-        raise ValueError(
-            "`count_skipped_steps` does not go with `gradient_accumulation_steps`: the inner optimizer "
-            "would end a group of gradients early. Received: gradient_accumulation_steps="
-            f"{accumulation_steps}."
-        )
 
 
 def build_rule(
@@ -249,7 +238,8 @@ class LossScaleOptimizer(
 
     The loss is multiplied by a scale S before the backward pass and the gradients are divided by it before the inner
     optimizer sees them, so that clipping, weight decay and moving averages act on true gradients. A step whose
-    gradients hold inf or nan changes nothing but the scale and the counters. Dynamic mode halves S at such a step and
+    gradients hold inf or nan changes nothing but the scale and the counters; learning-rate schedules follow the applied
+    steps, as in Keras 3. Dynamic mode halves S at such a step and
     doubles it after `dynamic_growth_steps` applied ones (`DynamicScale` has the formula); fixed mode keeps S.
 
     Args:
@@ -265,8 +255,6 @@ class LossScaleOptimizer(
         loss_scale_factor: a fixed scale: short for dynamic=False and this initial_scale.
         rule: a `ScaleRule` instead of all of the above, `LogMaxScale` or one of your own. Under `NoScale` every step is
             applied, whatever its gradients hold, as without this class.
-        count_skipped_steps: whether a skipped step moves `iterations`, and with it learning-rate schedules and Adam's
-            bias correction, as in tf.keras. False, as in Keras 3: they follow the applied steps.
         weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency,
             gradient_accumulation_steps: as in `keras.optimizers.Optimizer`; they are set on the inner optimizer.
         name: of the optimizer.
@@ -307,17 +295,14 @@ class LossScaleOptimizer(
         *,
         loss_scale_factor: float | None = None,
         rule: ScaleRule | None = None,
-        count_skipped_steps: bool = False,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
         check_inner(inner_optimizer)
         given = {option: kwargs.pop(option) for option in BASE_OPTIONS if option in kwargs}
         rule = build_rule(rule, loss_scale_factor, dynamic, initial_scale, dynamic_growth_steps, kwargs)
-        check_switch("count_skipped_steps", count_skipped_steps)
         changed = base_options(inner_optimizer, given)
         options = {option: getattr(inner_optimizer, option) for option in BASE_OPTIONS} | changed
-        check_counting(count_skipped_steps, options["gradient_accumulation_steps"])
         # Keras checks here whether the options go together; they are set on the inner optimizer below
         super(keras.optimizers.LossScaleOptimizer, self).__init__(
             learning_rate=0.0, name=name, **(options if changed else {})
@@ -329,7 +314,6 @@ class LossScaleOptimizer(
         on_tensorflow = keras.backend.backend() == "tensorflow"
         self._unscaled: UnscaledFlag = backend_step().UnscaledVariable() if on_tensorflow else UnscaledFlag()
         self._rule = rule
-        self._count_skipped_steps = count_skipped_steps
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
         self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
@@ -339,11 +323,6 @@ class LossScaleOptimizer(
         self.inner_optimizer = inner_optimizer
         for option, value in changed.items():
             setattr(inner_optimizer, option, value)
-
-    @property
-    def count_skipped_steps(self) -> bool:
-        """Return whether a skipped step moves `iterations`."""
-        return self._count_skipped_steps
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -365,12 +344,10 @@ class LossScaleOptimizer(
     def build(self, var_list: list[Any]) -> None:
         """Create the variables; `var_list` are the variables to train. A second call changes nothing.
 
-        Raises ValueError for gradient accumulation under a `tf.distribute` strategy of several replicas, and together
-        with `count_skipped_steps`.
+        Raises ValueError for gradient accumulation under a `tf.distribute` strategy of several replicas.
         """
         if self.built:
             return
-        check_counting(self.count_skipped_steps, self.inner_optimizer.gradient_accumulation_steps)
         self.scale_state = self.scale_state or ScaleState(self.rule)
         if keras.backend.backend() == "tensorflow":
             backend_step().check_accumulation(self.inner_optimizer)
@@ -378,8 +355,6 @@ class LossScaleOptimizer(
         var_list = list(var_list)
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(var_list)
-            if self.count_skipped_steps and self.inner_optimizer.use_ema:
-                begin_averages(self.inner_optimizer)
         self._trainable_variables = var_list
         self.built = True
 
@@ -609,6 +584,8 @@ class LossScaleOptimizer(
     def _take_unscaled(self, grads: Sequence[Tensor]) -> bool | Tensor:
         """Return whether `grads` have been unscaled by hand."""
         given, self._scaled_gradients = self._scaled_gradients, None
+        if not self.scales:
+            return True
         still_scaled = {id(g) for g in given or [] if g is not None}
         if not self._loss_was_scaled:
             if self.allows_unscaled:

@@ -178,21 +178,6 @@ def check_scale_numbers(settings: Settings) -> Iterator[Problem]:
         yield Problem(f"loss_scale.{fault.name}", fault.rule, getattr(scale, fault.name), fault.remedy)
 
 
-def check_schedules_follow(settings: Settings) -> Iterator[Problem]:
-    scale, accumulated = settings.loss_scale, settings.optimizer.gradient_accumulation_steps
-    if scale.schedules_follow == "applied_steps":
-        return
-    if not scale.rule_class.scales:
-        rule = f"must be left out with loss_scale.mode={scale.mode}: no step is skipped."
-        yield Problem("loss_scale.schedules_follow", rule, scale.schedules_follow)
-    if accumulated is not None:
-        rule = (
-            f"must be applied_steps with optimizer.gradient_accumulation_steps={accumulated}: a skipped step that "
-            "counts would end a group of gradients early."
-        )
-        yield Problem("loss_scale.schedules_follow", rule, scale.schedules_follow)
-
-
 def check_stochastic_rounding(settings: Settings) -> Iterator[Problem]:
     """Check that there is something to round, which each of TensorFlow's replicas would write for all."""
     policy, key = settings.policy, "policy.stochastic_rounding"
@@ -351,14 +336,6 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (
         check_scale_numbers,
         ("loss_scale.mode", "loss_scale.min_scale", "loss_scale.max_scale", "loss_scale.initial_scale"),
-    ),
-    (
-        check_schedules_follow,
-        (
-            "loss_scale.schedules_follow",
-            "loss_scale.mode",
-            "optimizer.gradient_accumulation_steps",
-        ),
     ),
     (check_stochastic_rounding, ("policy", "distribute.name")),
     (check_half_variables, ("policy.name", "policy.stochastic_rounding", "optimizer.name")),

@@ -331,11 +331,6 @@ class LossScaleSettings:
 
     mode: str = key(AUTO, "auto: dynamic when anything computes in float16, none otherwise")
     _: KW_ONLY
-    schedules_follow: Literal["applied_steps", "all_steps"] = key(
-        "applied_steps",
-        "steps that move learning-rate schedules: applied_steps as in Keras 3 or all_steps as in tf.keras",
-        advanced=True,
-    )
     max_consecutive_skips: Optional[Count] = key(
         50, "stop the run after this many skipped steps in a row, null = never"
     )

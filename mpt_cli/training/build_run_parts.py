@@ -45,7 +45,6 @@ from mpt_cli.training.loss_and_optimizer import (
     describe_scaling,
     resolve_scaling,
     warn_of_scaling,
-    wrap_optimizer,
 )
 from mpt_cli.training.model import (
     is_compiled,
@@ -203,7 +202,7 @@ def put_to_training(
 
     Returns the learning rate that the settings give, None where they don't or it is a schedule."""
     trainer, rate = settings.trainer, None
-    wrap = partial(wrap_optimizer, settings=settings.loss_scale, scaling=scaling)
+    wrap = partial(LossScaleOptimizer, rule=scaling.rule)  # no scaling is a rule that applies everything
     if is_compiled(model):
         optimizers = replace_optimizers(model, wrap)
     else:

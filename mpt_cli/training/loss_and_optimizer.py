@@ -438,15 +438,6 @@ def scaling_for(settings: LossScaleSettings, needed: bool) -> Scaling:
     return Scaling(settings.rule_for(needed), needed)
 
 
-def wrap_optimizer(inner: Any, settings: LossScaleSettings, scaling: Scaling) -> LossScaleOptimizer:
-    """Return `inner` in loss scaling. No scaling is a rule that applies everything: one path for all modes."""
-    return LossScaleOptimizer(
-        inner,
-        rule=scaling.rule,
-        count_skipped_steps=scaling.scales and settings.schedules_follow == "all_steps",
-    )
-
-
 def describe_scaling(scaling: Scaling, scale: float | None = None) -> str:
     """Return one line for the header: the mode, its numbers, and why; `scale` is the first one, if another."""
     if not scaling.scales:

@@ -104,23 +104,6 @@ _WRONG = [
         ],
     ),
     (
-        [
-            "loss_scale.schedules_follow=all_steps",
-            "loss_scale=none",
-        ],
-        [
-            "loss_scale.schedules_follow: must be left out with loss_scale.mode=none: no step is skipped. "
-            "Received: 'all_steps'.",
-        ],
-    ),
-    (
-        ["loss_scale.schedules_follow=all_steps", "optimizer.gradient_accumulation_steps=2"],
-        [
-            "loss_scale.schedules_follow: must be applied_steps with optimizer.gradient_accumulation_steps=2: a skipped step "
-            "that counts would end a group of gradients early. Received: 'all_steps'."
-        ],
-    ),
-    (
         ["policy=bfloat16"],
         [
             "policy.name: must not be bfloat16 with optimizer=adam: with variables in bfloat16 the weights would never move. "
