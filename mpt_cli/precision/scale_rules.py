@@ -132,7 +132,7 @@ class ScaleRule(ABC):
         if not low <= high:
             yield Fault("min_scale", f"must be <= loss_scale.max_scale, which is {high:g}.")
         elif not low <= values.initial_scale <= high:
-            rule = f"must lie within loss_scale.min_scale={low:g} and max_scale={high:g}."
+            rule = f"must lie within loss_scale.min_scale={low:g} and loss_scale.max_scale={high:g}."
             yield Fault("initial_scale", rule, "Move the bound if you mean it.")
 
     def describe(self, scale: str) -> str:

@@ -87,31 +87,12 @@ class PolicySettings:
     )
     head: Optional[FloatPolicy] = key("float32", "policy of the output layer, null = as `name` (float64 keeps float64)")
     overrides: Dict[str, FloatPolicy] = key({}, "layer name or path pattern (as in a shell: conv*) -> policy")
-    stochastic_rounding: bool = key(
-        False,
-        "updates of float16 and bfloat16 weights are computed in float32 and "
-        "rounded up or down at random, so that none is lost on average",
-    )
-
-    @property
-    def has_half_weights(self) -> bool:
-        """Return whether a policy among its own keeps weights in float16 or bfloat16."""
-        return not {"float16", "bfloat16"}.isdisjoint([self.name, *self.overrides.values()])
 
     @property
     def may_compute_in_float16(self) -> bool:
         """Return whether a policy among its own computes in it, or may be found to."""
         names = {self.name, self.head, *self.overrides.values()}
         return not names.isdisjoint({"float16", "mixed_float16", AUTO_FLOAT16})
-
-    @property
-    def description(self) -> str:
-        """Return its name, and what it asks for beside it.
-
-        >>> PolicySettings("bfloat16", stochastic_rounding=True).description
-        'bfloat16 with stochastic rounding'
-        """
-        return f"{self.name} with stochastic rounding" if self.stochastic_rounding else self.name
 
     @property
     def is_auto(self) -> bool:
