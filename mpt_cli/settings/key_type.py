@@ -49,18 +49,9 @@ def as_whole(value: object) -> object:
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": abs,
-    "ceil": math.ceil,
-    "exp": math.exp,
-    "float": float,
-    "floor": math.floor,
-    "int": int,
-    "log": math.log,
-    "log2": math.log2,
-    "max": max,
-    "min": min,
+    **{function.__name__: function for function in (abs, float, int, max, min)},
+    **{name: getattr(math, name) for name in ("ceil", "exp", "floor", "log", "log2", "sqrt")},
     "round": lambda number, digits=0.0: round(number, int(digits)),
-    "sqrt": math.sqrt,
 }
 
 
@@ -135,24 +126,29 @@ class Key:
     advanced: bool = False
 
     @cached_property
-    def _types(self) -> tuple[Any, ...]:
+    def _members(self) -> list[Any]:
         union = get_args(self.type) if get_origin(self.type) in (Union, UnionType) else (self.type,)
-        return tuple(each for each in union if each is not type(None))
+        return [each for each in union if each is not type(None)]
 
     @cached_property
-    def _parts(self) -> tuple[Any, ...]:
-        """Return the types that a value, or each element of a list or mapping, may have."""
-        return get_args(self._types[0])[-1:] if self.is_list or self.is_mapping else self._types
+    def _parts(self) -> list[Any]:
+        """Return the types that a value may have, of a list or mapping those of its elements."""
+        return [get_args(self._members[0])[-1]] if self.holder else self._members
 
     @cached_property
-    def options(self) -> tuple[Any, ...]:
-        """Return the plain types of a value: (int,) for Optional[Count], (str,) for a literal."""
-        return (*dict.fromkeys(each if get_origin(each) in (list, dict) else _plain(each) for each in self._types),)
+    def holder(self) -> Any:
+        """Return list or dict where the value is one."""
+        return origin if (origin := get_origin(self._members[0])) in (list, dict) else None
 
     @cached_property
     def kinds(self) -> tuple[Any, ...]:
-        """Return `options`, of a list or mapping those of its elements."""
-        return tuple(map(_plain, self._parts))
+        """Return the plain types of a value or of its elements: (int,) for List[Count], (str,) for a literal."""
+        plain = [get_args(each)[0] if get_origin(each) is Annotated else each for each in self._parts]
+        return (*dict.fromkeys(str if get_origin(each) is Literal else each for each in plain),)
+
+    @property
+    def options(self) -> tuple[Any, ...]:
+        return (self.holder,) if self.holder else self.kinds
 
     @cached_property
     def choices(self) -> tuple[Any, ...]:
@@ -164,34 +160,30 @@ class Key:
     def bounds(self) -> dict[str, float]:
         """Return the range of a number."""
         limits = [get_args(each)[1] for each in self._parts if get_origin(each) is Annotated]
-        found = {name: getattr(limits[0], sign) for name, sign in _BOUNDS.items()} if limits else {}
+        found = {name: getattr(each, sign) for each in limits for name, sign in _BOUNDS.items()}
         return {name: bound for name, bound in found.items() if bound not in (None, LARGEST_COUNT)}
 
     @property
     def is_optional(self) -> bool:
         return type(None) in get_args(self.type)
 
-    @cached_property
+    @property
+    def is_list(self) -> bool:
+        return self.holder is list
+
+    @property
     def is_mapping(self) -> bool:
-        return self.takes_objects or get_origin(self._types[0]) is dict
+        return self.takes_objects or self.holder is dict
 
     @property
     def takes_objects(self) -> bool:
         """Return whether it names Python objects (`references`), in lists and mappings too: typed Any in the schema."""
         return self.type is Any
 
-    @cached_property
-    def is_list(self) -> bool:
-        return get_origin(self._types[0]) is list
-
 
 def one_of(*choices: str) -> Any:
     """Return the type of these texts."""
     return Literal[choices]
-
-
-def _plain(hint: Any) -> Any:
-    return str if get_origin(hint) is Literal else get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def map_texts(tree: Any, change: Callable[[str], Any]) -> Any:
@@ -272,14 +264,13 @@ def read_value(key: Key, value: Any) -> Any:
         return value  # `settings.checks` reads what it names
     if isinstance(value, str) and (sign := re.search("[\0\ud800-\udfff]", value)):  # what no file name can hold
         raise BadValue("must hold no NUL." if sign[0] == "\0" else "must be valid UTF-8.")
-    meant = (
-        [_as_meant(key, part) for part in value] if key.is_list and isinstance(value, list) else _as_meant(key, value)
-    )
+    is_list = key.is_list and isinstance(value, list)
     try:
-        return adapter(key.type).validate_python(meant)
+        return adapter(key.type).validate_python(
+            [_as_meant(key, part) for part in value] if is_list else _as_meant(key, value)
+        )
     except ValidationError as error:
-        faults = {fault["type"]: fault["input"] for fault in error.errors()}
-        raise BadValue(_rule(key, value, faults), _remedy(key, value, faults)) from error
+        raise _bad_value(key, value, {fault["type"]: fault["input"] for fault in error.errors()}) from error
 
 
 _TRUTHS = dict.fromkeys(("true", "yes", "y", "on", "1"), True) | dict.fromkeys(("false", "no", "n", "off", "0"), False)
@@ -288,47 +279,29 @@ _TRUTHS = dict.fromkeys(("true", "yes", "y", "on", "1"), True) | dict.fromkeys((
 def _as_meant(key: Key, value: Any) -> Any:
     """Return the value with numbers, and truth values where no text may stand, read from text."""
     if isinstance(value, str) and {int, float} & {*key.kinds}:
-        number = read_number(value)
-        value = value if number is None else number
+        value = value if (number := read_number(value)) is None else number
     elif isinstance(value, str) and str not in key.kinds:
         value = _TRUTHS.get(value.lower(), value)
     return as_whole(value) if int in key.kinds else value
 
 
-def _rule(key: Key, value: Any, faults: dict[str, Any]) -> str:
-    """Return what must hold; `faults` are what pydantic found, by its kind, each with what it found it in."""
-    each = "each " if key.is_list else ""
+def _bad_value(key: Key, value: Any, faults: dict[str, Any]) -> BadValue:
+    """Return what to say of a value; `faults` are what pydantic found, by its kind, each with what it found it in."""
     if value is None:
-        return f"must be {format_type(key)}, not null."
+        return BadValue(f"must be {format_type(key)}, not null.", f"The default is {key.default!r}.")
     if "finite_number" in faults:
-        return "must be a finite number."
+        return BadValue("must be a finite number.")
     if faults.keys() & {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
         is_too_large = "at_most" not in key.bounds and "less_than_equal" in faults
-        return f"must be {each}{f'<= {_format_bound(LARGEST_COUNT)}' if is_too_large else format_range(key)}."
+        range_ = f"<= {_format_bound(LARGEST_COUNT)}" if is_too_large else format_range(key)
+        return BadValue(f"must be {'each ' if key.is_list else ''}{range_}.")
     if "literal_error" in faults:
-        names = ", ".join(map(_format_choice, key.choices))
-        return f"must be {names} or {format_range(key)}." if key.bounds else f"must be one of {names}."
-    return f"must be {format_type(key)}{' from names to values' if key.is_mapping else ''}."
-
-
-def _remedy(key: Key, value: Any, faults: dict[str, Any]) -> str:
-    if value is None:
-        return f"The default is {key.default!r}."
-    if "literal_error" in faults:
-        return did_you_mean(faults["literal_error"], map(_format_choice, key.choices))
-    if key.is_mapping:
-        return (
-            "Its names must be texts: put them in quotes."
-            if isinstance(value, dict)
-            else f"Write {key.path}.NAME=VALUE."
-        )
-    if "list_type" in faults:
-        return "" if isinstance(value, dict) else f"Write {key.path}=[{value}]."
-    return "Put it in quotes." if key.options == (str,) and isinstance(value, int | float) else ""
-
-
-def _format_choice(choice: Any) -> str:
-    return str(choice).lower() if isinstance(choice, bool) else str(choice)
+        names = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in key.choices]
+        others = f"{', '.join(names)} or {format_range(key)}" if key.bounds else f"one of {', '.join(names)}"
+        return BadValue(f"must be {others}.", did_you_mean(faults["literal_error"], names))
+    remedy = f"Write {key.path}=[{value}]." if "list_type" in faults and not isinstance(value, dict) else ""
+    needs_quotes = key.options == (str,) and isinstance(value, int | float)
+    return BadValue(f"must be {format_type(key)}.", "Put it in quotes." if needs_quotes else remedy)
 
 
 _SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
@@ -355,7 +328,7 @@ def format_type(key: Key) -> str:
     if key.takes_objects:
         return "a name, module:name, {object: …, kwargs: …}, or a list or mapping of these"
     if key.is_mapping:
-        return "a mapping"
+        return "a mapping from names to values"
     if key.is_list:
         return f"a list of {_PLURALS[key.kinds[0]]}"
     return " or ".join(_NOUNS[kind] for kind in key.options)

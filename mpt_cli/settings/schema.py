@@ -12,7 +12,7 @@ from annotated_types import Interval
 
 from mpt_cli import plugins
 from mpt_cli.errors import OTHER_WORDS, Problem, did_you_mean, nearest
-from mpt_cli.settings.key_type import Count, Key, NonNegative, Positive, Whole, class_keys, key, one_of
+from mpt_cli.settings.key_type import Count, Key, NonNegative, Positive, Whole, class_keys, key, one_of, section_content
 from mpt_cli.settings.model_data_optimizer_keys import (
     DATA,
     MLP,
@@ -303,8 +303,10 @@ def unknown_key_problem(path: str, value: Any) -> Problem | None:
     """Return a problem when no variant has a key `path`, None when one does."""
     if find_key(path) or mapping_of(path):
         return None
-    if _is_section(path):
-        return None if isinstance(value, dict) else _scalar_problem(path, value)
+    if inside := [other for other in all_keys() if other.startswith(f"{path}.")]:
+        first = f"{path}.name" if f"{path}.name" in inside else inside[0]
+        rule = "must be a section with keys of its own."
+        return None if isinstance(value, dict) else Problem(path, rule, value, f"Did you mean {first}={value}?")
     holder = path.rpartition(".")[0]
     if find_key(holder):
         return Problem(path, f"there is no such key; {holder} has no keys inside.", value)
@@ -337,28 +339,15 @@ def remedy_for(path: str, value: Any) -> str:
         return f"Did you mean policy={policy}?"
     keys = all_keys()
     known = dict.fromkeys([*keys, *(key.rpartition(".")[0] for key in keys if "." in key)])
-    if same_leaf := [other for other in known if other.rpartition(".")[2] == leaf]:
-        return f"Did you mean {' or '.join(same_leaf[:3])}?"
-    siblings = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
-    if match := nearest(leaf, siblings):
-        return f"Did you mean {siblings[match]}?"
     leaves = {other.rpartition(".")[2]: other for other in known}
-    if match := nearest(leaf, leaves, FAR_CUTOFF):
-        return f"Did you mean {leaves[match]}?"
-    if section and siblings:
+    siblings = {name: other for other in known for above, _, name in [other.rpartition(".")] if above == section}
+    meant = [other for other in known if other.rpartition(".")[2] == leaf][:3]
+    meant = meant or [siblings[name] for name in filter(None, [nearest(leaf, siblings)])]
+    meant = meant or [leaves[name] for name in filter(None, [nearest(leaf, leaves, FAR_CUTOFF)])]
+    if section and siblings and not meant:
         return f"Keys here: {', '.join(siblings)}."
-    match = nearest(path, known)
-    return f"Did you mean {match}?" if match else f"Sections: {', '.join(sections())}."
-
-
-def _is_section(path: str) -> bool:
-    return any(other.startswith(path + ".") for other in all_keys())
-
-
-def _scalar_problem(path: str, value: Any) -> Problem:
-    inside = [other for other in all_keys() if other.rpartition(".")[0] == path]
-    first = f"{path}.name" if f"{path}.name" in inside else inside[0]
-    return Problem(path, "must be a section with keys of its own.", value, f"Did you mean {first}={value}?")
+    meant = meant or [*filter(None, [nearest(path, known)])]
+    return f"Did you mean {' or '.join(meant)}?" if meant else f"Sections: {', '.join(sections())}."
 
 
 @cache
@@ -374,14 +363,16 @@ def key_versions(with_plugins: bool = True) -> tuple[Key, ...]:
     found = {each.path: {"": each} for each in class_keys(Settings) if each.path.partition(".")[0] not in VARIANTS}
     for section, ours in VARIANTS.items():
         variants = variants_of(section) if with_plugins else ours
-        for each in class_keys(sections()[section], section):  # the key that chooses a variant is one for all
-            if CHOOSING_KEYS.get(each.path) == section:
-                default = getattr(getattr(Settings(), section), choosing_key(section))
-                found[each.path] = {"": replace(each, type=one_of(*variants), default=default, variants=(*variants,))}
+        # the key that chooses a variant is one for all
+        chooser, default = choosing_key(section), chosen_variant(section, getattr(Settings(), section))
+        declared = section_content(sections()[section], section)[chooser]
+        assert isinstance(declared, Key)
+        one = replace(declared, type=one_of(*variants), default=default, variants=(*variants,))
+        found[one.path] = {"": one}
         for variant, cls in variants.items():
             for each in class_keys(cls, section):
-                versions = found.setdefault(each.path, {})
-                if "" not in versions:
+                if each.path != one.path:
+                    versions = found.setdefault(each.path, {})
                     known = versions.get(repr(each), each)
                     versions[repr(each)] = replace(known, variants=(*known.variants, variant))
     return tuple(version for versions in found.values() for version in versions.values())
