@@ -20,7 +20,7 @@ from mkdocs.exceptions import PluginError
 from mpt_cli.cli import EXIT_CODES
 from mpt_cli.jobs.local_processes import Ending
 from mpt_cli.settings.key_type import REQUIRED, Key, format_range, format_type
-from mpt_cli.settings.schema import AUTO_FLOAT16, VARIANTS, choosing_key, key_versions, sections
+from mpt_cli.settings.schema import VARIANTS, FloatPolicy, choosing_key, key_versions, sections
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.job_list import plan_dict
 from mpt_cli.sweep.report import configuration_dict, job_dict, results_dict
@@ -70,11 +70,10 @@ def keys() -> str:
 def run_keys() -> str:
     """Those that `mpt run` takes, once each, with what it does where they are left out."""
     taken = {key.path: key for key in reversed(key_versions()) if is_run_key(key.path)}
-    floats = tuple(choice for choice in taken["policy.name"].choices if choice != AUTO_FLOAT16)
     taken["policy.name"] = replace(
         taken["policy.name"],
         default="mixed_float16",
-        choices=floats,
+        type=FloatPolicy,
         meaning="dtype policy that is set before the script begins",
     )
     taken["backend.name"] = replace(

@@ -40,7 +40,7 @@ from mpt_cli.telemetry.health_and_verdict import Stop
 from mpt_cli.telemetry.record_types import Event, RunHeader, Scaling
 from mpt_cli.training.build_run_parts import warn_of_half_head
 from mpt_cli.training.callbacks import metrics_in, why_ended
-from mpt_cli.training.loss_and_optimizer import warn_of_scaling, wrap_optimizer
+from mpt_cli.training.loss_and_optimizer import warn_of_scaling
 from mpt_cli.training.model import loss_not_scaled_problem
 from mpt_cli.training.run_from_model import described_model, rule_of
 
@@ -54,16 +54,9 @@ def scaling_of(model: Any, settings: Settings) -> Scaling:
     """Return how the loss of a compiled model is scaled: as its own optimizer does it, else as the settings say."""
     optimizer, needed = model.optimizer, computes_in_float16(model)
     if isinstance(optimizer, LossScaleOptimizer):
-        return Scaling(optimizer.rule, optimizer.on_overflow, needed)
+        return Scaling(optimizer.rule, needed)
     rule = rule_of(optimizer) or settings.loss_scale.rule_for(needed)
-    return Scaling(rule, is_needed=needed)
-
-
-def scaled(optimizer: Any, settings: Settings, scaling: Scaling) -> LossScaleOptimizer:
-    """Return the optimizer in our loss scaling, itself where it is in it already."""
-    if isinstance(optimizer, LossScaleOptimizer):
-        return optimizer
-    return wrap_optimizer(unwrapped(optimizer), settings.loss_scale, scaling)
+    return Scaling(rule, needed)
 
 
 def _said_and_ended(hook: Callable[..., None]) -> Callable[..., None]:
@@ -253,7 +246,8 @@ class _FitRecording(Recording):
         """Put scaling, step log and whole skips into the model; returns what can't be had."""
         model = self.model
         self._check_replicas()
-        model.optimizer = scaled(model.optimizer, settings, scaling)
+        if not isinstance(model.optimizer, LossScaleOptimizer):
+            model.optimizer = LossScaleOptimizer(unwrapped(model.optimizer), rule=scaling.rule)
         capacity = max(LEAST_CAPACITY, 2 * model.steps_per_execution + settings.trainer.log_every_steps)
         with self._on_all_replicas():
             log = model.optimizer.keep_step_log(capacity)

@@ -22,9 +22,9 @@ import keras
 from mpt_cli import python_api
 from mpt_cli.errors import OK, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16
+from mpt_cli.precision.gradient_check import NARROW
 from mpt_cli.precision.keras_internals import direct_trainable_variables
 from mpt_cli.precision.policy import policy_inside, set_global_policy
-from mpt_cli.precision.rounded_weights import NARROW
 from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.recorder_callback import Recorder
 from mpt_cli.report.run import Run
@@ -45,7 +45,7 @@ from mpt_cli.step_recording import (
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.build_run_parts import warn_of_half_head
-from mpt_cli.training.loss_and_optimizer import scaling_for, wrap_optimizer
+from mpt_cli.training.loss_and_optimizer import scaling_for
 from mpt_cli.training.run_from_model import described_optimizer, rule_of
 
 ON_REPLICAS = "its own training loop on several replicas: steps are scaled and skipped, but there is no run directory"
@@ -125,7 +125,7 @@ class ScriptRun:
             if (rule := rule_of(own)) is not None:
                 self.note(REPLACED)
                 scaling = replace(scaling, rule=rule)
-            wrapper = _outside(lambda: wrap_optimizer(inner, self.settings.loss_scale, scaling))
+            wrapper = _outside(lambda: LossScaleOptimizer(inner, rule=scaling.rule))
             self.wrappers[id(inner)] = wrapper
         return self.wrappers[id(inner)]
 
@@ -184,7 +184,7 @@ class ScriptRun:
             loss_scale=scaling_on_record(wrapper, self.settings.loss_scale),
         )
         dtype = keras.config.dtype_policy().compute_dtype
-        scaling = Scaling(wrapper.rule, wrapper.on_overflow, dtype == "float16")
+        scaling = Scaling(wrapper.rule, dtype == "float16")
         return RecordingOptions(
             "mpt run, from the optimizer",
             settings,

@@ -44,7 +44,7 @@ from mpt_cli.training.run_record import NO_SAMPLES_ASKED, Record, WeightWatch
 from mpt_cli.training.summary_and_exit_code import conclude_unfinished, status_of, status_of_error
 
 APPLIED = {  # keys that act in what is only recorded, or are known of it, by section; None: all of them
-    "policy": ("name", "stochastic_rounding"),
+    "policy": ("name",),
     "loss_scale": None,
     "model": ("name", "class_name", "command"),
     "data": ("name",),
@@ -207,7 +207,6 @@ class Recording(Record, ABC):
             "policy": self.settings.policy.name,
             "distribute": "none",
             "examples": {},
-            "emulated": (),
             "keras": platform.keras,
         }
         command = self.settings.model.command if isinstance(self.settings.model, GivenModel) else ()
@@ -236,7 +235,7 @@ class Recording(Record, ABC):
             variables,
             rule.lowest,
             rule.highest,
-            self.optimizer.on_overflow == "apply",
+            not self.optimizer.scales,
         )
 
     def miss(self, sentence: str) -> None:

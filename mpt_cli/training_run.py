@@ -256,7 +256,6 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
         "policy": settings.policy.name,
         "distribute": settings.distribute.name,
         "examples": parts.data.counts,  # of train and validation; None where not known
-        "emulated": backend.emulated_operations(),  # that the device lacks and others stand for
         "keras": parts.platform.keras,  # floatx, epsilon and image_data_format of all of Keras
     }
     environment = collect_environment(facts, list(command_line) or None)

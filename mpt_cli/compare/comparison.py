@@ -75,7 +75,7 @@ def make_comparison(
         own = job.without_seed
         if str(own) not in setups:
             settings = settings_of(job.words)
-            setups[str(own)] = Setup(own, settings.policy.description, 1 if script else settings.trainer.batch_size)
+            setups[str(own)] = Setup(own, settings.policy.name, 1 if script else settings.trainer.batch_size)
     if len(setups) < 2:
         raise config_error("policy", "must have at least two values to compare.", None, f"As in {POLICIES}.")
     rounds = [list(members) for _, members in groupby(plan.jobs, lambda job: job.overrides.get(SEED))]

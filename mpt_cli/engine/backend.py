@@ -268,6 +268,8 @@ def _tensorflow(settings: Settings) -> Platform:
 def _jax(settings: Settings) -> Platform:
     import jax
 
+    from mpt_cli.precision.jax_internals import replace_attention
+
     process_info = find_process_info(settings)
     if settings.policy.name == "float64":
         jax.config.update("jax_enable_x64", True)  # otherwise JAX computes in float32 and only warns
@@ -284,32 +286,6 @@ def _jax(settings: Settings) -> Platform:
         keep_freed_memory()
     replace_attention(on_cpu=not found.gpus)
     return replace(found, process_info=process_info)
-
-
-def replace_attention(on_cpu: bool) -> None:
-    """Let JAX's attention take float16 on a CPU, where JAX refuses its products; elsewhere it is JAX's own.
-
-    For the whole process: Keras's layers look it up there, and `char_transformer` trains in float16 wherever it runs.
-    """
-    import jax
-
-    from mpt_cli.precision.gradients import Float16Attention
-
-    present = jax.nn.dot_product_attention
-    original = present.original if isinstance(present, Float16Attention) else present
-    jax.nn.dot_product_attention = Float16Attention(original) if on_cpu else original
-
-
-def emulated_operations() -> tuple[str, ...]:
-    """Return what the model built last computes without an operation of the framework's own, for the header and the
-    record."""
-    import keras
-
-    if keras.backend.backend() != "jax":
-        return ()
-    import jax
-
-    return ("float16 attention",) if getattr(jax.nn.dot_product_attention, "was_used", False) else ()
 
 
 def _tensorflow_platform(gpus: list[Any]) -> Platform:

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from signal import Signals
 from typing import Any
 
-import numpy as np
-
 from mpt_cli.errors import ConfigError, DataError, Problem, config_error
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.checks import check_several_processes
@@ -185,6 +183,7 @@ def is_connected() -> bool:
 
 def check_same_data(fingerprint: str) -> None:
     """DataError, in every process, where they have not all loaded the data with this fingerprint (64 letters)."""
+    import numpy as np
     from jax.experimental import multihost_utils
 
     found = multihost_utils.process_allgather(np.frombuffer(fingerprint.encode(), np.uint8))
@@ -204,27 +203,28 @@ class ProcessGroup:
 
     def agree(self, count: int, requested: Signals | None) -> int:
         """Return the first process's number of steps for the next call; every process must ask."""
-        count, number = _broadcast_array(np.array([count, requested or 0], "int32"))
+        count, number = _broadcast([count, requested or 0], "int32")
         self.signal = Signals(int(number)) if number else None
         return int(count)
 
     def follows_first(self, is_wanted: bool) -> bool:
         """Return whether the first process wants it, such as what depends on its clock; every process must ask."""
-        return bool(_broadcast_array(np.array(is_wanted, "int32")))
+        return bool(_broadcast(is_wanted, "int32"))
 
 
 def broadcast_from_rank0(message: dict[str, Any] | None) -> dict[str, Any]:
     """Return the `message` of rank 0, in every process. All must call it when they have met, the others with None."""
     text = b"" if message is None else json.dumps(message).encode()
-    heard = _broadcast_array(np.frombuffer(text.ljust(MOST_MESSAGE_BYTES), np.uint8))
-    received: dict[str, Any] = json.loads(np.asarray(heard, np.uint8).tobytes())
+    heard = _broadcast([*text.ljust(MOST_MESSAGE_BYTES)], "uint8")
+    received: dict[str, Any] = json.loads(heard.astype("uint8").tobytes())
     return received
 
 
-def _broadcast_array(values: Any) -> Any:
+def _broadcast(values: Any, dtype: str) -> Any:
+    import numpy as np  # 60 ms, which a check of settings need not pay
     from jax.experimental import multihost_utils
 
-    return multihost_utils.broadcast_one_to_all(values)
+    return np.asarray(multihost_utils.broadcast_one_to_all(np.asarray(values, dtype)))
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, row: StepRow) ->
     ops, state = keras.ops, optimizer.scale_state
     assert state is not None
     lost, zero = ~ops.isfinite(row.column("loss")), row.column("zero") > 0
-    applied = row.applied(optimizer.on_overflow == "apply")
+    applied = row.applied(not optimizer.scales)
     longer: StreakCounts[Any] = StreakCounts(
         skips=~applied,
         non_finite_losses=applied & lost,

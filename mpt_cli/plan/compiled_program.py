@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.engine.distribution import Distribution, undistributed
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mpt_cli.training.build_run_parts import Assembly
 
 MOST_REAL_ELEMENTS = 4096  # a variable of as many, such as a learning rate, has its value: code may ask for it
-CPU = "cpu"  # compiled for the processor that is here, where predictions can be held against a run
+CPU: Final = "cpu"  # compiled for the processor that is here, where predictions can be held against a run
 
 
 @dataclass(frozen=True)

@@ -73,27 +73,13 @@ def cond_or_select(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[]
 def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
     """Apply `grads` where they are finite, then move the scale.
 
-    With traced values (a `keras.StatelessScope` inside `jax.jit`) the variables are read, mapped and assigned in that
-    scope; Keras's own class leaks tracers out of its condition there.
+    All variables are read and assigned in the scope that is open. So traced values (a `keras.StatelessScope` inside
+    `jax.jit`) stay in it; Keras's own class leaks tracers out of its condition there.
     """
-    measured = optimizer.measure(grads, variables, unscaled)
-    if isinstance(measured.finite, jax.core.Tracer):
-        _apply_traced(optimizer, StepGradients(grads, variables, measured, unscaled))
-        return
-    state = optimizer.scale_state
-    assert state is not None
-    start = start_of_step(optimizer) if optimizer.step_log is not None else None
-    applied = bool(optimizer.applies(measured.finite))
-    if applied:
-        optimizer.apply_inner(grads, variables, unscaled)
-    elif optimizer.count_skipped_steps:
-        optimizer.inner_optimizer.iterations.assign_add(1)
-    state.advance(measured, applied)
-    if (log := optimizer.step_log) is not None and start is not None:
-        assign(
-            log.variables,
-            _next_log(optimizer, start, [v.value for v in log.variables], StepGradients(grads, variables, measured)),
-        )
+    gradients = StepGradients(grads, variables, optimizer.measure(grads, variables, unscaled), unscaled)
+    own, values = optimizer.variables, [v.value for v in variables]
+    new_values, new_own = stateless_apply(optimizer, [v.value for v in own], gradients, values)
+    assign([*variables, *own], [*new_values, *new_own])
 
 
 def _next_log(
@@ -109,13 +95,6 @@ def _next_log(
     return [values.at[place].set(part) for values, part in zip(log, row, strict=True)]
 
 
-def _apply_traced(optimizer: "LossScaleOptimizer", gradients: StepGradients) -> None:
-    own, variables = optimizer.variables, gradients.variables
-    values = [v.value for v in variables]
-    new_values, new_own = stateless_apply(optimizer, [v.value for v in own], gradients, values)
-    assign([*variables, *own], [*new_values, *new_own])
-
-
 def stateless_apply(
     optimizer: "LossScaleOptimizer", optimizer_values: list[Tensor], gradients: StepGradients, values: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -128,22 +107,19 @@ def stateless_apply(
     own_by_name = dict(zip(state.by_name, own, strict=True))
     scale, variables, measured = own_by_name["scale"], gradients.variables, gradients.measured
 
-    applies_all = optimizer.on_overflow == "apply"
-
     def use() -> tuple[list[Tensor], list[Tensor]]:
         grads, slots = gradients.values, inner
-        if applies_all and gradients.defects is not None:
+        if not optimizer.scales and gradients.defects is not None:
             slots = _after_description(inner, gradients.defects)
         if not gradients.unscaled:
             grads = unscale(grads, variables, scale if optimizer.scales else None)
-        return _inner_stateless_apply(optimizer, (slots, own_by_name["tally"]), grads, variables, values)
+        return _inner_stateless_apply(optimizer, slots, grads, variables, values)
 
-    if applies_all:
+    if not optimizer.scales:
         (new_values, new_inner), applied = use(), measured.finite | True
     else:
-        skipped = _inner_after_skip(optimizer, inner)
         applied = measured.finite
-        new_values, new_inner = cond_or_select(applied, use, lambda: (list(values), skipped))
+        new_values, new_inner = cond_or_select(applied, use, lambda: (list(values), list(inner)))
     new_own = next_values(state.rule, own_by_name, measured, applied)
     after = [new_own[name] for name in state.by_name] + new_inner
     if logged:
@@ -165,30 +141,21 @@ def _after_description(inner_values: list[Tensor], defects: GradientDefects) -> 
     return [jnp.where(known, value, jnp.zeros_like(value)) if jnp.ndim(value) == 0 else value for value in inner_values]
 
 
-def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor]) -> list[Tensor]:
-    inner = optimizer.inner_optimizer
-    if not optimizer.count_skipped_steps:
-        return list(inner_values)
-    return [value + (v is inner.iterations) for v, value in zip(inner.variables, inner_values, strict=True)]
-
-
 def _inner_stateless_apply(
     optimizer: "LossScaleOptimizer",
-    own: tuple[list[Tensor], Tensor],
+    inner_values: list[Tensor],
     grads: list[Tensor],
     variables: list[Any],
     values: list[Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Call `inner.stateless_apply` for some variables, in any order; `own` are its values and the tally of steps."""
-    inner, state = optimizer.inner_optimizer, optimizer.scale_state
-    assert state is not None
-    inner_values, tally = own
+    """Call `inner.stateless_apply` for some variables, in any order."""
+    inner = optimizer.inner_optimizer
     mapping = [*zip(variables, values, strict=True), *zip(inner.variables, inner_values, strict=True)]
     given = {id(v) for v in variables}
     # moving averages read all
     mapping += [(v, v.value) for v in optimizer.trained_variables if id(v) not in given]
-    with keras.StatelessScope(state_mapping=[*mapping, (state.by_name["tally"], tally)]) as scope:
-        optimizer.apply_unscaled(grads, variables)
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        inner.apply(grads, variables)
     return [scope.get_current_value(v) for v in variables], [scope.get_current_value(v) for v in inner.variables]
 
 
@@ -273,7 +240,7 @@ def _custom_train_step(
     with _scope(optimizer.variables, new.optimizer):
         values = custom.train_values(logs)
         row = row_since(optimizer, start, values[0])
-    applied = row.applied(optimizer.on_overflow == "apply")
+    applied = row.applied(not optimizer.scales)
     pairs = zip([*new.metrics, values], [*metrics, logged[0]], strict=True)
     new_metrics = [jnp.where(applied, after, before) for after, before in pairs]
     frozen = _kept_where(applied, model, state.non_trainable, new.non_trainable)

@@ -188,15 +188,6 @@ def check_accumulation(inner_optimizer: Any) -> None:
         )
 
 
-def check_rounding() -> None:
-    """ValueError on several replicas, each of which would write what all of them hold."""
-    if replicas() > 1:
-        raise ValueError(
-            "`rounding_seed` does not work on several replicas of tf.distribute. Received: "
-            f"{replicas()} replicas. Use one, or Keras's data parallelism on JAX."
-        )
-
-
 class UnscaledVariable(UnscaledFlag):
     """What the optimizer was told last, as a variable: a `tf.function` tells it each time that it runs.
 
@@ -275,15 +266,12 @@ def _apply_inner_where(
 ) -> None:
     state = optimizer.scale_state
     assert state is not None
-    if optimizer.on_overflow == "apply":
+    if not optimizer.scales:
         apply_inner()
         state.advance(measured, tf.constant(True))
     else:
         applied = measured.finite
         tf.cond(applied, _then_nothing(apply_inner), _then_nothing(lambda: None))
-        if optimizer.count_skipped_steps:
-            iterations = optimizer.inner_optimizer.iterations
-            iterations.assign_add(tf.cast(tf.logical_not(applied), iterations.dtype))
         state.advance(measured, applied)
 
 
@@ -321,7 +309,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
         loss_tracker(model).update_state(true_loss, sample_weight=_batch_size(x))
         model.compute_metrics(x, y, y_pred, sample_weight=weight)
 
-    if optimizer.on_overflow == "apply":
+    if not optimizer.scales:
         update_metrics()
     else:
         _update_or_put_back(applied, update_metrics, kept, before)
@@ -367,7 +355,7 @@ def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[dict
     logs = model.train_step(packed(data))
     values = custom.train_values(logs)
     row = combine_rows([row_since(optimizer, starts[name], values[0]) for name, optimizer in custom.optimizers.items()])
-    applied = row.applied(all(o.on_overflow == "apply" for o in custom.optimizers.values()))
+    applied = row.applied(not any(optimizer.scales for optimizer in custom.optimizers.values()))
     tf.cond(applied, lambda: tf.constant(0), _then_nothing(lambda: assign(kept, before)))
     custom.train_log.assign(tf.where(applied, values, custom.train_log.value))
     return logs, row

@@ -9,9 +9,9 @@ from typing import Any
 
 import keras
 
+from mpt_cli.precision.gradient_check import NARROW
 from mpt_cli.precision.keras_internals import graph_calls
 from mpt_cli.precision.policy import head_layers, layers_of
-from mpt_cli.precision.rounded_weights import NARROW
 
 LARGEST_FLOAT16 = 65504  # of float16, and so the most ones that a sum can hold
 ROUNDS_TO_ZERO = 2.0**-25
@@ -120,13 +120,10 @@ def _risk(layer: Any, is_head: bool) -> str:
     return layer_risk(layer) if layer.compute_dtype == "float16" else ""
 
 
-def find_bad_combinations(
-    model: Any, optimizer_name: str, max_abs_input: float | None = None, stochastic_rounding: bool = False
-) -> list[Finding]:
+def find_bad_combinations(model: Any, optimizer_name: str, max_abs_input: float | None = None) -> list[Finding]:
     """Return all known-bad combinations of model, optimizer and data; empty where there is none.
 
-    `max_abs_input` is the largest magnitude among the inputs, None if unknown. `stochastic_rounding` says whether the
-    optimizer moves weights in half precision so, with moments in float32.
+    `max_abs_input` is the largest magnitude among the inputs, None if unknown.
 
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="bfloat16")])
     >>> [(finding.key, finding.fatal) for finding in find_bad_combinations(model, "adam")]
@@ -134,15 +131,14 @@ def find_bad_combinations(
     """
     layers = layers_of(model)
     findings = []
-    kept = {x.variable_dtype for x in layers if x.weights and x.variable_dtype in NARROW}
-    narrow = [] if stochastic_rounding else sorted(kept)
+    narrow = sorted({x.variable_dtype for x in layers if x.weights and x.variable_dtype in NARROW})
     if narrow and optimizer_name in ADAPTIVE:
         findings.append(
             Finding(
                 "policy.name",
                 f"variables are {narrow[0]}, in which {optimizer_name} does not work: its decay 0.999 "
                 "rounds to 1 in bfloat16 and its steps to 1.5 or nothing in float16. Use "
-                f"mixed_{narrow[0]}, which keeps float32 weights, policy.stochastic_rounding=true, or optimizer=sgd.",
+                f"mixed_{narrow[0]}, which keeps float32 weights, or optimizer=sgd.",
                 fatal=True,
             )
         )
@@ -151,8 +147,7 @@ def find_bad_combinations(
             Finding(
                 "policy.name",
                 f"variables are {narrow[0]}: updates below 2**-{11 if narrow[0] == 'float16' else 8} of a "
-                f"weight are lost to rounding. mixed_{narrow[0]} keeps float32 weights, "
-                "policy.stochastic_rounding=true loses none on average.",
+                f"weight are lost to rounding. mixed_{narrow[0]} keeps float32 weights.",
                 fatal=False,
             )
         )

@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
+NARROW = ("float16", "bfloat16")
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 Tensor = Any
 Cond = Callable[[Tensor, Callable[[], Any], Callable[[], Any]], Any]
@@ -67,7 +68,7 @@ def divide(gradient: Tensor, scale: Tensor | None) -> Tensor:
     A float16 gradient is widened first: 2**-24 divided by 2**15 would be 0 in float16.
     """
     values = dense(gradient)
-    if keras.backend.standardize_dtype(values.dtype) in ("float16", "bfloat16"):
+    if keras.backend.standardize_dtype(values.dtype) in NARROW:
         values = ops.cast(values, "float32")
     if scale is not None:
         values = ops.divide(values, ops.cast(scale, values.dtype))

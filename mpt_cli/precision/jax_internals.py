@@ -7,6 +7,30 @@ from typing import Any
 import jax
 
 
+def jax_attention() -> Any:
+    """Return JAX's own attention."""
+    present: Any = jax.nn.dot_product_attention
+    return getattr(present, "original", present)
+
+
+def replace_attention(on_cpu: bool) -> None:
+    """Let JAX's attention take float16 on a CPU, where JAX refuses its products; elsewhere it is JAX's own.
+
+    float16 queries, keys and values are computed with in float32; what comes out is rounded to float16, and so are the
+    gradients. For the whole process: Keras's layers look it up there.
+    """
+    original = jax_attention()
+
+    def attention(query: Any, key: Any, value: Any, *more: Any, **named: Any) -> Any:
+        if query.dtype != "float16":
+            return original(query, key, value, *more, **named)
+        wide = [part.astype("float32") for part in (query, key, value)]
+        return original(*wide, *more, **named).astype("float16")
+
+    attention.original = original  # type: ignore[attr-defined]
+    jax.nn.dot_product_attention = attention if on_cpu else original
+
+
 @contextmanager
 def answering_for_gpu(has_capability: Callable[[str], bool]) -> Iterator[None]:
     """Let JAX act as if a GPU were here while a program is traced for it.
@@ -16,9 +40,8 @@ def answering_for_gpu(has_capability: Callable[[str], bool]) -> Iterator[None]:
     """
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-    attention: Any = jax.nn.dot_product_attention
     answers: list[tuple[Any, str, Any]] = [
-        (jax.nn, "dot_product_attention", getattr(attention, "original", attention)),  # not what stands in on CPUs
+        (jax.nn, "dot_product_attention", jax_attention()),  # not what stands in on CPUs
         (jax, "default_backend", lambda: "gpu"),
         (cudnn, "check_compute_capability", has_capability),
     ]

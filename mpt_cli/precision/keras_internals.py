@@ -230,14 +230,6 @@ def inner_layers(part: Any, recursive: bool = True) -> list[Any]:
     return list(part._flatten_layers(include_self=False, recursive=recursive))
 
 
-def remake_lambda(layer: Any, **changes: Any) -> Any:
-    """Return a `Lambda` layer with the function of this one: the public `from_config` makes one from its code, without
-    the names around it."""
-    config = {name: getattr(layer, name) for name in ("name", "trainable", "dtype_policy")}
-    config["dtype"] = config.pop("dtype_policy")
-    return type(layer)(layer.function, layer._output_shape, layer.mask, layer.arguments, **{**config, **changes})
-
-
 def made_to_be_trained(model: Any) -> list[Any]:
     """Return the variables of a model that its layers train unless they are frozen, in the order of
     `model.variables`."""
@@ -263,11 +255,6 @@ def untracked_variables(model: Any) -> list[Any]:
     return [variable for key, variable in found.items() if key not in known]
 
 
-def tracked_layers(layer: Any) -> list[Any]:
-    """Return the layers right inside, also before `layer` is built, in the order in which they were given to it."""
-    return list(layer._layers)
-
-
 def direct_trainable_variables(holder: Any) -> list[Any]:
     """Return the variables of a layer without those of layers inside it, or the weights an optimizer was built for."""
     return list(holder._trainable_variables)
@@ -288,23 +275,6 @@ def configured_rate(optimizer: Any) -> Any:
     value."""
     rate = optimizer._learning_rate
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else float(rate)
-
-
-def begin_averages(optimizer: Any) -> None:
-    """Start the moving averages of a built optimizer at the weights, which Keras does in step 0 only."""
-    averages = optimizer._model_variables_moving_average
-    for variable, average in zip(optimizer._trainable_variables, averages, strict=True):
-        if average is not None:
-            average.assign(keras.ops.copy(variable.value))  # JAX would give both the same memory, and take it twice
-
-
-def move_decay_exclusions(optimizer: Any, variables: list[Any], others: list[Any]) -> None:
-    """Exclude among `others` what is excluded from weight decay among `variables`, before the optimizer is built."""
-    keys = getattr(optimizer, "_exclude_from_weight_decay", None) or set()
-    excluded = [other for v, other in zip(variables, others, strict=True) if optimizer._var_key(v) in keys]
-    if excluded:
-        pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-        optimizer.exclude_from_weight_decay(excluded, [pattern.pattern] if pattern else None)
 
 
 class _ReadVariables(keras.StatelessScope):  # type: ignore[misc]
@@ -451,22 +421,6 @@ def computing_in_float32(model: Any) -> Iterator[None]:
             yield
         finally:
             keras.config.set_dtype_policy(before)
-
-
-def float32_stand_in(variable: Any) -> Any:
-    """Return a variable in float32 that an optimizer takes for `variable`: its name and path, by which layers are left
-    out of weight decay or Muon, its constraint and its place on the devices. It begins with its value."""
-    wide = keras.Variable(
-        lambda shape, dtype: keras.ops.cast(variable.value, dtype), tuple(variable.shape), "float32", name=variable.name
-    )
-    wide._path, wide.constraint = variable.path, variable.constraint
-    wide._layout = getattr(variable, "_layout", None)
-    return wide
-
-
-def forget_value(variable: Any, original: Any) -> None:
-    """Free the memory of a float32 variable (JAX); outside of a scope it then reads as `original`."""
-    variable._value, variable._initializer = None, lambda _, dtype: keras.ops.cast(original.value, dtype)
 
 
 LayerCall = Callable[..., Any]

@@ -17,12 +17,10 @@ import keras
 from keras import ops
 
 from mpt_cli.precision.gradient_check import GradientMeasurement, divide, measure, unscale
-from mpt_cli.precision.keras_internals import begin_averages
 from mpt_cli.precision.loss_gradients import scaled_gradients, share_of_a_replica, variables_in
 from mpt_cli.precision.optimizer_saving import InnerSavingMixin
-from mpt_cli.precision.rounded_weights import StochasticRounding, check_seed
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_count, check_scale
-from mpt_cli.precision.scale_state import TALLY, ScaleAttributesMixin, ScaleState, StepLog
+from mpt_cli.precision.scale_state import ScaleAttributesMixin, ScaleState, StepLog
 
 Tensor = Any
 
@@ -81,25 +79,9 @@ def drop_inner_scaling(inner: Any) -> None:
         inner.loss_scale_factor = None
 
 
-def check_on_overflow(on_overflow: Any) -> str:
-    if on_overflow not in ("skip", "apply"):
-        raise ValueError(f"`on_overflow` must be 'skip' or 'apply'. Received: on_overflow={on_overflow!r}.")
-    return str(on_overflow)
-
-
 def check_switch(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}.")
-
-
-def check_counting(count_skipped_steps: bool, accumulation_steps: int | None) -> None:
-    """Raise ValueError for `count_skipped_steps` together with gradient accumulation."""
-    if count_skipped_steps and accumulation_steps:
-        raise ValueError(
-            "`count_skipped_steps` does not go with `gradient_accumulation_steps`: the inner optimizer "
-            "would end a group of gradients early. Received: gradient_accumulation_steps="
-            f"{accumulation_steps}."
-        )
 
 
 def build_rule(
@@ -256,7 +238,8 @@ class LossScaleOptimizer(
 
     The loss is multiplied by a scale S before the backward pass and the gradients are divided by it before the inner
     optimizer sees them, so that clipping, weight decay and moving averages act on true gradients. A step whose
-    gradients hold inf or nan changes nothing but the scale and the counters. Dynamic mode halves S at such a step and
+    gradients hold inf or nan changes nothing but the scale and the counters; learning-rate schedules follow the applied
+    steps, as in Keras 3. Dynamic mode halves S at such a step and
     doubles it after `dynamic_growth_steps` applied ones (`DynamicScale` has the formula); fixed mode keeps S.
 
     Args:
@@ -270,13 +253,8 @@ class LossScaleOptimizer(
             where a clean step would divide 0 by 0; a finite ceiling keeps zero gradients from growing S to inf.
         hysteresis: overflows since the last growth before the scale falls, at least 1; 1.
         loss_scale_factor: a fixed scale: short for dynamic=False and this initial_scale.
-        rule: a `ScaleRule` instead of all of the above, `LogMaxScale` or one of your own.
-        on_overflow: "skip", or "apply" to hand non-finite gradients to the inner optimizer.
-        count_skipped_steps: whether a skipped step moves `iterations`, and with it learning-rate schedules and Adam's
-            bias correction, as in tf.keras. False, as in Keras 3: they follow the applied steps.
-        rounding_seed: updates of weights in float16 or bfloat16 are computed in float32 and rounded stochastically, by
-            numbers drawn from this seed, a whole number from 0 on (`StochasticRounding`); None: by the inner optimizer
-            in their own dtype, to nearest.
+        rule: a `ScaleRule` instead of all of the above, `LogMaxScale` or one of your own. Under `NoScale` every step is
+            applied, whatever its gradients hold, as without this class.
         weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency,
             gradient_accumulation_steps: as in `keras.optimizers.Optimizer`; they are set on the inner optimizer.
         name: of the optimizer.
@@ -317,20 +295,14 @@ class LossScaleOptimizer(
         *,
         loss_scale_factor: float | None = None,
         rule: ScaleRule | None = None,
-        on_overflow: str = "skip",
-        count_skipped_steps: bool = False,
-        rounding_seed: int | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
         check_inner(inner_optimizer)
         given = {option: kwargs.pop(option) for option in BASE_OPTIONS if option in kwargs}
         rule = build_rule(rule, loss_scale_factor, dynamic, initial_scale, dynamic_growth_steps, kwargs)
-        on_overflow = check_on_overflow(on_overflow)
-        check_switch("count_skipped_steps", count_skipped_steps)
         changed = base_options(inner_optimizer, given)
         options = {option: getattr(inner_optimizer, option) for option in BASE_OPTIONS} | changed
-        check_counting(count_skipped_steps, options["gradient_accumulation_steps"])
         # Keras checks here whether the options go together; they are set on the inner optimizer below
         super(keras.optimizers.LossScaleOptimizer, self).__init__(
             learning_rate=0.0, name=name, **(options if changed else {})
@@ -342,10 +314,6 @@ class LossScaleOptimizer(
         on_tensorflow = keras.backend.backend() == "tensorflow"
         self._unscaled: UnscaledFlag = backend_step().UnscaledVariable() if on_tensorflow else UnscaledFlag()
         self._rule = rule
-        self._on_overflow = on_overflow
-        self._count_skipped_steps = count_skipped_steps
-        self._rounding_seed = check_seed(rounding_seed)
-        self._rounding: StochasticRounding | None = None  # from `build` on, where there is a seed
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
         self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
@@ -355,21 +323,6 @@ class LossScaleOptimizer(
         self.inner_optimizer = inner_optimizer
         for option, value in changed.items():
             setattr(inner_optimizer, option, value)
-
-    @property
-    def on_overflow(self) -> str:
-        """Return what happens at non-finite gradients: "skip" or "apply"."""
-        return self._on_overflow
-
-    @property
-    def count_skipped_steps(self) -> bool:
-        """Return whether a skipped step moves `iterations`."""
-        return self._count_skipped_steps
-
-    @property
-    def rounding_seed(self) -> int | None:
-        """The seed for stochastic rounding of weights in half precision; None if they are rounded to nearest."""
-        return self._rounding_seed
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -391,27 +344,17 @@ class LossScaleOptimizer(
     def build(self, var_list: list[Any]) -> None:
         """Create the variables; `var_list` are the variables to train. A second call changes nothing.
 
-        Raises ValueError for gradient accumulation under a `tf.distribute` strategy of several replicas, and together
-        with `count_skipped_steps`; and for `rounding_seed` without weights to round, on several replicas of
-        `tf.distribute`, or around an optimizer that is built for them already.
+        Raises ValueError for gradient accumulation under a `tf.distribute` strategy of several replicas.
         """
         if self.built:
             return
-        check_counting(self.count_skipped_steps, self.inner_optimizer.gradient_accumulation_steps)
         self.scale_state = self.scale_state or ScaleState(self.rule)
         if keras.backend.backend() == "tensorflow":
             backend_step().check_accumulation(self.inner_optimizer)
             backend_step().track_in_checkpoints(self, self.scale_state)
-        inner_variables = var_list = list(var_list)
-        if self._rounding_seed is not None:
-            if keras.backend.backend() == "tensorflow":
-                backend_step().check_rounding()
-            self._rounding = StochasticRounding.of(self.inner_optimizer, var_list, self._rounding_seed)
-            inner_variables = self._rounding.stand_ins
+        var_list = list(var_list)
         if not self.inner_optimizer.built:
-            self.inner_optimizer.build(inner_variables)
-            if self.count_skipped_steps and self.inner_optimizer.use_ema:
-                begin_averages(self.inner_optimizer)
+            self.inner_optimizer.build(var_list)
         self._trainable_variables = var_list
         self.built = True
 
@@ -439,7 +382,7 @@ class LossScaleOptimizer(
 
     def applies(self, finite: Tensor) -> Tensor:
         """Return whether a step whose gradients are `finite`, or not, will be applied: a boolean scalar."""
-        return ops.logical_or(finite, True) if self.on_overflow == "apply" else finite
+        return finite if self.scales else ops.logical_or(finite, True)
 
     def places_of(self, variables: list[Any]) -> list[int]:
         """Return the index of each of `variables` among those the optimizer was built for; -1 for one that is not."""
@@ -509,15 +452,7 @@ class LossScaleOptimizer(
         """Let the inner optimizer use `grads`, divided by the scale unless they are `unscaled` already."""
         if unscaled is not True:
             grads = unscale(grads, variables, self._divisor(unscaled))
-        self.apply_unscaled(grads, variables)
-
-    def apply_unscaled(self, grads: list[Tensor], variables: list[Any]) -> None:
-        """Let the inner optimizer apply true gradients, and round the weights if there is a `rounding_seed`."""
-        if self._rounding is None or self.scale_state is None:
-            self.inner_optimizer.apply(grads, variables)
-        else:
-            applied = self.scale_state.by_name["tally"].value[TALLY.index("applied")]
-            self._rounding.apply(self.inner_optimizer, grads, variables, applied)
+        self.inner_optimizer.apply(grads, variables)
 
     def finalize_variable_values(self, var_list: list[Any]) -> None:
         """Put the inner optimizer's moving averages into the variables, where it keeps any.
@@ -530,10 +465,7 @@ class LossScaleOptimizer(
                 return
         except RuntimeError:
             return
-        if self._rounding is None:
-            self.inner_optimizer.finalize_variable_values(var_list)
-        else:
-            self._rounding.finalize(self.inner_optimizer, var_list)
+        self.inner_optimizer.finalize_variable_values(var_list)
 
     def stateless_apply(
         self,
@@ -652,6 +584,8 @@ class LossScaleOptimizer(
     def _take_unscaled(self, grads: Sequence[Tensor]) -> bool | Tensor:
         """Return whether `grads` have been unscaled by hand."""
         given, self._scaled_gradients = self._scaled_gradients, None
+        if not self.scales:
+            return True
         still_scaled = {id(g) for g in given or [] if g is not None}
         if not self._loss_was_scaled:
             if self.allows_unscaled:

@@ -24,6 +24,8 @@ def rule_from_config(config: dict[str, Any], custom_objects: Any) -> ScaleRule:
 
 KERAS_WRAPPER_VARIABLES = 4  # Keras's wrapper stores its iteration, rate, counter and scale before the inner variables
 
+UNSET_BEFORE = (("on_overflow", "skip"), ("count_skipped_steps", False))  # arguments of version 0.1 that are gone
+
 UNBUILT_VARIABLES = 2  # iteration and rate are all that an optimizer has, and stores, before its first step
 
 
@@ -36,9 +38,6 @@ class InnerSavingMixin:
     inner_optimizer: Any
     scale_state: ScaleState | None
     name: str
-    _on_overflow: str
-    _count_skipped_steps: bool
-    _rounding_seed: int | None
     _rule: ScaleRule
 
     def __dir__(self) -> list[str]:
@@ -68,16 +67,14 @@ class InnerSavingMixin:
         return {
             "name": self.name,
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
-            "on_overflow": self._on_overflow,
-            "count_skipped_steps": self._count_skipped_steps,
-            **({} if self._rounding_seed is None else {"rounding_seed": self._rounding_seed}),
             **self._rule.optimizer_config(),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
-        """Build from `get_config` of this class or of Keras's wrapper; `config` is left as it is."""
-        config = dict(config)
+        """Build from `get_config` of this class, also in version 0.1, or of Keras's wrapper; `config` is left as it
+        is."""
+        config = {name: value for name, value in config.items() if (name, value) not in UNSET_BEFORE}
         inner = keras.saving.deserialize_keras_object(config.pop("inner_optimizer"), custom_objects=custom_objects)
         if "rule" in config:
             config["rule"] = rule_from_config(config["rule"], custom_objects)

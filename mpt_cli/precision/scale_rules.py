@@ -62,7 +62,7 @@ class ScaleRule(ABC):
     """
 
     mode: ClassVar[str] = ""  # the word of YAML, checkpoints and records
-    scales: ClassVar[bool] = True  # whether the loss is multiplied at all
+    scales: ClassVar[bool] = True  # whether the loss is multiplied at all; if not, every step is applied
     moves: ClassVar[bool] = True  # whether the scale changes during a run
     reads_largest: ClassVar[bool] = True  # whether `advance` reads `measured.largest`, a pass over all gradients
     probes: ClassVar[bool] = False  # whether it finds its scale by overflowing now and then
@@ -132,10 +132,10 @@ class ScaleRule(ABC):
         if not low <= high:
             yield Fault("min_scale", f"must be <= loss_scale.max_scale, which is {high:g}.")
         elif not low <= values.initial_scale <= high:
-            rule = f"must lie within loss_scale.min_scale={low:g} and max_scale={high:g}."
+            rule = f"must lie within loss_scale.min_scale={low:g} and loss_scale.max_scale={high:g}."
             yield Fault("initial_scale", rule, "Move the bound if you mean it.")
 
-    def describe(self, scale: str, on_overflow: str) -> str:
+    def describe(self, scale: str) -> str:
         """Return the mode in a line, for the header; `scale` is where it begins."""
         return f"{self.mode} from {scale}"
 
@@ -259,8 +259,8 @@ class DynamicScale(ScaleRule):
             "hysteresis_left": ops.where(grows, self.hysteresis, ops.where(finite, state["hysteresis_left"], left)),
         }
 
-    def describe(self, scale: str, on_overflow: str) -> str:
-        return f"{super().describe(scale, on_overflow)}, grows after {self.growth_steps} applied steps"
+    def describe(self, scale: str) -> str:
+        return f"{super().describe(scale)}, grows after {self.growth_steps} applied steps"
 
     def resumed_state(self, saved: Mapping[str, Any], numbers_before: Mapping[str, Any]) -> RuleState:
         """Return the state; overflows since the last growth count under a new hysteresis too."""
@@ -306,8 +306,8 @@ class FixedScale(ScaleRule):
 
         return {**state, "counter": ops.where(measured.finite, state["counter"] + 1, 0)}
 
-    def describe(self, scale: str, on_overflow: str) -> str:
-        return f"{self.mode} at {scale}, overflow steps are {'applied' if on_overflow == 'apply' else 'skipped'}"
+    def describe(self, scale: str) -> str:
+        return f"{self.mode} at {scale}, overflow steps are skipped"
 
     def resumed_scale(self, saved: float | None) -> float:
         return self.initial_scale
@@ -321,7 +321,9 @@ class FixedScale(ScaleRule):
 
 @dataclass(frozen=True)
 class NoScale(ScaleRule):
-    """No scaling: the scale is 1, and nothing has to be multiplied or divided by it (`LossScaleOptimizer.scales`).
+    """No scaling: the scale is 1, nothing has to be multiplied or divided by it (`LossScaleOptimizer.scales`).
+
+    Every step is applied. `FixedScale(1.0)` skips those whose gradients are not finite.
 
     >>> from keras import ops
     >>> from mpt_cli.precision.gradient_check import GradientMeasurement
@@ -355,7 +357,7 @@ class NoScale(ScaleRule):
     def check(cls, values: Any) -> Iterator[Fault]:
         return iter(())
 
-    def describe(self, scale: str, on_overflow: str) -> str:
+    def describe(self, scale: str) -> str:
         return self.mode
 
     def resumed_scale(self, saved: float | None) -> float:
@@ -445,8 +447,8 @@ class LogMaxScale(ScaleRule):
         still = ops.logical_and(measured.finite, ops.equal(new["scale"], state["scale"]))
         return {**new, "counter": ops.where(still, state["counter"] + 1, 0)}
 
-    def describe(self, scale: str, on_overflow: str) -> str:
-        return f"{super().describe(scale, on_overflow)}, follows the largest gradient"
+    def describe(self, scale: str) -> str:
+        return f"{super().describe(scale)}, follows the largest gradient"
 
     def _exponent(self, scale: Any, measured: "GradientMeasurement") -> tuple[Any, Any]:
         """Return log2 of the largest true gradient, and whether this step has one to learn from."""

@@ -117,7 +117,6 @@ _EXPLAINING = (
     "policy",
     "distribute",
     "devices",
-    "emulated",
     "seed",
     "dataset_fingerprint",
     "git",

@@ -17,7 +17,7 @@ from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import computing_in_float32, logits_of, predict_in_training, training_loss
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.policy import layers_of, parts_of
-from mpt_cli.precision.rounded_weights import NARROW
+from mpt_cli.precision.gradient_check import NARROW
 from mpt_cli.samples.probes import Counts, Probes, Tensor, count_weights, weights_of
 
 

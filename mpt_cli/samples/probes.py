@@ -1,7 +1,7 @@
 """Probes around every layer of a model, which count what goes through them, forward and backward, and change nothing.
 
 Each layer's `call` is replaced by one that passes tensors through an identity, whose gradient for a sink is the counts
-of `precision.gradients.gradient_statistics`. The counts leave a compiled pass as gradients, so nothing leaks out of
+of `precision.gradients.statistics_of_each`. The counts leave a compiled pass as gradients, so nothing leaks out of
 loops, branches or recomputed blocks, and all other gradients stay bit for bit what they were. Any kind of model will
 do: Sequential, functional or subclassed, built by whomever.
 """

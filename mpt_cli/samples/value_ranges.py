@@ -15,7 +15,7 @@ from keras import ops
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
 from mpt_cli.precision.keras_internals import call_behind, compiled_loss_weights, configured_rate, inner_layers
 from mpt_cli.precision.policy import layers_of, name_of
-from mpt_cli.precision.rounded_weights import NARROW
+from mpt_cli.precision.gradient_check import NARROW
 from mpt_cli.samples.gradient_pass import ValueRanges, is_narrow, wide
 from mpt_cli.samples.probes import GRADIENT, VALUE, Counts, Probes, Tensor, count_weights, owners_of_weights, weights_of
 from mpt_cli.telemetry.record_types import (
@@ -64,11 +64,8 @@ class WeightUpdates(NamedTuple):
 def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> WeightUpdates | None:
     """Count what a step with these gradients of the scaled loss would change in the weights.
 
-    None where the optimizer has variables that are not known, and where it rounds stochastically, which in the mean
-    loses nothing. Nothing in the model or its optimizer changes.
+    None where the optimizer has variables that are not known. Nothing in the model or its optimizer changes.
     """
-    if model.optimizer.rounding_seed is not None:
-        return None
     weights, inner = weights_of(model), model.optimizer.inner_optimizer
     rate = configured_rate(inner)
     twin = type(inner).from_config(inner.get_config(), custom_objects={type(rate).__name__: type(rate)})

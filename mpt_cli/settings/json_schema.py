@@ -5,10 +5,12 @@ optimizer and loss-scale mode has. What keys mean together is `settings.checks`'
 """
 
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema
 
 from mpt_cli.settings.checks import EXPECTED_PARTS, TOLERANCES
-from mpt_cli.settings.key_type import LARGEST_COUNT, REQUIRED, Key, section_content
+from mpt_cli.settings.key_type import REQUIRED, Key, NonNegative, adapter, section_content
 from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, variants_of
 from mpt_cli.settings.search_path import group_choices, group_names
 
@@ -17,16 +19,15 @@ MODELINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
 TITLE = "a recipe of mpt"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
-_NUMBER_AS_TEXT = r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?(\s*(\*\*|\^)\s*[+-]?\d+)?\s*$"  # 1e-3, 2**15, 2^15
+_NUMBER_AS_TEXT = {"type": "string", "pattern": r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?(\s*(\*\*|\^)\s*[+-]?\d+)?\s*$"}
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
-_BOUNDS = {"at_least": "minimum", "above": "exclusiveMinimum", "at_most": "maximum", "below": "exclusiveMaximum"}
 
 
 def json_schema() -> Schema:
     """Return the whole schema of a recipe.
 
     >>> json_schema()["properties"]["trainer"]["properties"]["epochs"]["anyOf"][0]
-    {'type': 'integer', 'minimum': 1, 'maximum': 1073741824}
+    {'maximum': 1073741824, 'minimum': 1, 'type': 'integer'}
     """
     properties = {**_properties(Settings, ""), **{name: _section_with_variants(name) for name in VARIANTS}}
     properties["expect"] = {**properties["expect"], "additionalProperties": _expectation()}
@@ -96,48 +97,37 @@ def _choice(group: str) -> Schema:
 
 
 def _expectation() -> Schema:
-    number, positive = {"anyOf": _numbers(float, {})}, {"anyOf": _numbers(float, {"at_least": 0})}
-    parts: Schema = {name: positive if name in TOLERANCES else number for name in EXPECTED_PARTS}
+    number = _of_type(float)
+    parts: Schema = {name: _of_type(NonNegative) if name in TOLERANCES else number for name in EXPECTED_PARTS}
     whole = {"type": "object", "properties": parts, "additionalProperties": False, "minProperties": 1}
     return {"anyOf": [number, whole]}
 
 
+class _AsWritten(GenerateJsonSchema):
+    """Numbers may be written as text, too: 2**15."""
+
+    def int_schema(self, schema: Any) -> Schema:
+        return {"anyOf": [super().int_schema(schema), _NUMBER_AS_TEXT]}
+
+    def float_schema(self, schema: Any) -> Schema:
+        return {"anyOf": [super().float_schema(schema), _NUMBER_AS_TEXT]}
+
+
+def _of_type(hint: Any) -> Schema:
+    return adapter(hint).json_schema(schema_generator=_AsWritten)
+
+
 def _key_schema(key: Key) -> Schema:
     """Return what the key takes, what it means and its default."""
-    entry: Schema = {"description": key.meaning}
-    if key.default != REQUIRED:
-        entry["default"] = key.default
-    return {**entry, **_value(key)}
+    default = {} if key.default == REQUIRED else {"default": key.default}
+    return {"description": key.meaning, **default, **_value(key)}
 
 
 def _value(key: Key) -> Schema:
     if key.takes_objects:
         return {}
-    if key.is_mapping:
-        return {"type": ["object", "null"] if key.is_optional else "object"}
-    if key.is_list:
-        (element,) = get_args(key.options[0])
-        kinds: list[Schema] = [{"type": "array", "items": _any_of(_scalar(key, element))}]
-    else:
-        kinds = [schema for option in key.options for schema in _scalar(key, option)]
-    return {"anyOf": [*kinds, _INTERPOLATION, *([{"type": "null"}] if key.is_optional else [])]}
-
-
-def _scalar(key: Key, kind: Any) -> list[Schema]:
-    if kind in (int, float) and (key.bounds or not key.choices):
-        return _numbers(kind, key.bounds)
-    if key.choices:
-        return [{"enum": [choice for choice in key.choices if isinstance(choice, kind)]}]
-    return [{"type": {bool: "boolean", str: "string"}[kind]}]
-
-
-def _numbers(kind: type, bounds: dict[str, float]) -> list[Schema]:
-    """Return a number within its bounds, or as text (2**15)."""
-    limits = {_BOUNDS[name]: bound for name, bound in bounds.items()}
-    if kind is int and "maximum" not in limits:
-        limits["maximum"] = LARGEST_COUNT
-    number = {"type": "integer" if kind is int else "number", **limits}
-    return [number, {"type": "string", "pattern": _NUMBER_AS_TEXT}]
+    found = _of_type(key.type)
+    return {"anyOf": [*found.get("anyOf", [found]), _INTERPOLATION]}
 
 
 def key_fields(key: Key) -> dict[str, Any]:

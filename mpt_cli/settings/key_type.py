@@ -1,6 +1,9 @@
-"""One key of the schema: how it is declared (default, meaning, choices, range), and how a value is read against it.
+"""One key of the schema: how it is declared, and how a value is read against its type.
 
-Numbers may be written as people write scales: 32768, 3.3e4, 2**15.
+Types are Python's, with ranges of `annotated_types`, and pydantic checks values against them. It knows strict types,
+unions and literals and writes the JSON Schema; msgspec has no range on an Optional, cattrs neither ranges nor JSON
+Schema. It is imported with the first value, so that help and completion go without. Numbers may be written as people
+write scales: 32768, 3.3e4, 2**15.
 """
 
 import ast
@@ -11,10 +14,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache, cached_property
-from typing import Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Interval
 
 from mpt_cli.errors import did_you_mean
-from mpt_cli.settings.limits import broken_text_rule
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 _POWER = re.compile(r"\s*[+-]?\s*\d+(?:\.\d*)?(?:[eE][+-]?\d+)?\s*\*\*\s*[+-]?\d+\s*")
 
@@ -41,18 +49,9 @@ def as_whole(value: object) -> object:
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": abs,
-    "ceil": math.ceil,
-    "exp": math.exp,
-    "float": float,
-    "floor": math.floor,
-    "int": int,
-    "log": math.log,
-    "log2": math.log2,
-    "max": max,
-    "min": min,
+    **{function.__name__: function for function in (abs, float, int, max, min)},
+    **{name: getattr(math, name) for name in ("ceil", "exp", "floor", "log", "log2", "sqrt")},
     "round": lambda number, digits=0.0: round(number, int(digits)),
-    "sqrt": math.sqrt,
 }
 
 
@@ -87,26 +86,32 @@ def evaluate(text: Any) -> int | float:
 
 
 REQUIRED = "???"  # OmegaConf's mark for a value that must be given
+LARGEST_COUNT = 2**30  # devices count in int32, with room to add two; no message or listing says it unasked
+
+Whole = Annotated[int, Interval(ge=0, le=LARGEST_COUNT)]
+Count = Annotated[int, Interval(ge=1, le=LARGEST_COUNT)]
+Positive = Annotated[float, Interval(gt=0)]
+NonNegative = Annotated[float, Interval(ge=0)]
+Factor = Annotated[float, Interval(ge=0, le=1)]
+Fraction = Annotated[float, Interval(gt=0, le=1)]
+Share = Annotated[float, Interval(ge=0, lt=1)]
 
 
-def key(
-    default: Any,
-    meaning: str,
-    *,
-    choices: tuple[Any, ...] = (),
-    advanced: bool = False,
-    **bounds: float,
-) -> Any:
-    """Return a dataclass field with its meaning and the range or choices it must keep; of both, numbers the range.
-
-    Of the bounds `above` and `below` exclude the number, `at_least` and `at_most` include it. A list is checked element
-    by element. A whole number that `at_most` says nothing of must be one that steps and sizes can be (`LARGEST_COUNT`).
-    `None` is allowed where the type says Optional. Listings show an `advanced` key apart: hardly anyone sets it.
-    """
-    metadata = {"meaning": meaning, "choices": choices, "bounds": bounds, "advanced": advanced}
+def key(default: Any, meaning: str, *, advanced: bool = False) -> Any:
+    """Return a dataclass field with its meaning. Listings show an `advanced` key apart: hardly anyone sets it."""
+    metadata = {"meaning": meaning, "advanced": advanced}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+_BOUNDS = {"above": "gt", "at_least": "ge", "below": "lt", "at_most": "le"}
+
+
+def ranged(hint: Any, **bounds: float) -> Any:
+    """Return the type of numbers `above`, `at_least`, `below`, `at_most` these bounds."""
+    limits = {sign: bounds[name] for name, sign in _BOUNDS.items() if name in bounds}
+    return Annotated[hint, Interval(**({"le": LARGEST_COUNT} if hint is int else {}) | limits)]
 
 
 @dataclass(frozen=True)
@@ -117,33 +122,68 @@ class Key:
     type: Any
     default: Any
     meaning: str = ""
-    choices: tuple[Any, ...] = ()
-    bounds: dict[str, float] = field(default_factory=dict)
     variants: tuple[str, ...] = ()
     advanced: bool = False
 
     @cached_property
+    def _members(self) -> list[Any]:
+        union = get_args(self.type) if get_origin(self.type) in (Union, UnionType) else (self.type,)
+        return [each for each in union if each is not type(None)]
+
+    @cached_property
+    def _parts(self) -> list[Any]:
+        """Return the types that a value may have, of a list or mapping those of its elements."""
+        return [get_args(self._members[0])[-1]] if self.holder else self._members
+
+    @cached_property
+    def holder(self) -> Any:
+        """Return list or dict where the value is one."""
+        return origin if (origin := get_origin(self._members[0])) in (list, dict) else None
+
+    @cached_property
+    def kinds(self) -> tuple[Any, ...]:
+        """Return the plain types of a value or of its elements: (int,) for List[Count], (str,) for a literal."""
+        plain = [get_args(each)[0] if get_origin(each) is Annotated else each for each in self._parts]
+        return (*dict.fromkeys(str if get_origin(each) is Literal else each for each in plain),)
+
+    @property
     def options(self) -> tuple[Any, ...]:
-        """Return the types it may have, without None: (int,) for Optional[int]."""
-        inner = get_args(self.type) if get_origin(self.type) not in (list, dict) else ()
-        return tuple(option for option in inner if option is not type(None)) or (self.type,)
+        return (self.holder,) if self.holder else self.kinds
+
+    @cached_property
+    def choices(self) -> tuple[Any, ...]:
+        """Return the texts that it may be, and truth values beside them; empty where it may be any."""
+        named = [choice for each in self._parts if get_origin(each) is Literal for choice in get_args(each)]
+        return (*named, *((True, False) if named and bool in self.kinds else ()))
+
+    @cached_property
+    def bounds(self) -> dict[str, float]:
+        """Return the range of a number."""
+        limits = [get_args(each)[1] for each in self._parts if get_origin(each) is Annotated]
+        found = {name: getattr(each, sign) for each in limits for name, sign in _BOUNDS.items()}
+        return {name: bound for name, bound in found.items() if bound not in (None, LARGEST_COUNT)}
 
     @property
     def is_optional(self) -> bool:
         return type(None) in get_args(self.type)
 
-    @cached_property
+    @property
+    def is_list(self) -> bool:
+        return self.holder is list
+
+    @property
     def is_mapping(self) -> bool:
-        return self.takes_objects or get_origin(self.options[0]) is dict
+        return self.takes_objects or self.holder is dict
 
     @property
     def takes_objects(self) -> bool:
         """Return whether it names Python objects (`references`), in lists and mappings too: typed Any in the schema."""
         return self.type is Any
 
-    @cached_property
-    def is_list(self) -> bool:
-        return get_origin(self.options[0]) is list
+
+def one_of(*choices: str) -> Any:
+    """Return the type of these texts."""
+    return Literal[choices]
 
 
 def map_texts(tree: Any, change: Callable[[str], Any]) -> Any:
@@ -176,7 +216,7 @@ def overlap(path: str, other: str) -> bool:
 @cache
 def section_content(cls: type, path: str = "") -> Mapping[str, "Key | type"]:
     """Return what a section at `path` holds, by name: keys, and the dataclasses of sections inside."""
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     return {
         declared.name: hints[declared.name]
         if is_dataclass(hints[declared.name])
@@ -198,104 +238,73 @@ def class_keys(cls: type, path: str = "") -> Iterator[Key]:
             yield from class_keys(held, f"{path}.{name}".lstrip("."))
 
 
-_NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-_PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
-_SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
-LARGEST_COUNT = 2**30  # devices count in int32, with room to add two
-
-
 class BadValue(Exception):
-    """What must hold, what to do about it, and (where it is not the whole value) the part that breaks it."""
+    """What must hold, and what to do about it."""
 
     def __init__(self, rule: str, remedy: str = "") -> None:
         super().__init__(rule)
         self.rule, self.remedy = rule, remedy
 
 
+@cache
+def adapter(hint: Any) -> "TypeAdapter[Any]":
+    """Return what checks values against a type, strictly."""
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
 def read_value(key: Key, value: Any) -> Any:
     """Return the value in the key's own type, or BadValue."""
+    from pydantic import ValidationError
+
     if value == REQUIRED or (value == "" and key.default == REQUIRED):
         raise BadValue("must be given.", f"{key.path} is {key.meaning}.")
     if key.takes_objects:
         return value  # `settings.checks` reads what it names
-    if value is None:
-        if not key.is_optional:
-            raise BadValue(f"must be {format_type(key)}, not null.", f"The default is {key.default!r}.")
-        return None
-    converted = _read_mapping(key, value) if key.is_mapping else _convert(key, value)
-    parts = converted.values() if key.is_mapping else converted if key.is_list else [converted]
-    for part in parts:
-        _check_choice(key, part)
-        _check_range(key, part)
-        if isinstance(part, str) and (rule := broken_text_rule(part)) is not None:
-            raise BadValue(rule)
-    return converted
-
-
-def _read_mapping(key: Key, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        named = "Its names must be texts: put them in quotes." if isinstance(value, dict) else ""
-        raise BadValue("must be a mapping from names to values.", named or f"Write {key.path}.NAME=VALUE.")
-    return value
-
-
-def _convert(key: Key, value: Any) -> Any:
-    if not key.is_list:
-        return _convert_part(key, value, key.options)
-    if not isinstance(value, list):
-        remedy = "" if isinstance(value, dict) else f"Write {key.path}=[{value}]."
-        raise BadValue(f"must be {format_type(key)}.", remedy)
-    (element,) = get_args(key.options[0])
-    return [_convert_part(key, part, (element,)) for part in value]
+    if isinstance(value, str) and (sign := re.search("[\0\ud800-\udfff]", value)):  # what no file name can hold
+        raise BadValue("must hold no NUL." if sign[0] == "\0" else "must be valid UTF-8.")
+    is_list = key.is_list and isinstance(value, list)
+    try:
+        return adapter(key.type).validate_python(
+            [_as_meant(key, part) for part in value] if is_list else _as_meant(key, value)
+        )
+    except ValidationError as error:
+        raise _bad_value(key, value, {fault["type"]: fault["input"] for fault in error.errors()}) from error
 
 
 _TRUTHS = dict.fromkeys(("true", "yes", "y", "on", "1"), True) | dict.fromkeys(("false", "no", "n", "off", "0"), False)
 
 
-def _convert_part(key: Key, value: Any, allowed: tuple[Any, ...]) -> Any:
-    """Return `value` as one of the types allowed: numbers, and truth values where no text may stand, are read as text
-    too."""
-    converted = value
-    if isinstance(value, str) and {int, float} & {*allowed}:
-        converted = value if (number := read_number(value)) is None else number
-    elif isinstance(value, str) and str not in allowed:
-        converted = _TRUTHS.get(value.lower(), value)
-    if int in allowed:
-        converted = as_whole(converted)
-    for kind in allowed:
-        accepted = (int, float) if kind is float else kind
-        if isinstance(converted, accepted) and isinstance(converted, bool) == (kind is bool):
-            with suppress(OverflowError):
-                return kind(converted)
-    needs_quotes = allowed == (str,) and isinstance(value, int | float)
-    raise BadValue(f"must be {format_type(key)}.", "Put it in quotes." if needs_quotes else "")
+def _as_meant(key: Key, value: Any) -> Any:
+    """Return the value with numbers, and truth values where no text may stand, read from text."""
+    if isinstance(value, str) and {int, float} & {*key.kinds}:
+        value = value if (number := read_number(value)) is None else number
+    elif isinstance(value, str) and str not in key.kinds:
+        value = _TRUTHS.get(value.lower(), value)
+    return as_whole(value) if int in key.kinds else value
 
 
-def _check_choice(key: Key, value: Any) -> None:
-    if not key.choices or (key.bounds and isinstance(value, int | float)):
-        return
-    # the type first, since 1 == True: channels=true is no choice of (1, 3, 4)
-    if not any(type(value) is type(choice) and value == choice for choice in key.choices):
+def _bad_value(key: Key, value: Any, faults: dict[str, Any]) -> BadValue:
+    """Return what to say of a value; `faults` are what pydantic found, by its kind, each with what it found it in."""
+    if value is None:
+        return BadValue(f"must be {format_type(key)}, not null.", f"The default is {key.default!r}.")
+    if "finite_number" in faults:
+        return BadValue("must be a finite number.")
+    if faults.keys() & {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
+        is_too_large = "at_most" not in key.bounds and "less_than_equal" in faults
+        range_ = f"<= {_format_bound(LARGEST_COUNT)}" if is_too_large else format_range(key)
+        return BadValue(f"must be {'each ' if key.is_list else ''}{range_}.")
+    if "literal_error" in faults:
         names = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in key.choices]
-        allowed = f"{', '.join(names)} or {format_range(key)}" if key.bounds else f"one of {', '.join(names)}"
-        raise BadValue(f"must be {allowed}.", did_you_mean(value, names))
+        others = f"{', '.join(names)} or {format_range(key)}" if key.bounds else f"one of {', '.join(names)}"
+        return BadValue(f"must be {others}.", did_you_mean(faults["literal_error"], names))
+    remedy = f"Write {key.path}=[{value}]." if "list_type" in faults and not isinstance(value, dict) else ""
+    needs_quotes = key.options == (str,) and isinstance(value, int | float)
+    return BadValue(f"must be {format_type(key)}.", "Put it in quotes." if needs_quotes else remedy)
 
 
-def _check_range(key: Key, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return
-    if isinstance(value, float) and not math.isfinite(value):
-        raise BadValue("must be a finite number.")
-    holds = {  # written as what must hold, so that NaN would fail each
-        "above": lambda bound: value > bound,
-        "at_least": lambda bound: value >= bound,
-        "below": lambda bound: value < bound,
-        "at_most": lambda bound: value <= bound,
-    }
-    if not all(holds[kind](bound) for kind, bound in key.bounds.items()):
-        raise BadValue(f"must be {'each ' if key.is_list else ''}{format_range(key)}.")
-    if isinstance(value, int) and value > LARGEST_COUNT and "at_most" not in key.bounds and not key.is_mapping:
-        raise BadValue(f"must be {'each ' if key.is_list else ''}<= {_format_bound(LARGEST_COUNT)}.")
+_SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
 
 
 def format_range(key: Key) -> str:
@@ -310,12 +319,16 @@ def _format_bound(bound: float) -> str:
     return f"2**{exponent - 1}" if is_large else str(as_whole(bound))
 
 
+_NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
+
+
 def format_type(key: Key) -> str:
     """Return what the key takes, in words."""
     if key.takes_objects:
         return "a name, module:name, {object: …, kwargs: …}, or a list or mapping of these"
     if key.is_mapping:
-        return "a mapping"
+        return "a mapping from names to values"
     if key.is_list:
-        return f"a list of {_PLURALS[get_args(key.options[0])[0]]}"
+        return f"a list of {_PLURALS[key.kinds[0]]}"
     return " or ".join(_NOUNS[kind] for kind in key.options)

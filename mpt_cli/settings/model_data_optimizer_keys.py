@@ -2,13 +2,28 @@
 `loss_scale.mode`. The numbers of a mode are those of the mode itself (`precision.scale_rules`); here they become keys.
 """
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, make_dataclass
 from functools import cache
-from typing import Any, ClassVar, Dict, List, Optional, Self, get_type_hints
+from typing import Annotated, Any, ClassVar, Dict, List, Literal, Optional, Self, get_type_hints
+
+from annotated_types import Interval
 
 from mpt_cli.plugins import PluginError
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule, load_rule
-from mpt_cli.settings.key_type import REQUIRED, key
+from mpt_cli.settings.key_type import (
+    LARGEST_COUNT,
+    REQUIRED,
+    Count,
+    Factor,
+    Fraction,
+    NonNegative,
+    Positive,
+    Share,
+    Whole,
+    key,
+    ranged,
+)
 
 
 @dataclass
@@ -36,9 +51,9 @@ class MLP(ModelSettings):
     """Fully connected layers on flattened input."""
 
     name: str = "mlp"
-    hidden_units: List[int] = key([512, 512], "width of each hidden layer", at_least=1)
+    hidden_units: List[Count] = key([512, 512], "width of each hidden layer")
     activation: str = key("relu", "activation of the hidden layers, any Keras name")
-    dropout: float = key(0.0, "share of hidden units dropped in training", at_least=0, below=1)
+    dropout: Share = key(0.0, "share of hidden units dropped in training")
     batch_norm: bool = key(False, "BatchNormalization before each activation")
 
 
@@ -47,9 +62,9 @@ class CNN(ModelSettings):
     """Convolution blocks, each two 3x3 convolutions and a 2x2 max pooling, then one hidden layer."""
 
     name: str = "cnn"
-    filters: List[int] = key([32, 64], "filters of each block", at_least=1)
-    hidden_units: int = key(128, "width of the hidden layer before the head", at_least=1)
-    dropout: float = key(0.25, "share of units dropped before the head", at_least=0, below=1)
+    filters: List[Count] = key([32, 64], "filters of each block")
+    hidden_units: Count = key(128, "width of the hidden layer before the head")
+    dropout: Share = key(0.25, "share of units dropped before the head")
 
 
 @dataclass
@@ -57,8 +72,8 @@ class ResNet(ModelSettings):
     """Residual network with BatchNormalization (He et al. 2016), for small images."""
 
     name: str = "resnet"
-    filters: List[int] = key([16, 32, 64], "filters of each stage; each but the first halves the image", at_least=1)
-    blocks: List[int] = key([1, 1, 1], "residual blocks of each stage", at_least=1)
+    filters: List[Count] = key([16, 32, 64], "filters of each stage; each but the first halves the image")
+    blocks: List[Count] = key([1, 1, 1], "residual blocks of each stage")
 
 
 @dataclass
@@ -66,11 +81,11 @@ class Transformer(ModelSettings):
     """A small GPT: token and position embedding, blocks with causal attention, pre-LayerNorm (Radford et al. 2019)."""
 
     name: str = "transformer"
-    layers: int = key(2, "number of blocks", at_least=1)
-    width: int = key(128, "width of the residual stream; a multiple of `heads`", at_least=1)
-    heads: int = key(4, "attention heads", at_least=1)
-    mlp_ratio: int = key(4, "width of the feed-forward layer over the width of the stream", at_least=1)
-    dropout: float = key(0.0, "share of units dropped", at_least=0, below=1)
+    layers: Count = key(2, "number of blocks")
+    width: Count = key(128, "width of the residual stream; a multiple of `heads`")
+    heads: Count = key(4, "attention heads")
+    mlp_ratio: Count = key(4, "width of the feed-forward layer over the width of the stream")
+    dropout: Share = key(0.0, "share of units dropped")
 
 
 @dataclass
@@ -98,13 +113,10 @@ class DataSettings:
     """What every source has."""
 
     name: str = key(REQUIRED, "which source; `mpt list data` shows them")
-    validation_fraction: float = key(
-        0.2,
-        "share of the examples held out by seed, where the source has no validation set of its own",
-        at_least=0,
-        below=1,
+    validation_fraction: Share = key(
+        0.2, "share of the examples held out by seed, where the source has no validation set of its own"
     )
-    limit: Optional[int] = key(None, "use only this many examples, drawn by seed before the split", at_least=1)
+    limit: Optional[Count] = key(None, "use only this many examples, drawn by seed before the split")
 
 
 @dataclass
@@ -119,9 +131,7 @@ class Tabular(DataSettings):
     """scikit-learn's bundled tables; columns are standardised with the training split's mean and deviation."""
 
     name: str = "tabular"
-    dataset: str = key(
-        "breast_cancer", "which table", choices=("breast_cancer", "iris", "wine", "diabetes", "linnerud")
-    )
+    dataset: Literal["breast_cancer", "iris", "wine", "diabetes", "linnerud"] = key("breast_cancer", "which table")
 
 
 @dataclass
@@ -130,7 +140,7 @@ class Text(DataSettings):
 
     name: str = "text"
     path: Optional[str] = key(None, "a text file; null = the beginning of the source of Python's standard library")
-    sequence_length: int = key(128, "characters per window", at_least=1)
+    sequence_length: Count = key(128, "characters per window")
 
 
 @dataclass
@@ -138,11 +148,11 @@ class Synthetic(DataSettings):
     """Random data of any shape with something to learn: labels come from a fixed random teacher."""
 
     name: str = "synthetic"
-    task: str = key("classification", "what is predicted", choices=("classification", "regression", "tokens"))
-    examples: int = key(1024, "how many", at_least=1)
-    input_shape: List[int] = key([32], "shape of one example, without the batch; tokens: [sequence_length]", at_least=1)
-    num_classes: int = key(10, "number of classes, outputs or tokens", at_least=1)
-    magnitude: float = key(1.0, "standard deviation of the inputs", above=0)
+    task: Literal["classification", "regression", "tokens"] = key("classification", "what is predicted")
+    examples: Count = key(1024, "how many")
+    input_shape: List[Count] = key([32], "shape of one example, without the batch; tokens: [sequence_length]")
+    num_classes: Count = key(10, "number of classes, outputs or tokens")
+    magnitude: Positive = key(1.0, "standard deviation of the inputs")
 
 
 @dataclass
@@ -153,7 +163,7 @@ class Loader(DataSettings):
     loader: str = key(REQUIRED, "package.module:function, or path/to/file.py:function")
     kwargs: Dict[str, Any] = key({}, "arguments for the loader")
     path: Optional[str] = key(None, "passed as `path` where the loader takes it")
-    num_classes: Optional[int] = key(None, "number of classes; null = read off integer targets", at_least=1)
+    num_classes: Optional[Count] = key(None, "number of classes; null = read off integer targets")
 
 
 DATA = {
@@ -172,14 +182,12 @@ class Schedule:
     A step is a batch that was applied, also where gradient_accumulation_steps gathers several into one update.
     """
 
-    name: str = key("constant", "shape of the schedule", choices=("constant", "cosine"))
-    warmup_steps: int = key(0, "applied steps of linear warm-up from 0", at_least=0)
-    decay_steps: Optional[int] = key(
-        None, "cosine: steps of decay after warm-up, null = to the end of the planned epochs", at_least=1
+    name: Literal["constant", "cosine"] = key("constant", "shape of the schedule")
+    warmup_steps: Whole = key(0, "applied steps of linear warm-up from 0")
+    decay_steps: Optional[Count] = key(
+        None, "cosine: steps of decay after warm-up, null = to the end of the planned epochs"
     )
-    final_factor: Optional[float] = key(
-        None, "cosine: end value over learning_rate (Keras's alpha; null = 0)", at_least=0, at_most=1
-    )
+    final_factor: Optional[Factor] = key(None, "cosine: end value over learning_rate (Keras's alpha; null = 0)")
     object: Optional[str] = key(
         None, "in place of all these: a schedule of Keras by its name (exponential_decay), or your own as module:name"
     )
@@ -193,19 +201,19 @@ class OptimizerSettings:
     """What every optimizer has. Clipping acts on unscaled gradients; all of it counts applied steps."""
 
     name: str = key(REQUIRED, "which optimizer; `mpt list optimizers` shows them")
-    learning_rate: float = key(1e-3, "step size at the start of the schedule", at_least=0)
+    learning_rate: NonNegative = key(1e-3, "step size at the start of the schedule")
     schedule: Schedule = field(default_factory=Schedule)
-    weight_decay: Optional[float] = key(None, "decoupled weight decay, null = none", at_least=0)
-    clipnorm: Optional[float] = key(None, "clip each gradient to this norm", above=0)
-    clipvalue: Optional[float] = key(None, "clip each gradient element to ±this", above=0)
-    global_clipnorm: Optional[float] = key(None, "clip all gradients together to this norm", above=0)
+    weight_decay: Optional[NonNegative] = key(None, "decoupled weight decay, null = none")
+    clipnorm: Optional[Positive] = key(None, "clip each gradient to this norm")
+    clipvalue: Optional[Positive] = key(None, "clip each gradient element to ±this")
+    global_clipnorm: Optional[Positive] = key(None, "clip all gradients together to this norm")
     use_ema: bool = key(False, "keep an exponential moving average of the weights; it is what the run ends with")
-    ema_momentum: float = key(0.99, "weight of the old average", at_least=0, at_most=1)
-    ema_overwrite_frequency: Optional[int] = key(
-        None, "applied steps between copies of the average into the weights, null = at the end only", at_least=1
+    ema_momentum: Factor = key(0.99, "weight of the old average")
+    ema_overwrite_frequency: Optional[Count] = key(
+        None, "applied steps between copies of the average into the weights, null = at the end only"
     )
-    gradient_accumulation_steps: Optional[int] = key(
-        None, "batches whose gradients are averaged into one update, null = 1", at_least=2
+    gradient_accumulation_steps: Optional[Annotated[int, Interval(ge=2, le=LARGEST_COUNT)]] = key(
+        None, "batches whose gradients are averaged into one update, null = 1"
     )
     kwargs: Dict[str, Any] = key({}, "other arguments of the class, as in {momentum: 0.9}")
 
@@ -233,14 +241,13 @@ _WEIGHT_DECAYS = {"adamw": 0.004, "muon": 0.004}
 def _keras_optimizer(name: str) -> type[OptimizerSettings]:
     """Return the keys of an optimizer of Keras, with its defaults."""
     declared = {each.name: each for each in fields(OptimizerSettings)}
-    defaults = {"learning_rate": _LEARNING_RATES.get(name, 1e-3), "weight_decay": _WEIGHT_DECAYS.get(name)}
-    changed = [
-        (
-            each,
-            float if name == "adamw" else get_type_hints(OptimizerSettings)[each],  # adam is the one without
-            field(default=default, metadata=dict(declared[each].metadata)),
+    decay = NonNegative if name == "adamw" else Optional[NonNegative]  # adam is the one without
+    changed: list[Any] = [
+        (each, hint, field(default=default, metadata=declared[each].metadata))
+        for each, hint, default in (
+            ("learning_rate", NonNegative, _LEARNING_RATES.get(name, 1e-3)),
+            ("weight_decay", decay, _WEIGHT_DECAYS.get(name)),
         )
-        for each, default in defaults.items()
     ]
     namespace = {"__module__": __name__, "__doc__": f"keras.optimizers.{_CLASSES[name]}"}
     return make_dataclass(
@@ -254,8 +261,8 @@ class CustomOptimizer(OptimizerSettings):
 
     name: str = "object"
     object: str = key(REQUIRED, "module:name, or path/to/file.py:name, of a class, function or optimizer")
-    learning_rate: Optional[float] = key(  # type: ignore[assignment]
-        None, "step size at the start of the schedule, null = as the object has it", at_least=0
+    learning_rate: Optional[NonNegative] = key(  # type: ignore[assignment]
+        None, "step size at the start of the schedule, null = as the object has it"
     )
 
 
@@ -309,23 +316,15 @@ class LossScaleSettings:
 
     rule_class: ClassVar[type[ScaleRule]] = DynamicScale
 
-    mode: str = key(AUTO, "auto: dynamic when anything computes in float16, none otherwise", choices=SCALE_MODES)
+    mode: str = key(AUTO, "auto: dynamic when anything computes in float16, none otherwise")
     _: KW_ONLY
-    schedules_follow: str = key(
-        "applied_steps",
-        "steps that move learning-rate schedules: applied_steps as in Keras 3 or all_steps as in tf.keras",
-        choices=("applied_steps", "all_steps"),
-        advanced=True,
+    max_consecutive_skips: Optional[Count] = key(
+        50, "stop the run after this many skipped steps in a row, null = never"
     )
-    max_consecutive_skips: Optional[int] = key(
-        50, "stop the run after this many skipped steps in a row, null = never", at_least=1
-    )
-    max_skip_rate: Optional[float] = key(
+    max_skip_rate: Optional[Fraction] = key(
         0.5,
         "stop when an epoch ends and at least this share of the latter half of all steps was skipped (100 steps or "
         "more), null = never",
-        above=0,
-        at_most=1,
     )
     stop_on_idle_epoch: bool = key(
         True,
@@ -366,19 +365,19 @@ def mode_settings(mode: str) -> type[LossScaleSettings]:
 def _with_numbers(mode: str, rule: type[ScaleRule]) -> type[LossScaleSettings]:
     hints, names = get_type_hints(rule), rule.key_names()
     numbers = [
-        (declared.name, hints[declared.name], field(default=declared.default, metadata=dict(declared.metadata)))
-        for declared in fields(rule)
-        if declared.name in names
+        (each.name, _number_type(hints[each.name], each.metadata), key(each.default, each.metadata.get("meaning", "")))
+        for each in fields(rule)
+        if each.name in names
     ]
-    own = key(
-        mode,
-        "auto: dynamic when anything computes in float16, none otherwise",
-        choices=tuple(dict.fromkeys((*SCALE_MODES, mode))),
-    )
     namespace = {"rule_class": rule, "__module__": __name__, "__doc__": _document(mode, rule)}
+    own = field(default=mode, metadata=LossScaleSettings.__dataclass_fields__["mode"].metadata)
     return make_dataclass(
         f"{rule.__name__}Settings", [("mode", str, own), *numbers], bases=(LossScaleSettings,), namespace=namespace
     )
+
+
+def _number_type(hint: Any, metadata: Mapping[str, Any]) -> Any:
+    return ranged(hint, **metadata.get("bounds", {})) if hint in (int, float) else hint
 
 
 def _document(mode: str, rule: type[ScaleRule]) -> str | None:

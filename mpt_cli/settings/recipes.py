@@ -148,7 +148,7 @@ def _without_unset(section: dict[str, Any], path: str = "") -> dict[str, Any]:
         inner = f"{path}.{name}".lstrip(".")
         if find_key(inner) is not None:
             kept[name] = value
-        elif value not in (None, False, "skip", [], {}):
+        elif value not in (None, False, "skip", "applied_steps", [], {}):
             kept[name] = _without_unset(value, inner) if isinstance(value, dict) else value
     return kept
 

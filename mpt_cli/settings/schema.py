@@ -6,11 +6,13 @@ Below the sections: the same as a flat table of dotted paths, and which key a pa
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cache
-from typing import Any, Dict, List, Optional, Union, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Dict, List, Literal, Optional, Union, get_type_hints
+
+from annotated_types import Interval
 
 from mpt_cli import plugins
 from mpt_cli.errors import OTHER_WORDS, Problem, did_you_mean, nearest
-from mpt_cli.settings.key_type import Key, class_keys, key
+from mpt_cli.settings.key_type import Count, Key, NonNegative, Positive, Whole, class_keys, key, one_of, section_content
 from mpt_cli.settings.model_data_optimizer_keys import (
     DATA,
     MLP,
@@ -34,23 +36,18 @@ from mpt_cli.settings.python_references import HYDRA_TARGET, optimizer_arguments
 class FaultSettings:
     """What goes wrong on purpose, to rehearse how a run deals with it. Steps count from 1, skipped ones included."""
 
-    kind: str = key(
-        "none",
-        "what numbers become: overflow (inf), nan, or zero (gradients that vanish)",
-        choices=("none", "overflow", "nan", "zero"),
+    kind: Literal["none", "overflow", "nan", "zero"] = key(
+        "none", "what numbers become: overflow (inf), nan, or zero (gradients that vanish)"
     )
-    place: str = key(
+    place: Literal["backward", "forward", "data"] = key(
         "backward",
         "backward: all gradients, with a loss that is in order; forward: the loss; data: the "
         "first example of the batch",
-        choices=("backward", "forward", "data"),
     )
-    at_steps: List[int] = key([], "steps at which it happens", at_least=1)
-    every_steps: Optional[int] = key(None, "it happens at every multiple of this too", at_least=1)
-    above_scale: Optional[float] = key(
-        None,
-        "it happens only while the loss scale is above this, as a real overflow does; null = at any scale",
-        above=0,
+    at_steps: List[Count] = key([], "steps at which it happens")
+    every_steps: Optional[Count] = key(None, "it happens at every multiple of this too")
+    above_scale: Optional[Positive] = key(
+        None, "it happens only while the loss scale is above this, as a real overflow does; null = at any scale"
     )
 
 
@@ -72,48 +69,30 @@ def acts_on_record(path: str) -> bool:
 
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 AUTO_FLOAT16 = "auto_float16"
+BACKENDS = ("tensorflow", "jax")  # in the order in which they are taken where nobody says which
+if TYPE_CHECKING:  # where Keras or a command line gave them, they are any text
+    FloatPolicy = str
+    Backend = str
+else:
+    FloatPolicy = Literal[FLOAT_POLICIES]
+    Backend = Literal[BACKENDS]
 
 
 @dataclass
 class PolicySettings:
     """In which dtype layers compute and keep their variables."""
 
-    name: str = key(
-        "float32",
-        "dtype policy of all layers; auto_float16 = mixed_float16 with overrides by what each layer does",
-        choices=(*FLOAT_POLICIES, AUTO_FLOAT16),
+    name: Union[FloatPolicy, Literal["auto_float16"]] = key(
+        "float32", "dtype policy of all layers; auto_float16 = mixed_float16 with overrides by what each layer does"
     )
-    head: Optional[str] = key(
-        "float32", "policy of the output layer, null = as `name` (float64 keeps float64)", choices=FLOAT_POLICIES
-    )
-    overrides: Dict[str, str] = key(
-        {}, "layer name or path pattern (as in a shell: conv*) -> policy", choices=FLOAT_POLICIES
-    )
-    stochastic_rounding: bool = key(
-        False,
-        "updates of float16 and bfloat16 weights are computed in float32 and "
-        "rounded up or down at random, so that none is lost on average",
-    )
-
-    @property
-    def has_half_weights(self) -> bool:
-        """Return whether a policy among its own keeps weights in float16 or bfloat16."""
-        return not {"float16", "bfloat16"}.isdisjoint([self.name, *self.overrides.values()])
+    head: Optional[FloatPolicy] = key("float32", "policy of the output layer, null = as `name` (float64 keeps float64)")
+    overrides: Dict[str, FloatPolicy] = key({}, "layer name or path pattern (as in a shell: conv*) -> policy")
 
     @property
     def may_compute_in_float16(self) -> bool:
         """Return whether a policy among its own computes in it, or may be found to."""
         names = {self.name, self.head, *self.overrides.values()}
         return not names.isdisjoint({"float16", "mixed_float16", AUTO_FLOAT16})
-
-    @property
-    def description(self) -> str:
-        """Return its name, and what it asks for beside it.
-
-        >>> PolicySettings("bfloat16", stochastic_rounding=True).description
-        'bfloat16 with stochastic rounding'
-        """
-        return f"{self.name} with stochastic rounding" if self.stochastic_rounding else self.name
 
     @property
     def is_auto(self) -> bool:
@@ -130,46 +109,42 @@ class PolicySettings:
 class EarlyStoppingSettings:
     """Keras's EarlyStopping: the run ends where a metric no longer gets better."""
 
-    patience: Optional[int] = key(None, "epochs without improvement before the run ends; null = never", at_least=0)
+    patience: Optional[Whole] = key(None, "epochs without improvement before the run ends; null = never")
     monitor: str = key("val_loss", "the metric")
-    min_delta: float = key(0.0, "a smaller change is no improvement", at_least=0)
-    mode: str = key(
-        "auto", "whether the metric should fall or rise; auto = as Keras tells from it", choices=("auto", "min", "max")
+    min_delta: NonNegative = key(0.0, "a smaller change is no improvement")
+    mode: Literal["auto", "min", "max"] = key(
+        "auto", "whether the metric should fall or rise; auto = as Keras tells from it"
     )
     baseline: Optional[float] = key(None, "improvement counts only beyond this value; null = none")
     restore_best_weights: bool = key(False, "end with the weights of the best epoch")
-    start_from_epoch: int = key(0, "epochs before the metric is looked at", at_least=0)
+    start_from_epoch: Whole = key(0, "epochs before the metric is looked at")
 
 
 @dataclass
 class TrainerSettings:
     """How long and in what portions is trained."""
 
-    epochs: int = key(10, "passes over the training data", at_least=1)
-    max_steps: Optional[int] = key(None, "stop after this many steps, skipped ones included", at_least=1)
-    batch_size: int = key(64, "examples per step", at_least=1)
-    steps_per_epoch: Optional[int] = key(
+    epochs: Count = key(10, "passes over the training data")
+    max_steps: Optional[Count] = key(None, "stop after this many steps, skipped ones included")
+    batch_size: Count = key(64, "examples per step")
+    steps_per_epoch: Optional[Count] = key(
         None,
         "steps after which an epoch of a stream ends, and the next goes on from there; null = as many as there are",
-        at_least=1,
     )
-    validation_steps: Optional[int] = key(None, "batches of a stream of validation data, null = all", at_least=1)
+    validation_steps: Optional[Count] = key(None, "batches of a stream of validation data, null = all")
     shuffle: bool = key(True, "new order each epoch, drawn from the seed")
     deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")
-    jit_compile: Union[bool, str] = key(
-        "auto", "XLA: auto decides by backend, device, model and the steps to run", choices=("auto", True, False)
+    jit_compile: Union[bool, Literal["auto"]] = key(
+        "auto", "XLA: auto decides by backend, device, model and the steps to run"
     )
-    steps_per_execution: Union[int, str] = key(
-        "auto", "most steps per call into the compiled loop", choices=("auto",), at_least=1, at_most=2**16
+    steps_per_execution: Union[Annotated[int, Interval(ge=1, le=2**16)], Literal["auto"]] = key(
+        "auto", "most steps per call into the compiled loop"
     )
-    feed: str = key(
-        "auto",
-        "resident: data on the device; stream: sent batch by batch; auto decides by size",
-        choices=("auto", "resident", "stream"),
-        advanced=True,
+    feed: Literal["auto", "resident", "stream"] = key(
+        "auto", "resident: data on the device; stream: sent batch by batch; auto decides by size", advanced=True
     )
-    log_every_steps: int = key(50, "steps between lines in metrics.jsonl", at_least=1)
-    validate_every_epochs: int = key(1, "epochs between validations", at_least=1)
+    log_every_steps: Count = key(50, "steps between lines in metrics.jsonl")
+    validate_every_epochs: Count = key(1, "epochs between validations")
     loss: Any = key(
         "auto",
         "what is minimised: auto (crossentropy of labels, mean squared error of numbers), a Keras "
@@ -177,41 +152,31 @@ class TrainerSettings:
         "the model brings its own; but for auto, targets stay as they come",
     )
     loss_weights: Any = key(None, "factor of each output's loss, as a mapping or list; null = 1")
-    from_logits: Union[bool, str] = key(
-        "auto", "auto: whether the head has no softmax/sigmoid", choices=("auto", True, False)
-    )
+    from_logits: Union[bool, Literal["auto"]] = key("auto", "auto: whether the head has no softmax/sigmoid")
     metrics: Any = key(["auto"], "metrics beside the loss, named as `loss` is; auto: accuracy or mean absolute error")
     weighted_metrics: Any = key([], "metrics that sample weights count in, named as `metrics` are")
     class_weight: Any = key(None, "factor of the loss of each class, as in {0: 1, 1: 5}; a class left out has 1")
-    max_nonfinite_losses: Optional[int] = key(
-        10,
-        "stop after this many applied steps in a row with a non-finite loss, null = never",
-        at_least=1,
-        advanced=True,
+    max_nonfinite_losses: Optional[Count] = key(
+        10, "stop after this many applied steps in a row with a non-finite loss, null = never", advanced=True
     )
-    max_zero_gradients: Optional[int] = key(
+    max_zero_gradients: Optional[Count] = key(
         50,
         "stop after this many applied steps in a row in which every gradient was exactly 0, null = never",
-        at_least=1,
         advanced=True,
     )
-    gradient_health_every_steps: Optional[Union[int, str]] = key(
+    gradient_health_every_steps: Optional[Union[Count, Literal["auto"]]] = key(
         "auto",
         "steps between samples of what half precision loses, layer by layer, where anything is in it, the "
         "first at step 100 at the latest, the last at the end: auto (2000, longer where samples would take over 1 % of "
         "the time, none where compiling the first, on JAX or of recurrent layers, would be over 5 % of the run, or 2 s "
         "at its end) or a number; null = never",
-        choices=("auto",),
-        at_least=1,
         advanced=True,
     )
-    checkpoint_every_steps: Optional[int] = key(None, "steps between checkpoints, null = not by steps", at_least=1)
-    checkpoint_every_minutes: Optional[float] = key(
-        1.0,
-        "minutes between checkpoints, longer where saving would take over 2 % of the time; null = not by time",
-        above=0,
+    checkpoint_every_steps: Optional[Count] = key(None, "steps between checkpoints, null = not by steps")
+    checkpoint_every_minutes: Optional[Positive] = key(
+        1.0, "minutes between checkpoints, longer where saving would take over 2 % of the time; null = not by time"
     )
-    keep_checkpoints: int = key(2, "how many of the latest checkpoints are kept", at_least=1)
+    keep_checkpoints: Count = key(2, "how many of the latest checkpoints are kept")
     callbacks: Any = key(
         [],
         "Keras's callbacks and your own: a list of Keras names, module:name, or {object: …, "
@@ -222,21 +187,15 @@ class TrainerSettings:
     save_model: bool = key(True, "write model.keras at the end")
 
 
-BACKENDS = ("tensorflow", "jax")  # in the order in which they are taken where nobody says which
-
-
 @dataclass
 class BackendSettings:
     """What runs underneath Keras."""
 
-    name: str = key(
+    name: Union[Literal["auto"], Backend] = key(
         "auto",
         "Keras backend; auto: KERAS_BACKEND where it is set, else the one that is installed, TensorFlow where both are",
-        choices=("auto", *BACKENDS),
     )
-    device: str = key(
-        "auto", "auto: GPU where there is one; gpu without one is an error", choices=("auto", "cpu", "gpu")
-    )
+    device: Literal["auto", "cpu", "gpu"] = key("auto", "auto: GPU where there is one; gpu without one is an error")
     memory_growth: bool = key(True, "take GPU memory as needed instead of all of it")
 
 
@@ -244,9 +203,7 @@ class BackendSettings:
 class LoggerSettings:
     """Where telemetry goes beside metrics.jsonl and events.jsonl, which are always written."""
 
-    console: str = key(
-        "auto", "auto: live in a terminal, plain lines elsewhere", choices=("auto", "live", "plain", "quiet")
-    )
+    console: Literal["auto", "live", "plain", "quiet"] = key("auto", "auto: live in a terminal, plain lines elsewhere")
     tensorboard: bool = key(False, "tensorboard/ event files")
     mlflow: bool = key(False, "an MLflow run in mlflow/, or on the server of MLFLOW_TRACKING_URI (extra mlflow)")
     wandb: bool = key(False, "a Weights & Biases run in wandb/, offline unless WANDB_MODE says otherwise (extra wandb)")
@@ -256,12 +213,10 @@ class LoggerSettings:
 class DistributeSettings:
     """Over how many devices, and on JAX processes, a batch is split."""
 
-    name: str = key(
-        "none",
-        "none, mirrored (TensorFlow) or data_parallel (JAX)",
-        choices=("none", "mirrored", "data_parallel"),
+    name: Literal["none", "mirrored", "data_parallel"] = key(
+        "none", "none, mirrored (TensorFlow) or data_parallel (JAX)"
     )
-    devices: Optional[int] = key(None, "how many devices (of each process), null = all", at_least=1)
+    devices: Optional[Count] = key(None, "how many devices (of each process), null = all")
 
 
 @dataclass
@@ -270,9 +225,11 @@ class Settings:
 
     recipe: str = key("custom", "name of the recipe; names the folder under runs/")
     description: str = key("", "one sentence on what it shows")
-    seed: Optional[int] = key(0, "of everything random; null draws one and records it", at_least=0, at_most=2**32 - 1)
-    requires: List[str] = key(
-        [], "what it needs beside a CPU; `mpt reproduce --all` leaves it out without that", choices=("gpu", "network")
+    seed: Optional[Annotated[int, Interval(ge=0, le=2**32 - 1)]] = key(
+        0, "of everything random; null draws one and records it"
+    )
+    requires: List[Literal["gpu", "network"]] = key(
+        [], "what it needs beside a CPU; `mpt reproduce --all` leaves it out without that"
     )
     tags: List[str] = key([], "words by which `mpt reproduce -k` chooses recipes, as by their names")
     run_dir: Optional[str] = key(None, "where the run writes; null = runs/<recipe>/<time>-<id>")
@@ -346,8 +303,10 @@ def unknown_key_problem(path: str, value: Any) -> Problem | None:
     """Return a problem when no variant has a key `path`, None when one does."""
     if find_key(path) or mapping_of(path):
         return None
-    if _is_section(path):
-        return None if isinstance(value, dict) else _scalar_problem(path, value)
+    if inside := [other for other in all_keys() if other.startswith(f"{path}.")]:
+        first = f"{path}.name" if f"{path}.name" in inside else inside[0]
+        rule = "must be a section with keys of its own."
+        return None if isinstance(value, dict) else Problem(path, rule, value, f"Did you mean {first}={value}?")
     holder = path.rpartition(".")[0]
     if find_key(holder):
         return Problem(path, f"there is no such key; {holder} has no keys inside.", value)
@@ -382,28 +341,15 @@ def remedy_for(path: str, value: Any) -> str:
         return f"Did you mean policy={policy}?"
     keys = all_keys()
     known = dict.fromkeys([*keys, *(key.rpartition(".")[0] for key in keys if "." in key)])
-    if same_leaf := [other for other in known if other.rpartition(".")[2] == leaf]:
-        return f"Did you mean {' or '.join(same_leaf[:3])}?"
-    siblings = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
-    if match := nearest(leaf, siblings):
-        return f"Did you mean {siblings[match]}?"
     leaves = {other.rpartition(".")[2]: other for other in known}
-    if match := nearest(leaf, leaves, FAR_CUTOFF):
-        return f"Did you mean {leaves[match]}?"
-    if section and siblings:
+    siblings = {name: other for other in known for above, _, name in [other.rpartition(".")] if above == section}
+    meant = [other for other in known if other.rpartition(".")[2] == leaf][:3]
+    meant = meant or [siblings[name] for name in filter(None, [nearest(leaf, siblings)])]
+    meant = meant or [leaves[name] for name in filter(None, [nearest(leaf, leaves, FAR_CUTOFF)])]
+    if section and siblings and not meant:
         return f"Keys here: {', '.join(siblings)}."
-    match = nearest(path, known)
-    return f"Did you mean {match}?" if match else f"Sections: {', '.join(sections())}."
-
-
-def _is_section(path: str) -> bool:
-    return any(other.startswith(path + ".") for other in all_keys())
-
-
-def _scalar_problem(path: str, value: Any) -> Problem:
-    inside = [other for other in all_keys() if other.rpartition(".")[0] == path]
-    first = f"{path}.name" if f"{path}.name" in inside else inside[0]
-    return Problem(path, "must be a section with keys of its own.", value, f"Did you mean {first}={value}?")
+    meant = meant or [*filter(None, [nearest(path, known)])]
+    return f"Did you mean {' or '.join(meant)}?" if meant else f"Sections: {', '.join(sections())}."
 
 
 @cache
@@ -419,14 +365,16 @@ def key_versions(with_plugins: bool = True) -> tuple[Key, ...]:
     found = {each.path: {"": each} for each in class_keys(Settings) if each.path.partition(".")[0] not in VARIANTS}
     for section, ours in VARIANTS.items():
         variants = variants_of(section) if with_plugins else ours
-        for each in class_keys(sections()[section], section):  # the key that chooses a variant is one for all
-            if CHOOSING_KEYS.get(each.path) == section:
-                default = getattr(getattr(Settings(), section), choosing_key(section))
-                found[each.path] = {"": replace(each, default=default, choices=(*variants,), variants=(*variants,))}
+        # the key that chooses a variant is one for all
+        chooser, default = choosing_key(section), chosen_variant(section, getattr(Settings(), section))
+        declared = section_content(sections()[section], section)[chooser]
+        assert isinstance(declared, Key)
+        one = replace(declared, type=one_of(*variants), default=default, variants=(*variants,))
+        found[one.path] = {"": one}
         for variant, cls in variants.items():
             for each in class_keys(cls, section):
-                versions = found.setdefault(each.path, {})
-                if "" not in versions:
+                if each.path != one.path:
+                    versions = found.setdefault(each.path, {})
                     known = versions.get(repr(each), each)
                     versions[repr(each)] = replace(known, variants=(*known.variants, variant))
     return tuple(version for versions in found.values() for version in versions.values())

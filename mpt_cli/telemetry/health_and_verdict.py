@@ -428,9 +428,10 @@ class Stop:
 class HealthRule:
     """One row: what is counted, when it ends a run, what is said then, and what a run is called that ends with it.
 
-    `key` is that of the settings which holds the limit; empty for a rule of the verdict alone. `counts` is the field of `StreakCounts` that comes to the limit: a call into
-    the compiled loop ends at that very step. A rule without it, or with a `value` of its own, is looked at after each
-    call, or at the end of an epoch. `ending` gives the reason for the verdict, None where it does not hold.
+    `key` is that of the settings which holds the limit; empty for a rule of the verdict alone. `counts` is the field
+    of `StreakCounts` that comes to the limit: a call into the compiled loop ends at that very step. A rule without it,
+    or with a `value` of its own, is looked at after each call, or at the end of an epoch. `ending` gives the reason for
+    the verdict, None where it does not hold.
     """
 
     verdict: str = STOPPED

@@ -28,7 +28,6 @@ class Scaling:
     """How the loss is scaled in this run: what the words of the console and the verdict depend on."""
 
     rule: ScaleRule = field(default_factory=NoScale)
-    on_overflow: str = "skip"
     is_needed: bool = False  # whether anything computes in float16, whose small gradients vanish without scaling
 
     @property
@@ -47,7 +46,7 @@ class Scaling:
 
     @property
     def scales(self) -> bool:
-        """Return whether the loss is scaled at all."""
+        """Return whether the loss is scaled at all; if not, gradients that are not finite are applied like others."""
         return self.rule.scales
 
     @property
@@ -59,11 +58,6 @@ class Scaling:
     def floor(self) -> float | None:
         """Return the lowest value of the scale; None for one that doesn't move or has no floor."""
         return self.rule.floor
-
-    @property
-    def applies_overflows(self) -> bool:
-        """Return whether non-finite gradients are applied like others: without scaling nothing checks them."""
-        return not self.scales or self.on_overflow == "apply"
 
 
 @dataclass(frozen=True)

@@ -269,7 +269,7 @@ def build_run_state(
     `metrics` are those of the last whole epoch: its loss stands for that of the last steps where it is not finite.
     """
     spoiled = [name for name, value in metrics.items() if not math.isfinite(value)]
-    applies, sample = scaling.applies_overflows, counters.sample
+    applies, sample = not scaling.scales, counters.sample
     skips = EventTally() if applies else tally
     of_sample = {} if sample is None else {name: getattr(sample, name) for name in OF_SAMPLE}
     return RunState(

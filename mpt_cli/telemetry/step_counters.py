@@ -79,7 +79,7 @@ class CounterOptions:
     """What the counters must know of the run to read its records.
 
     `variables` are the paths of the trainable variables, in the order of the gradients; `applies_non_finite` is true
-    where non-finite gradients are used all the same (`loss_scale.mode=none`, `on_overflow=apply`). `optimizers` has the
+    where non-finite gradients are used all the same (`loss_scale.mode=none`). `optimizers` has the
     name and the variables of each where there are several. `loss_is_running`: a step reports the running mean
     of the epoch in place of its own loss, as most custom train steps do.
     """

@@ -4,7 +4,6 @@
 """
 
 import math
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,7 +34,6 @@ from mpt_cli.precision import (
 )
 from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch, configured_rate
 from mpt_cli.precision.operations import ChosenPolicies, chosen_policies
-from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.precision.train_step import can_be_called, custom_steps, metrics_of, optimizers_in, optimizers_of
 from mpt_cli.settings.model_data_optimizer_keys import Loader
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
@@ -47,7 +45,6 @@ from mpt_cli.training.loss_and_optimizer import (
     describe_scaling,
     resolve_scaling,
     warn_of_scaling,
-    wrap_optimizer,
 )
 from mpt_cli.training.model import (
     is_compiled,
@@ -204,7 +201,8 @@ def put_to_training(
     """Put loss, metrics and optimizers into the model, from the settings or as its author compiled it.
 
     Returns the learning rate that the settings give, None where they don't or it is a schedule."""
-    trainer, wrap, rate = settings.trainer, partial(_in_loss_scaling, settings, model, scaling), None
+    trainer, rate = settings.trainer, None
+    wrap = partial(LossScaleOptimizer, rule=scaling.rule)  # no scaling is a rule that applies everything
     if is_compiled(model):
         optimizers = replace_optimizers(model, wrap)
     else:
@@ -212,7 +210,7 @@ def put_to_training(
         total_steps = trainer.max_steps if steps_per_epoch is None else trainer.epochs * steps_per_epoch
         inner = build_optimizer(settings.optimizer, total_steps)
         rate = configured_rate(inner)
-        optimizers = {"optimizer": wrap(inner, "optimizer")}
+        optimizers = {"optimizer": wrap(inner)}
         compile_model(settings, model, data, optimizers["optimizer"])
     check_labels(model, data.train)
     first = build_metrics(model, data.train, trainer.batch_size)
@@ -220,15 +218,6 @@ def put_to_training(
     for optimizer in optimizers_of(model).values():
         optimizer.build(model.trainable_variables)
     return rate if isinstance(rate, float) else None
-
-
-def _in_loss_scaling(settings: Settings, model: Any, scaling: Scaling, inner: Any, name: str) -> LossScaleOptimizer:
-    """Return `inner` in the loss scaling of the run; `name` is that of the model's attribute that holds it."""
-    seed = None
-    if settings.policy.stochastic_rounding and rounded_variables(model.trainable_variables):
-        assert settings.seed is not None
-        seed = zlib.crc32(name.encode(), settings.seed)  # another for each of several optimizers
-    return wrap_optimizer(inner, settings.loss_scale, scaling, seed)
 
 
 def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: Examples | Stream) -> None:
@@ -288,17 +277,8 @@ def has_text(settings: Settings, data: DataSet) -> bool:
 def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
     """Return warnings about known-bad combinations; ConfigError with all of those that can't work."""
     own = [type(optimizer).__name__.lower() for _, optimizer, _ in optimizers_in(model)] if is_compiled(model) else []
-    rounds = settings.policy.stochastic_rounding
-    findings = find_bad_combinations(model, next(iter(own), settings.optimizer.name), data.max_abs_input, rounds)
+    findings = find_bad_combinations(model, next(iter(own), settings.optimizer.name), data.max_abs_input)
     fatal = [Problem(finding.key, finding.what) for finding in findings if finding.fatal]
-    if rounds and not rounded_variables(model.variables):
-        fatal.append(
-            Problem(
-                "policy.stochastic_rounding",
-                "must be false: no weight of the model is in float16 or bfloat16, so that there is nothing to round.",
-                True,
-            )
-        )
     if fatal:
         raise ConfigError(fatal)
     return [f"{finding.key}: {finding.what}" for finding in findings]

@@ -435,20 +435,7 @@ def resolve_scaling(settings: LossScaleSettings, model: Any) -> Scaling:
 
 def scaling_for(settings: LossScaleSettings, needed: bool) -> Scaling:
     """Return the scaling that `mode` means where something computes in float16, or nothing does."""
-    return Scaling(settings.rule_for(needed), is_needed=needed)
-
-
-def wrap_optimizer(
-    inner: Any, settings: LossScaleSettings, scaling: Scaling, rounding_seed: int | None = None
-) -> LossScaleOptimizer:
-    """Return `inner` in loss scaling. No scaling is a rule that applies everything: one path for all modes."""
-    return LossScaleOptimizer(
-        inner,
-        rule=scaling.rule,
-        on_overflow="apply" if scaling.applies_overflows else "skip",
-        count_skipped_steps=scaling.scales and settings.schedules_follow == "all_steps",
-        rounding_seed=rounding_seed,
-    )
+    return Scaling(settings.rule_for(needed), needed)
 
 
 def describe_scaling(scaling: Scaling, scale: float | None = None) -> str:
@@ -456,7 +443,7 @@ def describe_scaling(scaling: Scaling, scale: float | None = None) -> str:
     if not scaling.scales:
         why = ", though layers compute in float16" if scaling.is_needed else " (nothing computes in float16)"
         return f"{scaling.mode}{why}"
-    return scaling.rule.describe(format_scale(scale or scaling.initial_scale), scaling.on_overflow)
+    return scaling.rule.describe(format_scale(scale or scaling.initial_scale))
 
 
 def warn_of_scaling(scaling: Scaling) -> list[str]:

@@ -140,14 +140,14 @@ def own_train_step(model: Any) -> CustomSteps | None:
     return custom if custom is not None and custom.optimizers else None
 
 
-def replace_optimizers(model: Any, make: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """Put `make` of each optimizer, without any loss scaling, and of the attribute that holds it first, in the places
-    of that optimizer; returns them by that attribute."""
+def replace_optimizers(model: Any, make: Callable[[Any], Any]) -> dict[str, Any]:
+    """Put `make` of each optimizer, without any loss scaling, in the places of that optimizer; returns them by the
+    attribute that holds it first."""
     made, of_inner = dict[str, Any](), dict[int, Any]()
     for name, optimizer, put in list(optimizers_in(model)):
         inner = unwrapped(optimizer)
         if id(inner) not in of_inner:
-            of_inner[id(inner)] = made[name] = make(inner, name)
+            of_inner[id(inner)] = made[name] = make(inner)
         put(of_inner[id(inner)])
     return made
 

@@ -76,7 +76,7 @@ class ModelProgram(Program):
     def build_model(self, data: DataSet) -> Any:
         """Return the model with the plain optimizer of the author's `compile`, which a run puts into loss scaling."""
         model = under_policy(self.model, self.settings, data, everywhere=self.policy is not None)
-        for inner in replace_optimizers(model, lambda inner, _: inner).values():
+        for inner in replace_optimizers(model, lambda inner: inner).values():
             inner._mpt_is_wrapped = False  # by an earlier run; from now on it is this one's
         set_trained(model, self.settings.model)
         model.built = model.built or not can_be_called(model)  # else Keras would not save what has no `call`
@@ -106,7 +106,6 @@ class ModelProgram(Program):
         counts = Counter(layer.dtype_policy.name for layer in layers_of(model))
         parts = [f"{count} layer{'s' if count > 1 else ''} {name}" for name, count in counts.items()]
         how = "as built" if self.policy is None else f"{self.policy}, set on the built model"
-        how += ", stochastic rounding" if self.settings.policy.stochastic_rounding else ""
         return f"{how} ({', '.join(parts)})"
 
 
@@ -183,15 +182,13 @@ def described_optimizer(optimizer: Any) -> GivenOptimizer:
 
 
 def described_policy(model: Any, policy: str | None) -> PolicySettings:
-    """Return the policy asked for, or the one that most layers of the built model have; weights are rounded as the
-    compiled optimizer rounds them."""
-    rounds = getattr(model.optimizer, "rounding_seed", None) is not None
+    """Return the policy asked for, or the one that most layers of the built model have."""
     if policy is not None:
-        return PolicySettings(policy, stochastic_rounding=rounds)
+        return PolicySettings(policy)
     names = [layer.dtype_policy.name for layer in layers_of(model)]
     known = [name for name in names if name in FLOAT_POLICIES]
     name = max(known, key=lambda each: (known.count(each), each != "float32"), default="float32")  # not of a head
-    return PolicySettings(name, head=None, stochastic_rounding=rounds)
+    return PolicySettings(name, head=None)
 
 
 def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool) -> Any:

@@ -90,7 +90,6 @@ class Program:
         head = Policy(policy.name, policy.head).head_policy
         if head != policy.name and head_layers(model):
             notes.append(f"head {head}")
-        notes += ["stochastic rounding"] if policy.stochastic_rounding else []
         notes += [f"{pattern} {name}" for pattern, name in policy.overrides.items()]
         return f"{policy.name} ({', '.join(notes)})" if notes else policy.name
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors
+from mpt_cli.engine.backend import Platform, framework_errors
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.precision.train_step import optimizers_of
@@ -85,7 +85,7 @@ class Session(Trainer):
             variables=next(iter(trained.values())),
             min_scale=scaling.rule.lowest,
             max_scale=scaling.rule.highest,
-            applies_non_finite=parts.optimizer.on_overflow == "apply",
+            applies_non_finite=not parts.optimizer.scales,
             optimizers=tuple(trained.items()) if len(trained) > 1 else (),
             loss_is_running=has_own_step,
         )
@@ -233,8 +233,6 @@ def _describe_loss(parts: Assembly) -> str:
 
 def _describe_device(parts: Assembly) -> str:
     wanted, device = parts.settings.distribute, parts.platform.device
-    if emulated := emulated_operations():
-        device += f", {' and '.join(emulated)} emulated (products in float32, rounded)"
     if wanted.name == "none":
         return device
     process_info = parts.platform.process_info

@@ -281,7 +281,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         reads = [f"reads environment variables: {', '.join(variables)}"] if variables else []
         notes = [*told, *([missing] if missing else [])]
         parts = f"{settings.model.name} on {settings.data.name}, {settings.optimizer.name}"
-        scaling = f"{settings.policy.description}, loss scale {settings.loss_scale.mode}"
+        scaling = f"{settings.policy.name}, loss scale {settings.loss_scale.mode}"
         say("\n".join([f"ok: {settings.recipe}: {parts}, {scaling}", *reads, *notes]))
         if built:
             say("\n".join(_build_lines(built)))

@@ -73,12 +73,3 @@ def test_a_checkpoint_of_another_model_is_refused_and_the_record_stays_as_it_was
     done = mpt("train", "resume=mixed", "trainer.max_steps=80", cwd=folder)
     assert done.returncode == 3 and "the checkpoint is of another model or policy: variable" in done.stderr
     assert {name: (folder / "mixed" / name).read_bytes() for name in record} == before
-
-
-@pytest.mark.long
-def test_resuming_is_proved_also_of_weights_that_are_rounded(folder: Path) -> None:
-    words = ["policy=float16", "policy.stochastic_rounding=true", "loss_scale.initial_scale=2**26"]
-    done = mpt("reproduce", "--resume-check", *TINY, *words, "--at", "31", "--json", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    proof = json.loads(done.stdout)
-    assert (proof["identical"], proof["steps"], proof["killed_at"], proof["resumed_from"]) == (True, 60, 31, 20)

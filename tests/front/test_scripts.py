@@ -348,7 +348,7 @@ def test_the_configuration_of_a_script_holds_what_was_applied_and_nothing_else(s
         "backend",
         "logger",
     }
-    assert found["policy"] == {"name": "mixed_float16", "stochastic_rounding": False}
+    assert found["policy"] == {"name": "mixed_float16"}
     assert found["optimizer"] == {"name": "python", "class_name": "SGD", "learning_rate": 0.125}
     assert found["loss_scale"]["initial_scale"] == 8.0 and found["backend"] == {"name": "tensorflow"}
     command = ["run", "loss_scale.initial_scale=8", "short.py", "--epochs", "3"]

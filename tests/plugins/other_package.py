@@ -28,7 +28,7 @@ class LinearScale(ScaleRule):
         counter = ops.where(measured.finite, state["counter"] + 1, 0)
         return {"scale": ops.where(measured.finite, risen, fallen), "counter": counter}
 
-    def describe(self, scale, on_overflow):
+    def describe(self, scale):
         return f"linear from {scale}, rises by {self.rise:g} a step"
 '''
 ENTRY_POINTS = {"linear": "tiny_mpt:LinearScale"}

@@ -46,11 +46,9 @@ def trajectory(optimizer, variable, additions: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("share", "initial_scale", "growth_steps", "count"), [(0.3, 2.0**15, 3, True), (0.6, 4.0, 2, False)]
-)
-def test_dynamic_scales_counters_and_weights_are_equal_at_every_step(share, initial_scale, growth_steps, count):
-    """So is `iterations` where `count_skipped_steps` asks for it; else a skipped step leaves it, as in Keras 3."""
+@pytest.mark.parametrize(("share", "initial_scale", "growth_steps"), [(0.3, 2.0**15, 3), (0.6, 4.0, 2)])
+def test_dynamic_scales_counters_and_weights_are_equal_at_every_step(share, initial_scale, growth_steps):
+    """`iterations` is left by a skipped step, as in Keras 3."""
     import tensorflow as tf
     import tf_keras
 
@@ -58,13 +56,11 @@ def test_dynamic_scales_counters_and_weights_are_equal_at_every_step(share, init
     theirs = tf_keras.mixed_precision.LossScaleOptimizer(
         tf_keras.optimizers.experimental.SGD(0.03, momentum=0.9), *arguments
     )
-    ours = LossScaleOptimizer(
-        keras.optimizers.SGD(0.03, momentum=0.9), *arguments, count_skipped_steps=count, **TF_KERAS_BOUNDS
-    )
+    ours = LossScaleOptimizer(keras.optimizers.SGD(0.03, momentum=0.9), *arguments, **TF_KERAS_BOUNDS)
     expected = trajectory(theirs, tf.Variable([1.0, -1.0]), additions)
     found = trajectory(ours, tf.Variable([1.0, -1.0]), additions)
     np.testing.assert_array_equal(found, expected)
     assert int(ours.skipped_steps) == np.count_nonzero(~np.isfinite(additions))
     assert int(ours.applied_steps) == np.count_nonzero(np.isfinite(additions))
     assert int(theirs.iterations) == STEPS
-    assert int(ours.iterations) == (STEPS if count else int(ours.applied_steps))
+    assert int(ours.iterations) == int(ours.applied_steps)

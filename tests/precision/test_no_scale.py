@@ -4,9 +4,6 @@ import keras
 import pytest
 
 from mpt_cli.precision import FixedScale, LossScaleOptimizer, NoScale
-from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
-from mpt_cli.telemetry.record_types import Scaling
-from mpt_cli.training.loss_and_optimizer import wrap_optimizer
 
 
 def test_a_scale_that_a_file_of_another_rule_held_scales_nothing():
@@ -30,7 +27,3 @@ def test_it_is_a_fixed_scale_of_one_and_no_other():
     assert LossScaleOptimizer(keras.optimizers.SGD(), rule=FixedScale(1.0)).scales
     with pytest.raises(ValueError, match="initial_scale` of NoScale must be 1"):
         NoScale(2.0)
-
-
-def test_a_run_without_scaling_has_it():
-    assert wrap_optimizer(keras.optimizers.SGD(), LossScaleSettings(), Scaling()).rule == NoScale()

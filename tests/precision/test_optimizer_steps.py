@@ -30,7 +30,6 @@ INNERS = {
     "adamw with clipping": lambda: keras.optimizers.AdamW(0.5, weight_decay=0.25, global_clipnorm=0.5),
     "ema": lambda: keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
     "accumulation": lambda: keras.optimizers.SGD(0.5, momentum=0.5, gradient_accumulation_steps=2),
-    "no scaling": lambda: keras.optimizers.Adam(0.5),
 }
 
 
@@ -45,8 +44,7 @@ def test_skipped_steps_between_change_nothing_of_the_inner_optimizer(name, mode)
     sequence = [[1.0, -2.0], [INF, 1.0], [0.5, 3.0], [NAN, NAN], [-INF, 0.0], [-1.5, 0.25], [2.0, -0.75]]
     plain, inner = INNERS[name](), INNERS[name]()
     one, other = keras.Variable([1.0, -1.0]), keras.Variable([1.0, -1.0])
-    scaling = {"rule": NoScale(), "initial_scale": None} if name == "no scaling" else {}
-    optimizer = wrapped(inner, **scaling)
+    optimizer = wrapped(inner)
     plain.build([one])
     optimizer.build([other])
     run_plain, run = stepper(plain, one, mode), stepper(optimizer, other, mode)
@@ -62,7 +60,7 @@ def test_skipped_steps_between_change_nothing_of_the_inner_optimizer(name, mode)
         np.testing.assert_allclose(found, expected, rtol=tolerance)
     counts = (optimizer.seen_steps, optimizer.applied_steps, optimizer.skipped_steps)
     assert [int(count) for count in counts] == [7, 4, 3]
-    assert float(optimizer.loss_scale) == (1.0 if scaling else 0.5)
+    assert float(optimizer.loss_scale) == 0.5
 
 
 def stepper(optimizer, variable, mode):
@@ -124,11 +122,11 @@ def test_an_overwritten_variable_takes_its_gradient_undivided_and_not_in_a_skipp
     assert (float(weight.value), float(statistics.value)) == (0.5, 12.0)
 
 
-def test_non_finite_gradients_are_applied_where_asked_and_counted():
-    optimizer = wrapped(keras.optimizers.SGD(0.5), on_overflow="apply")
+def test_non_finite_gradients_are_applied_without_scaling_and_counted():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), rule=NoScale())
     variable = keras.Variable(1.0)
     optimizer.apply(tensors(INF), [variable])
-    assert (float(variable.value), int(optimizer.applied_steps), float(optimizer.loss_scale)) == (-INF, 1, 2.0)
+    assert (float(variable.value), int(optimizer.applied_steps), float(optimizer.loss_scale)) == (-INF, 1, 1.0)
 
 
 def test_the_scale_that_made_the_gradients_unscales_them():
@@ -202,36 +200,16 @@ def test_a_kept_optimizer_says_in_fit_where_to_read_instead():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("count", "iterations"), [(False, [1, 1, 2, 2, 2, 3, 4]), (True, [1, 2, 3, 4, 5, 6, 7])])
-def test_iterations_and_the_schedule_follow_applied_or_all_steps(count, iterations, mode):
-    """`count_skipped_steps`: all of them, as in tf.keras, or applied ones, as in Keras 3."""
+def test_iterations_and_the_schedule_follow_applied_steps(mode):
+    """As in Keras 3."""
     schedule = keras.optimizers.schedules.ExponentialDecay(1.0, decay_steps=1, decay_rate=0.5)
-    optimizer, weight = wrapped(keras.optimizers.SGD(schedule), count_skipped_steps=count), keras.Variable(0.0)
+    optimizer, weight = wrapped(keras.optimizers.SGD(schedule)), keras.Variable(0.0)
     optimizer.build([weight])
     step, found = stepper(optimizer, weight, mode), []
     for gradient in (1.0, INF, 0.5, -INF, NAN, 1.0, 0.25):
         step(tensors(gradient)[0])
         found.append((int(optimizer.iterations.value), float(optimizer.learning_rate)))
-    assert found == [(n, 0.5**n) for n in iterations]
-
-
-def test_accumulation_is_refused_where_skipped_steps_count_also_when_it_is_set_later():
-    optimizer = wrapped(keras.optimizers.SGD(0.5), count_skipped_steps=True)
-    optimizer.gradient_accumulation_steps = 2
-    with pytest.raises(ValueError, match="would end a group of gradients early"):
-        optimizer.build([keras.Variable(1.0)])
-
-
-def test_a_moving_average_begins_with_the_weights_though_the_first_step_is_skipped():
-    """As in tf.keras; Keras 3 begins it at step 0, which is over then, and would take 0 for the average so far."""
-    weight = keras.Variable(4.0)
-    optimizer = wrapped(
-        keras.optimizers.SGD(0.5), dynamic=False, use_ema=True, ema_momentum=0.75, count_skipped_steps=True
-    )
-    for gradient in (INF, 8.0):
-        optimizer.apply(tensors(gradient), [weight])
-    optimizer.finalize_variable_values([weight])
-    assert float(weight.value) == 0.75 * 4 + 0.25 * 3
+    assert found == [(n, 0.5**n) for n in [1, 1, 2, 2, 2, 3, 4]]
 
 
 def test_growth_steps_set_later_take_effect():

@@ -19,7 +19,7 @@ def test_no_weight_is_copied_because_the_backward_pass_reads_it() -> None:
 
     layers = [keras.layers.Dense(72, "relu"), keras.layers.Dense(72, "relu"), keras.layers.Dense(3)]
     model = keras.Sequential([keras.Input((9,)), *layers])
-    model.compile(LossScaleOptimizer(keras.optimizers.Adam(), rule=NoScale(), on_overflow="apply"), "mse")
+    model.compile(LossScaleOptimizer(keras.optimizers.Adam(), rule=NoScale()), "mse")
     keep_skips_whole(model)._symbolic_build(data_batch=(X, Y))
     lists = (
         model.trainable_variables,

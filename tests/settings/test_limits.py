@@ -17,10 +17,10 @@ from mpt_cli.settings.limits import MOST_PROBLEMS
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
-MANY = "must hold at most 10,000 values."
+MANY = "must hold at most 10,000 values, and 50 lists and mappings within each other."
 FILES = {
-    "model: {kwargs: {a: " + "[" * 300 + "]" * 300 + "}}": "must not be nested deeper than 50 lists and mappings.",
-    "model:\n  kwargs: &k {a: *k}\n": "must not be nested deeper than 50 lists and mappings.",
+    "model: {kwargs: {a: " + "[" * 300 + "]" * 300 + "}}": MANY,
+    "model:\n  kwargs: &k {a: *k}\n": MANY,
     LAUGHS: MANY,
     "- 1\n": "must hold keys and values at its top level.",
     "#" * (2**20 + 1): "cannot be read: [Errno 27] it must be at most 1,048,576 bytes: ",

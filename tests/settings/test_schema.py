@@ -4,7 +4,7 @@ import math
 import string
 from functools import reduce
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jsonschema
 import pytest
@@ -55,25 +55,26 @@ def bounds(key: Key, kind: type) -> tuple[Any, Any]:
 
 def legal(key: Key) -> st.SearchStrategy[Any]:
     def part(kind: Any) -> st.SearchStrategy[Any]:
-        if kind in (int, float) and (key.bounds or not key.choices):
+        if kind in (int, float):
             return (st.integers if kind is int else st.floats)(*bounds(key, kind))
         if key.choices:
             return st.sampled_from([choice for choice in key.choices if isinstance(choice, kind)])
         return {bool: st.booleans(), str: TEXTS, Any: TEXTS}[kind]
 
-    inner = get_args(key.options[0])
     if key.is_mapping:
-        return st.dictionaries(TEXTS, part(inner[1]), max_size=2)
-    values = st.lists(part(inner[0]), max_size=3) if key.is_list else st.one_of(*map(part, key.options))
+        return st.dictionaries(TEXTS, part(key.kinds[0]), max_size=2)
+    values = st.lists(part(key.kinds[0]), max_size=3) if key.is_list else st.one_of(*map(part, key.kinds))
     return values | st.none() if key.is_optional else values
 
 
 def illegal(key: Key) -> list[tuple[Any, str]]:
     """Values just beyond the range, of another type and of no choice, each with what must be said."""
-    found: list[tuple[Any, str]] = [({"a": 1}, format_type(key))] if not key.is_mapping else [(3, "a mapping")]
-    (kind, *_), range_said = get_args(key.options[0])[-1:] or key.options, format_range(key)
+    (kind, *_), range_said = key.kinds, format_range(key)
+    choices = ", ".join(str(choice).lower() for choice in key.choices)
+    said = format_type(key) if key.is_list or not choices else choices
+    found: list[tuple[Any, str]] = [({"a": 1}, said)] if not key.is_mapping else [(3, "a mapping")]
     if key.choices:
-        beyond: Any = [("no such", ", ".join(str(choice).lower() for choice in key.choices))]
+        beyond: Any = [("no such", choices)]
     elif kind in (int, float):
         ends = [
             end + sign if kind is int else math.nextafter(end, sign * math.inf)

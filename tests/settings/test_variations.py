@@ -24,7 +24,7 @@ GRIDS = [
     "linked.yaml vars.width=1,x trainer.epochs=1,0 seed=${trainer.epochs},3",
     "digits_mlp loss_scale=dynamic,fixed loss_scale.growth_factor=2,4 loss_scale.initial_scale=8,0",
     "digits_mlp model=cnn,mlp,mpl model.hidden_units=[8],[4,2],x",
-    "digits_mlp policy=bfloat16,mixed_float16 policy.stochastic_rounding=true,false optimizer=sgd,adam",
+    "digits_mlp policy=bfloat16,mixed_float16 optimizer=sgd,adam optimizer.clipnorm=1,0",
     "digits_mlp seed=0,-1,null expect.val_accuracy.min=0.5,x policy.overrides.dense=float32",
     "digits_mlp,nowhere trainer={epochs:3} trainer.epochs=1,2 sed=1",
 ]

@@ -28,7 +28,7 @@ from mpt_cli.sweep.overrides import read_grid
         ("model.hidden_units=[64],[128,64]", ["model.hidden_units=[64]", "model.hidden_units=[128,64]"]),
         ("policy=glob(mixed_*)", ["policy=mixed_bfloat16", "policy=mixed_float16"]),
         ("policy=glob([mixed_*,float32],exclude=*b*)", ["policy=float32", "policy=mixed_float16"]),
-        ("loss_scale.schedules_follow=glob(ap*)", ["loss_scale.schedules_follow=applied_steps"]),
+        ("loss_scale.mode=glob(f*)", ["loss_scale.mode=fixed"]),
         ("conf=glob(digits_mlp)", ["conf=digits_mlp"]),
         ("conf=a.yaml,dir/b.yaml", ["conf=a.yaml", "conf=dir/b.yaml"]),
         ("data.path='a,b.csv'", ["data.path='a,b.csv'"]),

@@ -52,11 +52,6 @@ TOLD = [
         _skips(4, 4, 8.0, nan=9, layer="net/block_3", fault="inf", cause="forward"),
         "step 4: 1 skipped (inf in the forward pass, first in net/block_3), scale 8 → 4",
     ),
-    (
-        replace(FIXED, on_overflow="apply"),
-        _stays(),
-        "step 7: 1 overflowed, applied all the same (inf), scale 1024 → 1024",
-    ),
     (Scaling(), _stays(), "step 7: 1 overflowed, applied all the same (inf)"),
     (
         LOGMAX,

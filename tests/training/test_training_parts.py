@@ -18,7 +18,7 @@ from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.signals import Interruption
 from mpt_cli.training import progress as stopwatch_module
 from mpt_cli.training.build_run_parts import call_capacity, count_steps, warn_of_no_head
-from mpt_cli.training.loss_and_optimizer import describe_scaling, resolve_scaling, warn_of_scaling, wrap_optimizer
+from mpt_cli.training.loss_and_optimizer import describe_scaling, resolve_scaling, warn_of_scaling
 from mpt_cli.training.model_saving import save_trained
 from mpt_cli.training.progress import Stopwatch
 
@@ -110,18 +110,13 @@ class TestScaling:
         expected = DynamicScale(
             8.0, 5, growth_factor=4.0, backoff_factor=0.25, min_scale=2.0, max_scale=64.0, hysteresis=3
         )
-        assert wrap_optimizer(sgd(), settings, scaling_of(settings)).rule == expected
+        assert scaling_of(settings).rule == expected
         numbers = {"log_max": 15.0, "beta1": 0.5, "beta2": 0.75, "deviations": 2.0}
         settings = LossScaleSettings("logmax", 8.0, min_scale=2.0, max_scale=64.0, **numbers)
-        assert wrap_optimizer(sgd(), settings, scaling_of(settings)).rule == LogMaxScale(
-            8.0, 15.0, 0.5, 0.75, 2.0, 2.0, 64.0
-        )
+        assert scaling_of(settings).rule == LogMaxScale(8.0, 15.0, 0.5, 0.75, 2.0, 2.0, 64.0)
         settings = LossScaleSettings("fixed", 1000.0)
-        optimizer = wrap_optimizer(sgd(), settings, scaling_of(settings))
-        assert (optimizer.dynamic, optimizer.initial_scale, optimizer.on_overflow) == (False, 1000.0, "skip")
-        for follow, counts in (("all_steps", True), ("applied_steps", False)):
-            settings = LossScaleSettings("dynamic", schedules_follow=follow)
-            assert wrap_optimizer(sgd(), settings, scaling_of(settings)).count_skipped_steps is counts
+        optimizer = LossScaleOptimizer(sgd(), rule=scaling_of(settings).rule)
+        assert (optimizer.dynamic, optimizer.initial_scale) == (False, 1000.0)
 
     def test_words(self):
         for settings, policy, words, warnings in (

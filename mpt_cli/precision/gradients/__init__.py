@@ -9,14 +9,12 @@ from mpt_cli.precision.gradients.exponent_counts import (
     SUBNORMALS,
     ZEROS,
     SafeScales,
-    gradient_statistics,
     largest_exponent,
     safe_scales,
     share_flushed,
     share_subnormal,
     statistics_of_each,
 )
-from mpt_cli.precision.gradients.rounding import Float16Attention, round_stochastically
 
 __all__ = [
     "EXPONENT_BIAS",
@@ -25,12 +23,9 @@ __all__ = [
     "SINK_SIZE",
     "SUBNORMALS",
     "ZEROS",
-    "Float16Attention",
     "SafeScales",
     "custom_gradient",
-    "gradient_statistics",
     "largest_exponent",
-    "round_stochastically",
     "safe_scales",
     "scale_gradient",
     "share_flushed",

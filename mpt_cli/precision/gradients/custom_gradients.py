@@ -16,20 +16,6 @@ from mpt_cli.precision.keras_internals import reading_values, variables_read
 Tensor = Any  # of the backend in use; keras has no common type for them
 
 
-def check_float_tensor(x: Any, function: str) -> Tensor:
-    """Return `x` as a tensor of the backend; raise TypeError if it is symbolic or not floating."""
-    if isinstance(x, keras.KerasTensor):
-        raise TypeError(
-            f"{function}: x must be a value, not a symbolic Keras tensor. Received: {x}. "
-            "In a functional model call it from a layer's `call`."
-        )
-    tensor = keras.ops.convert_to_tensor(x)
-    dtype = keras.backend.standardize_dtype(tensor.dtype)
-    if "float" not in dtype:
-        raise TypeError(f"{function}: x must be floating. Received: dtype={dtype}. Cast it first.")
-    return tensor
-
-
 def map_floats(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
     """Return `structure` with `function` applied to each of its float tensors."""
     return keras.tree.map_structure(lambda x: function(x) if is_float_tensor(x) else x, structure)
@@ -40,12 +26,6 @@ def is_float_tensor(x: Any) -> bool:
     if isinstance(x, keras.KerasTensor) or not ops.is_tensor(x) or hasattr(x, "indices"):
         return False
     return bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)))
-
-
-def wide_dtype(x: Tensor) -> str:
-    """Return the dtype to compute in for values of `x`: float64 for float64, else float32."""
-    dtype = keras.backend.standardize_dtype(x.dtype)
-    return "float64" if dtype == "float64" else "float32"
 
 
 def custom_gradient(f: Callable[..., Any] | None = None) -> Callable[..., Any]:
@@ -162,16 +142,13 @@ def _as_many(what: str, grads: Any, targets: Sequence[Any]) -> list[Any]:
     ]
 
 
-def scale_gradient(x: Tensor, factor: float | Tensor) -> Tensor:
+@custom_gradient
+def scale_gradient(x: Tensor, factor: Tensor) -> Any:
     """Return `x` unchanged; in the backward pass return upstream * factor, rounded once to the dtype of x.
 
-    `factor` is any finite number or scalar tensor (0 stops the gradient, -1 reverses it, 2**10 scales from here down
-    while 2**-10 further down undoes it). The product is formed in float32 (float64 for float64), so a factor that
-    float16 cannot hold does no harm by itself. The gradient for `factor` is zero.
-
-    Raises:
-        TypeError: x is not floating, or symbolic.
-        ValueError: factor is not a scalar.
+    `factor` is any finite number or scalar tensor (0 stops the gradient, -1 reverses it). The product is formed in
+    float32 (float64 for float64), so a factor that float16 cannot hold does no harm by itself. The gradient for
+    `factor` is zero.
 
     Example:
         >>> import tensorflow as tf
@@ -182,16 +159,9 @@ def scale_gradient(x: Tensor, factor: float | Tensor) -> Tensor:
         >>> [float(slope) for slope in tape.gradient(y, x)]
         [16.0, 32.0]
     """
-    x = check_float_tensor(x, "scale_gradient")
-    factor = ops.cast(factor, wide_dtype(x))
-    if len(factor.shape):
-        raise ValueError(f"scale_gradient: factor must be a scalar. Received: shape={tuple(factor.shape)}.")
-    return _scaled(x, factor)
 
-
-@custom_gradient
-def _scaled(x: Tensor, factor: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
     def gradient(upstream: Tensor) -> tuple[Tensor, Tensor]:
-        return ops.cast(ops.cast(upstream, factor.dtype) * factor, x.dtype), ops.zeros_like(factor)
+        wide = keras.backend.result_type(x.dtype, "float32")
+        return ops.cast(ops.cast(upstream, wide) * ops.cast(factor, wide), x.dtype), ops.zeros_like(factor)
 
     return x, gradient

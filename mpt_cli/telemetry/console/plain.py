@@ -137,7 +137,7 @@ def describe_events(events: Sequence[Event], scaling: Scaling) -> str:
     skips = [event for event in events if event.kind == OVERFLOW]
     start, end, found = events[0].step, events[-1].step, []
     if skips:
-        outcome = "overflowed, applied all the same" if scaling.applies_overflows else "skipped"
+        outcome = "skipped" if scaling.scales else "overflowed, applied all the same"
         found.append(f"{len(skips)} {outcome}{_format_place(skips)}")
     if scaling.scales:
         found.append(f"scale {format_scale(events[0].scale_before)} → {format_scale(events[-1].scale_after)}")

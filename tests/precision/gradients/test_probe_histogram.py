@@ -1,16 +1,15 @@
 """Reading the counts: against what rounding itself does, and the window of safe scales."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 from keras import ops
 
 from mpt_cli.precision.gradients import (
     SafeScales,
-    gradient_statistics,
     largest_exponent,
     safe_scales,
     share_flushed,
+    statistics_of_each,
 )
 
 RNG = np.random.default_rng(11)
@@ -19,15 +18,14 @@ SPREAD = (RNG.uniform(1.01, 1.99, 4000) * 2.0 ** RNG.integers(-45, 15, 4000) * R
 
 
 def counts_of(values):
-    return ops.convert_to_numpy(gradient_statistics(ops.convert_to_tensor(np.float32(values))))
+    return ops.convert_to_numpy(statistics_of_each([ops.convert_to_tensor(np.float32(values))])[0])
 
 
 @pytest.mark.parametrize("power", [-12, 0, 1, 3, 8, 20])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_shares_are_what_rounding_flushes_at_every_scale(dtype, power):
+def test_shares_are_what_rounding_flushes_at_every_scale(power):
     with np.errstate(over="ignore"):
-        rounded = (SPREAD * np.float32(2.0**power)).astype(getattr(ml_dtypes, dtype, dtype))
-    assert share_flushed(counts_of(SPREAD), 2.0**power, dtype) == np.mean(rounded == 0)
+        rounded = (SPREAD * np.float32(2.0**power)).astype("float16")
+    assert share_flushed(counts_of(SPREAD), 2.0**power) == np.mean(rounded == 0)
 
 
 def test_zeros_and_non_finite_values_are_in_no_share():
@@ -69,19 +67,3 @@ def test_of_a_float32_subnormal_nothing_can_be_said():
 def test_no_window_is_read_off_a_gradient_that_overflowed(value):
     with pytest.raises(ValueError, match=r"finite gradients only. Received: inf or nan 2 times. Measure in float32"):
         safe_scales(counts_of([1.0, value, value]))
-
-
-@pytest.mark.parametrize("scale", [1000.0, 0.0, -2.0, np.inf, np.nan])
-def test_scales_that_split_bins_are_refused(scale):
-    with pytest.raises(ValueError, match=r"scale must be a power of two.*Received: scale="):
-        share_flushed(counts_of([1.0]), scale)
-
-
-def test_vectors_of_another_length_are_refused():
-    with pytest.raises(ValueError, match=r"a vector of 258 counts. Received: shape=\(3,\)"):
-        largest_exponent(np.zeros(3))
-
-
-def test_unknown_formats_are_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"must be one of float16, bfloat16\. Received: dtype='float8'"):
-        share_flushed(counts_of([1.0]), dtype="float8")

@@ -47,8 +47,3 @@ def test_second_order_gradient_is_scaled_twice(mode):
         lambda w: gradients(lambda v: gradients(lambda u: scale_gradient(u, 10.0) ** 3, v)[0], w)[0], mode
     )
     assert float(second(x)[0]) == 1200.0
-
-
-def test_a_factor_that_is_no_scalar_is_refused():
-    with pytest.raises(ValueError, match=r"factor must be a scalar. Received: shape=\(2,\)"):
-        scale_gradient(ops.ones(3), ops.ones(2))

@@ -85,14 +85,6 @@ def test_gradients_in_float16_are_added_up_in_float32(strategy, pair, expected, 
     np.testing.assert_array_equal(copies(weight), np.float32([[-expected * 2.0**-4]] * 2))
 
 
-def test_iterations_may_count_skipped_steps_once_on_every_replica(strategy):
-    def optimizer():
-        return LossScaleOptimizer(keras.optimizers.SGD(0.125), initial_scale=4.0, count_skipped_steps=True)
-
-    found, _ = custom_loop(strategy, optimizer, [(1.0, INF), (1.0, 1.0), (NAN, 1.0)])
-    assert (copies(found.iterations), int(found.applied_steps)) == ([3, 3], 1)
-
-
 def test_logmax_takes_the_largest_of_both_replicas(strategy):
     def optimizer():
         return LossScaleOptimizer(keras.optimizers.SGD(0.0), rule=LogMaxScale())
