@@ -47,29 +47,17 @@ __all__ = [
     "set_global_policy",
 ]
 
-_HOMES = {
-    "audit": ("Finding", "LayerAudit", "audit_layers", "find_bad_combinations"),
-    "train_step": ("has_custom_train_step", "keep_skips_whole"),
-    "optimizer": ("LossScaleOptimizer",),
-    "gradients.custom_gradients": ("custom_gradient",),
-    "policy": (
-        "Policy",
-        "apply_policy",
-        "computes_in_float16",
-        "global_policy",
-        "head_layers",
-        "layers_of",
-        "set_global_policy",
-    ),
-    "scale_rules": ("DynamicScale", "FixedScale", "LogMaxScale", "NoScale", "ScaleRule"),
-}
+# in this order: the modes need no Keras
+_HOMES = ("scale_rules", "audit", "policy", "optimizer", "train_step", "gradients.custom_gradients")
 
 
 def __getattr__(name: str) -> Any:
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    if name in __all__:
+        for home in _HOMES:
+            module = import_module(f"{__name__}.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -3,17 +3,15 @@ model, optimizer and data. Found are static facts (an epsilon that is 0 in float
 and what depends on the size of activations alone is measured by `mpt diagnose`.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
 from mpt_cli.precision.gradient_check import NARROW
-from mpt_cli.precision.keras_internals import graph_calls
 from mpt_cli.precision.policy import head_layers, layers_of
 
-LARGEST_FLOAT16 = 65504  # of float16, and so the most ones that a sum can hold
+LARGEST_FLOAT16 = 65504
 ROUNDS_TO_ZERO = 2.0**-25
 
 
@@ -30,8 +28,6 @@ def layer_risk(layer: Any) -> str:
         )
     if layer.activity_regularizer is not None:
         return "the loss of its activity regularizer is summed in float16 and inf above 65504"
-    if isinstance(layer, keras.layers.Softmax) and _is_wide(layer):
-        return f"exponentials of more than {LARGEST_FLOAT16} elements are summed in float16, so that all results are 0"
     return "" if type(layer).__module__.startswith("keras.") else _own_layer_risk(layer)
 
 
@@ -46,13 +42,6 @@ def _own_layer_risk(layer: Any) -> str:
         if isinstance(value, float) and 0 < value <= ROUNDS_TO_ZERO:
             return f"its {name}={value:g} is 0 in float16, where numbers begin at 6e-8"
     return "the loss it adds is computed in float16 and inf above 65504" if "add_loss" in names else ""
-
-
-def _is_wide(layer: Any) -> bool:
-    """Return whether a Softmax in a graph adds up more elements than float16 counts; unknown lengths count as 1."""
-    axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
-    shapes = [node.output_tensors[0].shape for node in graph_calls(layer)]
-    return any(math.prod(shape[axis] or 1 for axis in axes) > LARGEST_FLOAT16 for shape in shapes)
 
 
 ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "lamb", "adafactor")
@@ -132,25 +121,16 @@ def find_bad_combinations(model: Any, optimizer_name: str, max_abs_input: float 
     layers = layers_of(model)
     findings = []
     narrow = sorted({x.variable_dtype for x in layers if x.weights and x.variable_dtype in NARROW})
-    if narrow and optimizer_name in ADAPTIVE:
-        findings.append(
-            Finding(
-                "policy.name",
-                f"variables are {narrow[0]}, in which {optimizer_name} does not work: its decay 0.999 "
-                "rounds to 1 in bfloat16 and its steps to 1.5 or nothing in float16. Use "
-                f"mixed_{narrow[0]}, which keeps float32 weights, or optimizer=sgd.",
-                fatal=True,
-            )
+    if narrow:
+        is_adaptive = optimizer_name in ADAPTIVE
+        lost = (
+            f", in which {optimizer_name} does not work: its decay 0.999 rounds to 1 in bfloat16 and its steps to 1.5 or "
+            "nothing in float16. Use optimizer=sgd, or"
+            if is_adaptive
+            else f": updates below 2**-{11 if narrow[0] == 'float16' else 8} of a weight are lost to rounding. Use"
         )
-    elif narrow:
-        findings.append(
-            Finding(
-                "policy.name",
-                f"variables are {narrow[0]}: updates below 2**-{11 if narrow[0] == 'float16' else 8} of a "
-                f"weight are lost to rounding. mixed_{narrow[0]} keeps float32 weights.",
-                fatal=False,
-            )
-        )
+        what = f"variables are {narrow[0]}{lost} mixed_{narrow[0]}, which keeps float32 weights."
+        findings.append(Finding("policy.name", what, fatal=is_adaptive))
     for row in audit_layers(model):
         if row.risk:
             findings.append(

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
-from inspect import signature, unwrap
+from inspect import unwrap
 from typing import Any
 
 import keras
@@ -160,16 +160,14 @@ def wrap_at_compile(policy: Any, wrap: Callable[[Any], Any]) -> None:
 
     @wraps(original)
     def compile_scaled(model: Any, optimizer: Any = "rmsprop", *arguments: Any, **named: Any) -> None:
-        optimizer = keras.optimizers.get(optimizer)
-        given = signature(original).bind(model, optimizer, *arguments, **named).arguments
-        is_wanted = keras.config.dtype_policy() is policy and model.dtype_policy.name == policy.name
-        is_plain = optimizer is not None and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        if is_wanted and is_plain and given.get("auto_scale_loss", True):
-            optimizer = wrap(optimizer)
-            if not told:
-                told.append("compile puts optimizers into mpt's LossScaleOptimizer, as set_global_policy asks for.")
-                logging.getLogger("mpt_cli").warning(told[0])
         original(model, optimizer, *arguments, **named)
+        is_given = model.optimizer is optimizer or type(model.optimizer) is not keras.optimizers.LossScaleOptimizer
+        if is_given or keras.config.dtype_policy() is not policy:
+            return
+        put_optimizer(model, wrap(model.optimizer.inner_optimizer))
+        if not told:
+            told.append("compile puts optimizers into mpt's LossScaleOptimizer, as set_global_policy asks for.")
+            logging.getLogger("mpt_cli").warning(told[0])
 
     compile_scaled.unscaled = original  # type: ignore[attr-defined]
     Trainer.compile = compile_scaled if policy.name == "mixed_float16" else original
@@ -324,11 +322,6 @@ def add_losses_in_float32(model: Any) -> None:
         return add(keras.ops.cast(loss, "float32") if is_half else loss)
 
     model._aggregate_additional_loss = in_float32
-
-
-def graph_calls(operation: Any) -> list[Any]:
-    """Return the nodes of the graph of a functional model at which a layer or operation is called."""
-    return list(operation._inbound_nodes)
 
 
 def call_behind(tensor: Any) -> tuple[Any, Any] | None:
