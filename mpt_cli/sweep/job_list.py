@@ -244,13 +244,10 @@ def _plan_of(points: Sequence[Sequence[str]], loaded: Sequence[Settings], say: C
             say(f"left out: {format_values(overrides) or ' '.join(words)} is the same as job {number}")
             continue
         drawn = [f"seed={secrets.randbelow(2**32)}"] if settings.seed is None else []
-        jobs.append(make_job(len(jobs) + 1, overrides, [*words, *drawn], settings))
+        name = job_name(len(jobs) + 1, overrides)
+        jobs.append(Job(len(jobs) + 1, name, overrides, [*words, *drawn], wanted_gpus(settings)))
     recipes = {settings.recipe for settings in loaded}
     return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several")
-
-
-def make_job(number: int, overrides: dict[str, str], words: Sequence[str], settings: Settings) -> Job:
-    return Job(number, job_name(number, overrides), overrides, [*words], wanted_gpus(settings))
 
 
 def plan_dict(plan: SweepPlan) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from mpt_cli.settings.search_path import group_choices, group_names, recipe_path
 
 _POWER = re.compile(r"\d+(?:\.\d+)?\*\*-?\d+")
 _CALL = re.compile(r"\b(?:interval|range)\([^()]*\)")
-_POWERS_OF_A_CALL = re.compile(r"([+~]*[\w.]+)=(\d+(?:\.\d+)?)\*\*(.*\b(?:interval|range)\(.*)")
+_POWERS_OF_A_RANGE = re.compile(r"([+~]*[\w.]+)=(\d+(?:\.\d+)?)\*\*(range\(.*)")
 _REFUSED_KEYS = {
     "run_dir": "must be left out: each job gets a directory of its own inside sweep_dir.",
     "resume": "must be left out: `mpt sweep --resume SWEEP_DIR` continues a sweep.",
@@ -99,7 +99,7 @@ def _parse(word: str) -> tuple[Override | None, str]:
     """Return the override as Hydra reads it, and the base of what are exponents (`2**`); no override for what Hydra
     can't read.
     """
-    powers = _POWERS_OF_A_CALL.fullmatch(word)
+    powers = _POWERS_OF_A_RANGE.fullmatch(word)
     text = f"{powers[1]}={powers[3]}" if powers else word
     try:
         return parse_override(_CALL.sub(_with_numbers, text)), f"{powers[2]}**" if powers else ""
@@ -159,11 +159,11 @@ def _names_for(key: str) -> list[str] | None:
     return [str(choice).lower() for choice in known.choices] if known and known.choices else None
 
 
-def read_interval(word: str) -> tuple[IntervalSweep, str] | None:
-    """Return the interval of a word, with its base where it holds exponents (`2**`); None for any other word."""
-    override, base = _parse(word)
+def read_interval(word: str) -> IntervalSweep | None:
+    """Return the interval of a word; None for any other word."""
+    override, _ = _parse(word)
     found = None if override is None else override.value()
-    return (found, base) if isinstance(found, IntervalSweep) else None
+    return found if isinstance(found, IntervalSweep) else None
 
 
 def load_each(configurations: Iterable[Sequence[str]], known: Sequence[Problem] = ()) -> list[Settings]:

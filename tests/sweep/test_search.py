@@ -20,7 +20,7 @@ from mpt_cli.sweep.report import best_lines, failure_lines, lead_sentence
 from mpt_cli.sweep.search import OptunaStudy, read_space
 
 RATE = "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))"
-SCALE = "loss_scale.initial_scale=2**int(interval(8,24))"
+SCALE = "loss_scale.initial_scale=2**range(8,25)"
 WORDS = ["conf=digits_mlp", "trainer.epochs=1", RATE, SCALE, "optimizer.name=adam,sgd"]
 
 
@@ -76,7 +76,7 @@ def proposals(journal: Path, sampler: str, count: int) -> list[dict[str, object]
         study = OptunaStudy(journal, space, Search(count, sampler, 1))  # anew each time, as after an interruption
         values = study.propose(number)
         assert values is not None
-        study.tell(number, -value_of(Job(number, "", space.overrides(values), [])))
+        study.tell(number, -value_of(Job(number, "", values, [])))
         made.append(values)
     return made
 
