@@ -29,7 +29,7 @@ from mpt_cli.sweep.directory import (
     read_results,
     sweep_exit_code,
 )
-from mpt_cli.sweep.job_list import Job, Search, SweepPlan, choose_objective, grow_plan, job_count, make_plan
+from mpt_cli.sweep.job_list import Job, Search, SweepPlan, choose_objective, job_count, make_plan
 from mpt_cli.sweep.overrides import override_key, values_of
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.report import write_results
@@ -160,11 +160,8 @@ def changed_plan(
     given = {*map(override_key, words)}
     own = split_overrides(plan.facts["command_line"][2:])[0]
     asked = [*(word for word in own if override_key(word) not in given), *words]
-    more = make_plan(asked, is_here=options.launcher.is_here, say=screen.say)
-    grown = grow_plan(plan, more)
-    count = len(grown.jobs) - len(plan.jobs)
-    screen.say(f"{job_count(count)} more, {len(more.jobs) - count} there already")
-    return grown
+    grown = make_plan(asked, is_here=options.launcher.is_here, say=screen.say, before=plan.jobs)
+    return replace(plan, varied=grown.varied, jobs=grown.jobs)
 
 
 def _with_objective(sweep: SweepDirectory, plan: SweepPlan, objective: str) -> SweepPlan:
