@@ -17,7 +17,7 @@ from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN, SEED, Configuration, JobResult, JobResults, SweepResults
-from mpt_cli.sweep.hyperparameters import importances, job_label, parallel_chart
+from mpt_cli.sweep.hyperparameters import importances, parallel_chart
 from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.telemetry.format import (
@@ -39,7 +39,7 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     objective = TableColumn(found.objective.name, _format_objective)
     seeds = [TableColumn("n", _format_count), TableColumn("to the first", _behind_cell(found))]
     return [
-        TableColumn("rank", _rank_cell(found)),
+        TableColumn("rank", lambda row: "-" if row.rank is None else str(row.rank)),
         *keys,
         objective,
         *(seeds if found.has_seeds else []),
@@ -62,12 +62,6 @@ def _job_verdict(result: JobResult) -> str:
     if result.is_good:
         return verdict if result.status == "finished" else result.status
     return f"{result.status}: {verdict}" if verdict and result.exit_code == 4 else result.status
-
-
-def _rank_cell(found: SweepResults) -> Callable[[Configuration], str]:
-    """Return the cell of a rank, with a sign of equality where others share it."""
-    shared = {rank for rank, count in Counter(row.rank for row in found.ranked).items() if count > 1}
-    return lambda row: "-" if row.rank is None else f"{row.rank}=" if row.rank in shared else str(row.rank)
 
 
 def _format_objective(row: Configuration) -> str:
@@ -170,6 +164,12 @@ def best_lines(found: SweepResults) -> list[str]:
     ]
 
 
+def job_label(result: JobResult, *left_out: str) -> str:
+    """Return what the job varies, without these keys: "initial_scale 2**8, epochs 3"."""
+    others = {name: text for name, text in result.job.overrides.items() if name not in left_out}
+    return ", ".join(f"{name.rpartition('.')[2]} {text}" for name, text in others.items())
+
+
 def _reached(found: SweepResults, best: JobResult) -> str:
     """Return what the job reached, and its configuration over the seeds: the luckiest seed alone would promise too
     much.
@@ -196,10 +196,8 @@ def lead_sentence(found: SweepResults) -> str:
 
 
 def ending_lines(found: JobResults, page: Path | None = None) -> list[str]:
-    """Return lines with what failed, and where the page is, by default the directory's own where it has one."""
-    own = found.directory.report_html
-    shown = page or (own if own.exists() else None)
-    return [*failure_lines(found), *([_line("files", str(shown))] if shown else [])]
+    """Return lines with what failed, and where the page is, by default the directory's own."""
+    return [*failure_lines(found), _line("files", str(page or found.directory.report_html))]
 
 
 def failure_lines(found: JobResults) -> list[str]:
@@ -259,6 +257,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
     best, count = found.best, len(found.results)
     title = "Best" if found.first_place.is_shown else "First"
     chart = parallel_chart(found)
+    drawn = f"The best {MOST_DRAWN} runs are drawn; boxes in the tables choose others, of the best {MOST_RUNS}."
     numbers = {curve.label: curve.run for picture in pictures for curve in picture.curves}
 
     def runs(results: Sequence[JobResult]) -> list[int]:
@@ -283,21 +282,13 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
             is_explored=True,
             secondary=SECONDARY,
         ),
-        importances=importances(found) if found.keys else [],
-        lines=len(chart["names"]),
-        left_out=_drawn_sentence(len(numbers), count),
+        importances=importances(found),
+        lines=len(chart["names"]) if found.keys else 0,
+        left_out=drawn if count > MOST_DRAWN else "",
         failures=[(result, result.reason or "the sweep ended before it") for result in _not_good(found)],
         again=again_command(found),
         jobs=_jobs_table(found, page, runs),
     )
-
-
-def _drawn_sentence(curves: int, count: int) -> str:
-    """Return which runs are drawn, and which have no curves; empty where all are drawn."""
-    missing = f"There are curves of the best {MOST_RUNS} of {count} jobs. " if count > MOST_RUNS else ""
-    if curves <= MOST_DRAWN:
-        return missing.rstrip()
-    return f"{missing}The best {MOST_DRAWN} of {curves} runs are drawn; boxes in the tables choose others."
 
 
 def _row_kind(row: Configuration) -> str:
