@@ -16,7 +16,7 @@ from mpt_cli.report.picture import MOST_DRAWN, Picture
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
 from mpt_cli.settings.search_path import shell_command
-from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN, SEED, Configuration, JobResult, JobResults, SweepResults
+from mpt_cli.sweep.directory import INTERRUPTED, NOT_RUN, SEED, Configuration, JobResult, JobResults, SweepResults
 from mpt_cli.sweep.hyperparameters import importances, parallel_chart
 from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
 from mpt_cli.sweep.progress import Screen
@@ -205,7 +205,7 @@ def failure_lines(found: JobResults) -> list[str]:
     how many.
     """
     left = [result for result in found.results if result.status in (INTERRUPTED, NOT_RUN)]
-    failed = [result for result in _not_good(found) if result not in left]
+    failed = [result for result in found.results if not result.is_good and result not in left]
     lines = []
     for result in failed[:MOST_FAILURES]:
         lines += [_line(result.status, f"{result.job.name}: {result.reason}"), _line("", result.job.command)]
@@ -233,10 +233,6 @@ def counts_sentence(found: SweepResults) -> str:
     counted = _counted([result.status for result in found.results])
     better = "the lower the better" if found.objective.falls else "the higher the better"
     return f"{len(found.results)} jobs: {counted}. Ranked by {found.objective.name}, {better}."
-
-
-def _not_good(found: JobResults) -> list[JobResult]:
-    return [result for result in found.results if result.status not in GOOD]
 
 
 MOST_RUNS = 100  # whose lines are read for a page
@@ -285,7 +281,6 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
         importances=importances(found),
         lines=len(chart["names"]) if found.keys else 0,
         left_out=drawn if count > MOST_DRAWN else "",
-        failures=[(result, result.reason or "the sweep ended before it") for result in _not_good(found)],
         again=again_command(found),
         jobs=_jobs_table(found, page, runs),
     )
@@ -305,6 +300,7 @@ def _jobs_table(
         TableColumn("status", lambda result: result.status, is_number=False),
         TableColumn(found.objective.name, lambda result: format_number(found.objective.value(result.summary))),
         TableColumn("time", lambda result: "-" if result.seconds is None else format_seconds(result.seconds)),
+        TableColumn("reason", lambda result: result.reason, is_number=False, wraps=True),
         TableColumn("command", lambda result: result.job.command, is_number=False, wraps=True),
     ]
     title = f"All {len(found.results)} jobs with their commands"

@@ -224,7 +224,7 @@ class SweepRun:
             from mpt_cli.sweep.search import SearchJobs
 
             shared = left[0].environment if left else self.options.job_environment(limits.workers)
-            search = SearchJobs(sweep, plan, plan.search, shared)
+            search = SearchJobs(sweep, plan, plan.search, shared, say)
             search.tell_ended_jobs()
         if not count:
             say(f"{sweep.path}: nothing is left to run")
@@ -241,10 +241,7 @@ class SweepRun:
         limits = replace(limits, workers=max(limits.workers, going_on))
         with SweepProgress(self.screen, sweep, count, limits.workers) as progress:
             queue = Queue(limits, executor, self._record, [progress, *([search] if search else [])])
-            stopped_by = queue.run(chain(known, map(self._command, search.new_jobs() if search else ())))
-        if stopped_by is None and search is not None and (why := search.missing_trials_sentence()):
-            say(why)
-        return stopped_by
+            return queue.run(chain(known, map(self._command, search.new_jobs() if search else ())))
 
     def _commands_of(self, jobs: Sequence[Job], executor: Executor) -> list[Command[Job]]:
         """Return the commands of these jobs. Those that a cluster still has are only waited for; the runs of failed

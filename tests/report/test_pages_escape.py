@@ -67,7 +67,6 @@ def test_the_pages_of_runs_escape_all_that_they_show(history):
 
 
 def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show():
-    failure = ({"job": {"name": EVIL, "command": EVIL}, "status": EVIL}, EVIL)
     text = render_page(
         "sweep.html",
         EVIL,
@@ -81,7 +80,6 @@ def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show():
         importances=[(EVIL, 0.5, 0.1)],
         other_charts=[{"axes": [{"label": EVIL, "texts": [EVIL]}], "names": [EVIL]}],
         left_out=EVIL,
-        failures=[failure],
         again=EVIL,
         jobs=TABLE,
     )
