@@ -119,12 +119,9 @@ class Job:
     @property
     def command(self) -> str:
         """Return the command that runs it outside the sweep, to the same bits where the job was deterministic."""
-        return self.with_variables(shell_command(self.verb, *self.words), _RESULT_VARIABLE, CONFIG_DIR)
-
-    def with_variables(self, command: str, *names: str) -> str:
-        """Return the command behind these variables of the job, as a shell takes them."""
-        kept = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items() if name in names]
-        return " ".join([*kept, command])
+        kept = [name for name in (_RESULT_VARIABLE, CONFIG_DIR) if name in self.environment]
+        variables = [f"{name}={shlex.quote(self.environment[name])}" for name in kept]
+        return " ".join([*variables, shell_command(self.verb, *self.words)])
 
 
 @dataclass(frozen=True)
@@ -176,11 +173,13 @@ def make_plan(
     objective: str | None = None,
     is_here: bool = True,
     say: Callable[[str], None] = lambda sentence: None,
+    before: Sequence[Job] = (),
 ) -> SweepPlan:
-    """Return the jobs in Hydra's order, the last key varied fastest; ConfigError with the problems of all at once.
+    """Return the jobs in Hydra's order, the last key varied fastest, behind those that there are `before`, and each
+    configuration once; ConfigError with the problems of all.
 
     `objective` must be one that the jobs can report. Where they run on this machine (`is_here`) their files must be on
-    it, else DataError.
+    it, else DataError. A seed is drawn where it is null, so that the command on record repeats the job.
     """
     grid = read_grid(words)
     if grid.count > MOST_JOBS:
@@ -189,26 +188,24 @@ def make_plan(
         say(f"checking {grid.count:,} configurations")
     wrong = {problem.key for problem in grid.problems}
     points = [*Grid([axis for axis in grid.axes if override_key(axis[0]) not in wrong]).combinations]
-    settings = load_each(points, grid.problems)
-    check_objective(objective, settings)
+    loaded = load_each(points, grid.problems)
+    check_objective(objective, loaded)
     if is_here:
-        check_here(settings, say)
-    return _plan_of(points, settings, say)
-
-
-def grow_plan(plan: SweepPlan, more: SweepPlan) -> SweepPlan:
-    """Return the plan with those jobs of `more` whose configuration none of its own has."""
-    known = {*map(repr, load_each(job.words for job in plan.jobs))}
-    asked = load_each(job.words for job in more.jobs)
-    new = [job for job, settings in zip(more.jobs, asked, strict=True) if repr(settings) not in known]
-    every = [*plan.jobs, *new]
-    varied = [*dict.fromkeys([*plan.varied, *varied_keys(job.words for job in every)])]
-    jobs = []
-    for number, job in enumerate(every, 1):
-        overrides = varied_values(job.words, varied)
-        name = job.name if number <= len(plan.jobs) else job_name(number, overrides)
-        jobs.append(replace(job, number=number, name=name, overrides=overrides))
-    return replace(plan, varied=varied, jobs=jobs)
+        check_here(loaded, say)
+    varied = varied_keys([*(job.words for job in before), *points])
+    jobs = [replace(job, overrides=varied_values(job.words, varied)) for job in before]
+    known = {*map(repr, load_each(job.words for job in before))}
+    for point, settings in zip(points, loaded, strict=True):
+        if repr(settings) in known and settings.seed is not None:
+            continue
+        known.add(repr(settings))
+        drawn = [f"seed={secrets.randbelow(2**32)}"] if settings.seed is None else []
+        number, overrides = len(jobs) + 1, varied_values(point, varied)
+        jobs.append(Job(number, job_name(number, overrides), overrides, [*point, *drawn], wanted_gpus(settings)))
+    if left_out := len(before) + len(points) - len(jobs):
+        say(f"{job_count(left_out)} left out, the same as others")
+    recipes = {settings.recipe for settings in loaded}
+    return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several")
 
 
 def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None:
@@ -231,23 +228,6 @@ def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None
             met.append(Problem(key, rule))
     if met:
         raise DataError("\n  ".join(dict.fromkeys(map(str, met)))) if is_of_data else ConfigError(each_once(met))
-
-
-def _plan_of(points: Sequence[Sequence[str]], loaded: Sequence[Settings], say: Callable[[str], None]) -> SweepPlan:
-    """Return the plan of these command lines; say which are left out, being the same as others. Draw a seed where it is
-    null, so that the command on record repeats the job.
-    """
-    varied, jobs, numbers = varied_keys(points), list[Job](), dict[str, int]()
-    for words, settings in zip(points, loaded, strict=True):
-        overrides, number = varied_values(words, varied), numbers.setdefault(repr(settings), len(jobs) + 1)
-        if number <= len(jobs) and settings.seed is not None:
-            say(f"left out: {format_values(overrides) or ' '.join(words)} is the same as job {number}")
-            continue
-        drawn = [f"seed={secrets.randbelow(2**32)}"] if settings.seed is None else []
-        name = job_name(len(jobs) + 1, overrides)
-        jobs.append(Job(len(jobs) + 1, name, overrides, [*words, *drawn], wanted_gpus(settings)))
-    recipes = {settings.recipe for settings in loaded}
-    return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several")
 
 
 def plan_dict(plan: SweepPlan) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from mpt_cli.report.picture import MOST_DRAWN, Picture
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
 from mpt_cli.settings.search_path import shell_command
-from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN, SEED, Configuration, JobResult, JobResults, SweepResults
-from mpt_cli.sweep.hyperparameters import importances, job_label, parallel_chart
+from mpt_cli.sweep.directory import INTERRUPTED, NOT_RUN, SEED, Configuration, JobResult, JobResults, SweepResults
+from mpt_cli.sweep.hyperparameters import importances, parallel_chart
 from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.telemetry.format import (
@@ -39,7 +39,7 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     objective = TableColumn(found.objective.name, _format_objective)
     seeds = [TableColumn("n", _format_count), TableColumn("to the first", _behind_cell(found))]
     return [
-        TableColumn("rank", _rank_cell(found)),
+        TableColumn("rank", lambda row: "-" if row.rank is None else str(row.rank)),
         *keys,
         objective,
         *(seeds if found.has_seeds else []),
@@ -62,12 +62,6 @@ def _job_verdict(result: JobResult) -> str:
     if result.is_good:
         return verdict if result.status == "finished" else result.status
     return f"{result.status}: {verdict}" if verdict and result.exit_code == 4 else result.status
-
-
-def _rank_cell(found: SweepResults) -> Callable[[Configuration], str]:
-    """Return the cell of a rank, with a sign of equality where others share it."""
-    shared = {rank for rank, count in Counter(row.rank for row in found.ranked).items() if count > 1}
-    return lambda row: "-" if row.rank is None else f"{row.rank}=" if row.rank in shared else str(row.rank)
 
 
 def _format_objective(row: Configuration) -> str:
@@ -134,14 +128,18 @@ def _scale(name: str) -> Callable[[Configuration], str]:
     return _figure(methodcaller("number", name), format_scale, min, max)
 
 
+SKIPPED = TableColumn("skipped", _figure(attrgetter("skipped_share"), lambda share: f"{100 * share:.3g}%", fmean))
+MEMORY = TableColumn(
+    "memory", _figure(methodcaller("number", "peak_memory_bytes"), lambda n: format_bytes(int(n)), max)
+)
 _NUMERICS = (
-    TableColumn("skipped", _figure(attrgetter("skipped_share"), lambda share: f"{100 * share:.3g}%", fmean)),
+    SKIPPED,
     TableColumn("final scale", _scale("final_loss_scale")),
     TableColumn("min scale", _scale("min_loss_scale")),
     TableColumn("max scale", _scale("max_loss_scale")),
     TableColumn("verdict", format_verdict, is_number=False),
     TableColumn("examples/s", _figure(methodcaller("number", "examples_per_second"), format_count, fmean)),
-    TableColumn("memory", _figure(methodcaller("number", "peak_memory_bytes"), lambda n: format_bytes(int(n)), max)),
+    MEMORY,
     TableColumn("seconds", _figure(attrgetter("seconds"), format_seconds, fmean)),
 )
 
@@ -170,6 +168,12 @@ def best_lines(found: SweepResults) -> list[str]:
     ]
 
 
+def job_label(result: JobResult, *left_out: str) -> str:
+    """Return what the job varies, without these keys: "initial_scale 2**8, epochs 3"."""
+    others = {name: text for name, text in result.job.overrides.items() if name not in left_out}
+    return ", ".join(f"{name.rpartition('.')[2]} {text}" for name, text in others.items())
+
+
 def _reached(found: SweepResults, best: JobResult) -> str:
     """Return what the job reached, and its configuration over the seeds: the luckiest seed alone would promise too
     much.
@@ -196,10 +200,8 @@ def lead_sentence(found: SweepResults) -> str:
 
 
 def ending_lines(found: JobResults, page: Path | None = None) -> list[str]:
-    """Return lines with what failed, and where the page is, by default the directory's own where it has one."""
-    own = found.directory.report_html
-    shown = page or (own if own.exists() else None)
-    return [*failure_lines(found), *([_line("files", str(shown))] if shown else [])]
+    """Return lines with what failed, and where the page is, by default the directory's own."""
+    return [*failure_lines(found), _line("files", str(page or found.directory.report_html))]
 
 
 def failure_lines(found: JobResults) -> list[str]:
@@ -207,7 +209,7 @@ def failure_lines(found: JobResults) -> list[str]:
     how many.
     """
     left = [result for result in found.results if result.status in (INTERRUPTED, NOT_RUN)]
-    failed = [result for result in _not_good(found) if result not in left]
+    failed = [result for result in found.results if not result.is_good and result not in left]
     lines = []
     for result in failed[:MOST_FAILURES]:
         lines += [_line(result.status, f"{result.job.name}: {result.reason}"), _line("", result.job.command)]
@@ -237,10 +239,6 @@ def counts_sentence(found: SweepResults) -> str:
     return f"{len(found.results)} jobs: {counted}. Ranked by {found.objective.name}, {better}."
 
 
-def _not_good(found: JobResults) -> list[JobResult]:
-    return [result for result in found.results if result.status not in GOOD]
-
-
 MOST_RUNS = 100  # whose lines are read for a page
 
 
@@ -259,6 +257,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
     best, count = found.best, len(found.results)
     title = "Best" if found.first_place.is_shown else "First"
     chart = parallel_chart(found)
+    drawn = f"The best {MOST_DRAWN} runs are drawn; boxes in the tables choose others, of the best {MOST_RUNS}."
     numbers = {curve.label: curve.run for picture in pictures for curve in picture.curves}
 
     def runs(results: Sequence[JobResult]) -> list[int]:
@@ -283,21 +282,12 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
             is_explored=True,
             secondary=SECONDARY,
         ),
-        importances=importances(found) if found.keys else [],
-        lines=len(chart["names"]),
-        left_out=_drawn_sentence(len(numbers), count),
-        failures=[(result, result.reason or "the sweep ended before it") for result in _not_good(found)],
+        importances=importances(found),
+        lines=len(chart["names"]) if found.keys else 0,
+        left_out=drawn if count > MOST_DRAWN else "",
         again=again_command(found),
         jobs=_jobs_table(found, page, runs),
     )
-
-
-def _drawn_sentence(curves: int, count: int) -> str:
-    """Return which runs are drawn, and which have no curves; empty where all are drawn."""
-    missing = f"There are curves of the best {MOST_RUNS} of {count} jobs. " if count > MOST_RUNS else ""
-    if curves <= MOST_DRAWN:
-        return missing.rstrip()
-    return f"{missing}The best {MOST_DRAWN} of {curves} runs are drawn; boxes in the tables choose others."
 
 
 def _row_kind(row: Configuration) -> str:
@@ -308,12 +298,14 @@ def _jobs_table(
     found: SweepResults, page: Path, runs: Callable[[Sequence[JobResult]], list[int]]
 ) -> PageTable[JobResult]:
     """Return the table of all jobs by number, with what each varies; the number leads to the run."""
+    keys: list[TableColumn[JobResult]] = _key_columns(found.plan.varied, lambda result: result.job.overrides)
     wanted: list[TableColumn[JobResult]] = [
         TableColumn("job", lambda result: f"{result.job.number:03d}", is_number=False),
-        *_key_columns(found.plan.varied, lambda result: result.job.overrides),
+        *keys,
         TableColumn("status", lambda result: result.status, is_number=False),
         TableColumn(found.objective.name, lambda result: format_number(found.objective.value(result.summary))),
         TableColumn("time", lambda result: "-" if result.seconds is None else format_seconds(result.seconds)),
+        TableColumn("reason", lambda result: result.reason, is_number=False, wraps=True),
         TableColumn("command", lambda result: result.job.command, is_number=False, wraps=True),
     ]
     title = f"All {len(found.results)} jobs with their commands"

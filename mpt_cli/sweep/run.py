@@ -29,7 +29,7 @@ from mpt_cli.sweep.directory import (
     read_results,
     sweep_exit_code,
 )
-from mpt_cli.sweep.job_list import Job, Search, SweepPlan, choose_objective, grow_plan, job_count, make_plan
+from mpt_cli.sweep.job_list import Job, Search, SweepPlan, choose_objective, job_count, make_plan
 from mpt_cli.sweep.overrides import override_key, values_of
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.report import write_results
@@ -160,11 +160,8 @@ def changed_plan(
     given = {*map(override_key, words)}
     own = split_overrides(plan.facts["command_line"][2:])[0]
     asked = [*(word for word in own if override_key(word) not in given), *words]
-    more = make_plan(asked, is_here=options.launcher.is_here, say=screen.say)
-    grown = grow_plan(plan, more)
-    count = len(grown.jobs) - len(plan.jobs)
-    screen.say(f"{job_count(count)} more, {len(more.jobs) - count} there already")
-    return grown
+    grown = make_plan(asked, is_here=options.launcher.is_here, say=screen.say, before=plan.jobs)
+    return replace(plan, varied=grown.varied, jobs=grown.jobs)
 
 
 def _with_objective(sweep: SweepDirectory, plan: SweepPlan, objective: str) -> SweepPlan:
@@ -227,7 +224,7 @@ class SweepRun:
             from mpt_cli.sweep.search import SearchJobs
 
             shared = left[0].environment if left else self.options.job_environment(limits.workers)
-            search = SearchJobs(sweep, plan, plan.search, shared)
+            search = SearchJobs(sweep, plan, plan.search, shared, say)
             search.tell_ended_jobs()
         if not count:
             say(f"{sweep.path}: nothing is left to run")
@@ -244,10 +241,7 @@ class SweepRun:
         limits = replace(limits, workers=max(limits.workers, going_on))
         with SweepProgress(self.screen, sweep, count, limits.workers) as progress:
             queue = Queue(limits, executor, self._record, [progress, *([search] if search else [])])
-            stopped_by = queue.run(chain(known, map(self._command, search.new_jobs() if search else ())))
-        if stopped_by is None and search is not None and (why := search.missing_trials_sentence()):
-            say(why)
-        return stopped_by
+            return queue.run(chain(known, map(self._command, search.new_jobs() if search else ())))
 
     def _commands_of(self, jobs: Sequence[Job], executor: Executor) -> list[Command[Job]]:
         """Return the commands of these jobs. Those that a cluster still has are only waited for; the runs of failed

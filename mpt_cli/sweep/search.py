@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
@@ -49,7 +49,7 @@ LOOK_SECONDS = 1.0  # between two looks of a pruner at the epochs of running job
 class Space:
     """The keys that are searched, and the words that stay as they are."""
 
-    axes: dict[str, BaseDistribution] = field(default_factory=dict)
+    axes: dict[str, CategoricalDistribution | FloatDistribution | IntDistribution] = field(default_factory=dict)
     fixed: list[str] = field(default_factory=list)
 
     def words(self, overrides: Mapping[str, str]) -> list[str]:
@@ -86,9 +86,10 @@ def read_space(words: Sequence[str]) -> Space:
                 rule = "must be interval(SMALLER,LARGER), both > 0 on a log scale."
                 problems.append(Problem(key, rule, word.partition("=")[2]))
                 low, high = 1, 2
-            is_whole = isinstance(low, int) and isinstance(high, int)
-            kind = IntDistribution if is_whole else FloatDistribution
-            space.axes[key] = kind(low, high, log=is_log)
+            if isinstance(low, int) and isinstance(high, int):
+                space.axes[key] = IntDistribution(low, high, log=is_log)
+            else:
+                space.axes[key] = FloatDistribution(low, high, log=is_log)
             continue
         grid = read_grid([word])
         problems += grid.problems
@@ -122,9 +123,9 @@ def plan_search(
 class OptunaStudy:
     """Proposes values and is told what came of them, the lower the better."""
 
-    def __init__(self, journal: Path, space: Space, search: Search) -> None:
+    def __init__(self, journal: Path, search: Search) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._space, self._search = space, search
+        self.space, self._search = read_space(search.words), search
         storage = JournalStorage(JournalFileBackend(str(journal)))
         self._study = optuna.create_study(
             storage=storage, study_name=STUDY_NAME, load_if_exists=True, pruner=_pruner(search.pruner)
@@ -143,7 +144,7 @@ class OptunaStudy:
             seed = random.Random(f"{self._search.sampler_seed} {len(self.trials)}").getrandbits(32)
             # one for each trial, so that a search that is resumed goes on as if it had not been interrupted
             self._study.sampler = _sampler(self._search.sampler, seed)
-            trial = self._study.ask(self._space.axes)
+            trial = self._study.ask({**self.space.axes})
             if (texts := _texts(trial)) not in tried:
                 trial.set_user_attr(JOB, job)
                 return texts
@@ -211,25 +212,21 @@ def _pruner(name: str | None) -> optuna.pruners.BasePruner:
     return builders.get(name, optuna.pruners.NopPruner)()
 
 
+@dataclass
 class SearchJobs(Observer[Job]):
     """The jobs of a search: makes one after another, and tells the study what became of each. `plan` is the sweep's as
     it stands, which is written again with each new job; new jobs have the environment of `shared`.
     """
 
-    def __init__(self, sweep: SweepDirectory, plan: SweepPlan, search: Search, shared: dict[str, str]) -> None:
-        self.sweep, self.plan, self._search, self._shared = sweep, plan, search, shared
-        self._space = read_space(search.words)
-        self.study = OptunaStudy(sweep.study, self._space, search)
-        self._looked_at = -math.inf
+    sweep: SweepDirectory
+    plan: SweepPlan
+    search: Search
+    shared: dict[str, str]
+    say: Callable[[str], None]
+    looked_at: float = -math.inf
 
-    def missing_trials_sentence(self) -> str:
-        """Return why fewer jobs than wanted were made; empty where they were all made."""
-        if not self.plan.missing:
-            return ""
-        made = f"{self.plan.missing} of {self._search.trials} trials were not made"
-        return (
-            f"no new combination came up in {MOST_ASKED} proposals: {made}. Widen the space, or ask for fewer trials."
-        )
+    def __post_init__(self) -> None:
+        self.study = OptunaStudy(self.sweep.study, self.search)
 
     def new_jobs(self) -> Iterator[Job]:
         """Make jobs until there are as many as wanted, or no new combination of values comes up."""
@@ -237,11 +234,15 @@ class SearchJobs(Observer[Job]):
             number = len(self.plan.jobs) + 1
             overrides = self.study.propose(number)
             if overrides is None:
+                self.say(
+                    f"no new combination came up in {MOST_ASKED} proposals: {self.plan.missing} of "
+                    f"{self.plan.wanted} trials were not made. Widen the space, or ask for fewer trials."
+                )
                 return
-            words, gpus = self._space.words(overrides), 1
+            words, gpus = self.study.space.words(overrides), 1
             with suppress(ConfigError):  # a configuration in which two keys don't agree fails when it runs
                 gpus = wanted_gpus(load_settings(words))
-            job = Job(number, job_name(number, overrides), overrides, words, gpus, self._shared)
+            job = Job(number, job_name(number, overrides), overrides, words, gpus, self.shared)
             self.plan.jobs.append(job)
             self.sweep.write_plan(self.plan)
             yield job
@@ -256,9 +257,9 @@ class SearchJobs(Observer[Job]):
                 self._tell(number)
 
     def tick(self, running: Sequence[Running[Job]]) -> None:
-        if self._search.pruner is None or time.monotonic() - self._looked_at < LOOK_SECONDS:
+        if self.search.pruner is None or time.monotonic() - self.looked_at < LOOK_SECONDS:
             return
-        self._looked_at = time.monotonic()
+        self.looked_at = time.monotonic()
         names = [self.plan.facts["objective"]] if self.plan.facts["objective"] else MONITORED
         for child in running:
             job = child.command.subject

@@ -20,13 +20,13 @@ def test_what_was_said_of_the_jobs_is_said_again_when_the_sweep_is_resumed(stubs
 def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys) -> None:
     stubs.start(["conf=digits_mlp", "seed=1,2", f"sweep_dir={tmp_path}/s"])
     found, code = stubs.resume(tmp_path / "s", ["seed=2,3"])
-    assert code == 0 and "1 job more, 1 there already" in stubs.said
+    assert code == 0 and "1 job left out, the same as others" in stubs.said
     assert [job.overrides for job in found.plan.jobs] == [{"seed": "1"}, {"seed": "2"}, {"seed": "3"}]
     assert [name[:3] for name in started(tmp_path / "s")] == ["003"]
     plan = (tmp_path / "s" / "sweep.json").read_text()
     assert main(["sweep", "--resume", "s", "trainer.batch_size=16", "--dry-run"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == 4 and shown[1].split()[0] == "004-seed-1_batch_size-16"
+    assert len(shown) == 3 and shown[0].split()[0] == "004-seed-1_batch_size-16"
     assert (tmp_path / "s" / "sweep.json").read_text() == plan
     found, _ = stubs.resume(tmp_path / "s", ["trainer.batch_size=16"])  # what was the same for all is varied now
     assert found.plan.varied == ["seed", "trainer.batch_size"]

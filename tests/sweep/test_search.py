@@ -17,7 +17,7 @@ from mpt_cli.errors import ConfigError
 from mpt_cli.settings.load import load_settings
 from mpt_cli.sweep.job_list import Job, Search
 from mpt_cli.sweep.report import best_lines, failure_lines, lead_sentence
-from mpt_cli.sweep.search import OptunaStudy, read_space
+from mpt_cli.sweep.search import OptunaStudy
 
 RATE = "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))"
 SCALE = "loss_scale.initial_scale=2**range(8,25)"
@@ -71,9 +71,9 @@ def test_a_search_runs_its_trials_and_names_the_best(searches, tmp_path):
 
 def proposals(journal: Path, sampler: str, count: int) -> list[dict[str, object]]:
     """What a study proposes for jobs 1 to `count`, each of which reaches its value before the next is asked for."""
-    space, made = read_space(WORDS), []
+    made = []
     for number in range(1, count + 1):
-        study = OptunaStudy(journal, space, Search(count, sampler, 1))  # anew each time, as after an interruption
+        study = OptunaStudy(journal, Search(count, sampler, 1, words=WORDS))  # anew each time, as after an interruption
         values = study.propose(number)
         assert values is not None
         study.tell(number, -value_of(Job(number, "", values, [])))
@@ -95,8 +95,7 @@ def test_a_sampler_repeats_itself_though_each_proposal_has_one_anew(tmp_path, sa
 @pytest.mark.parametrize("pruner", ["median", "hyperband"])  # asha is one of the brackets of hyperband
 def test_a_pruner_ends_a_job_behind_the_others_and_no_other(tmp_path, pruner):
     """Of twelve that have had their eight epochs none is like the thirteenth, which learns nothing."""
-    space = read_space(WORDS)
-    study = OptunaStudy(tmp_path / "study", space, Search(13, "random", pruner=pruner))
+    study = OptunaStudy(tmp_path / "study", Search(13, "random", pruner=pruner, words=WORDS))
     for number in range(1, 13):
         assert study.propose(number)
         course = [-0.5 - 0.05 * epoch - 0.001 * (12 - number) for epoch in range(8)]
@@ -107,7 +106,7 @@ def test_a_pruner_ends_a_job_behind_the_others_and_no_other(tmp_path, pruner):
         study.tell(number, course[-1])
     assert study.propose(13)
     assert any(study.is_behind(13, [-0.1] * epoch) for epoch in range(9))
-    plain = OptunaStudy(tmp_path / "study", space, Search(13, "random"))
+    plain = OptunaStudy(tmp_path / "study", Search(13, "random", words=WORDS))
     assert not plain.is_behind(13, [-0.1] * 8)
 
 
