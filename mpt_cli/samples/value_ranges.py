@@ -13,11 +13,17 @@ import numpy as np
 from keras import ops
 
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
-from mpt_cli.precision.keras_internals import call_behind, compiled_loss_weights, copied_optimizer, inner_layers
+from mpt_cli.precision.keras_internals import (
+    call_behind,
+    compiled_loss_weights,
+    copied_optimizer,
+    direct_trainable_variables,
+    inner_layers,
+)
 from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.precision.rounded_weights import NARROW
 from mpt_cli.samples.gradient_pass import ValueRanges, wide
-from mpt_cli.samples.probes import GRADIENT, VALUE, Counts, Probes, Tensor, count_weights, owners_of_weights, weights_of
+from mpt_cli.samples.probes import GRADIENT, VALUE, Counts, Probes, Tensor, count_weights, weights_of
 from mpt_cli.telemetry.record_types import (
     ACTIVATION_GRADIENTS,
     ACTIVATIONS,
@@ -109,11 +115,12 @@ class RangeMap:
     """The places of a model in the order of the forward pass, as probes met them in a pass of the model as it is."""
 
     def __init__(self, model: Any, probes: Probes) -> None:
-        parts, variables, owners = probes.parts, weights_of(model), owners_of_weights(model)
+        parts, rows = probes.parts, {id(v): row for row, v in enumerate(weights_of(model))}
         called = {id(parts[index]) for index in probes.order}
         self.places = []
         for index in dict.fromkeys([*probes.order, *range(len(parts))]):
-            own = {row: v for row, v in enumerate(variables) if owners[row] == index}
+            direct = direct_trainable_variables(parts[index]) if isinstance(parts[index], keras.Layer) else []
+            own = {rows.pop(id(v)): v for v in direct if id(v) in rows}
             inner = [each for each in inner_layers(parts[index]) if id(each) in called]
             shown = index if index in probes.order and (own or not inner) else None
             highest = max((len(v.shape) for v in own.values()), default=0)
@@ -129,8 +136,8 @@ class RangeMap:
                 index in probes.trained,
             )
             self.places += [place] if own or shown is not None else []
-        for row, v in enumerate(variables):
-            if owners[row] is None:
+        for v in weights_of(model):
+            if (row := rows.get(id(v))) is not None:
                 self.places.append(PartRows(v.path, None, {row: v.path}, {v.path}, model.compute_dtype, "", True, True))
 
     def layer_samples(
