@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from mpt_cli.diagnose.preparation import UNCHANGED_RUN, OverflowEvent, RemedyTrial, find_overflow, on_one_device, ranked
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from mpt_cli.diagnose.replay import OverflowDiagnosis
 
 MOST_SECONDS = 1800.0
-MOST_LOOKED_AT = 200  # steps, one at a time; those between a checkpoint far before and these are trained in one go
+MOST_LOOKED_AT = 200  # steps: not those between a checkpoint far before and these
 SLOWER, LOWER = (10, 1000), (2**8, 2**16)  # divisors of the learning rate, and of the loss scale that overflowed
 FIRST_SCALE = "loss_scale.initial_scale"
 
@@ -58,14 +59,10 @@ def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
     scale = found.overflow.scale_before
     lower = dict.fromkeys(max(scale / divisor, scaling.floor or 0.0) for divisor in LOWER)
     is_lowered = scaling.scales and isfinite(found.loss)
-    kept = ", ".join(f"{name}: {policy}" for name, policy in settings.policy.overrides.items())
-    groups = [
-        ", ".join([*([kept] if kept else []), *(f"{name}: float32" for name in names)])
-        for names in _layer_groups(found)
-    ]
+    groups = [{**settings.policy.overrides, **dict.fromkeys(names, "float32")} for names in _layer_groups(found)]
     words = [[f"{FIRST_SCALE}={each!r}"] for each in lower if is_lowered and each < scale]
     words += [["loss_scale=dynamic"]] if scaling.scales and not scaling.moves else []
-    words += [[f"policy.overrides={{{group}}}"] for group in dict.fromkeys(groups)]
+    words += [[f"policy.overrides={group}".replace("'", "")] for group in dict.fromkeys(map(str, groups))]
     rate = getattr(settings.optimizer, "learning_rate", None)
     words += [[f"optimizer.learning_rate={rate / divisor:g}"] for divisor in SLOWER if rate]
     wider = ("mixed_bfloat16", "float32") if settings.policy.name.endswith("_float16") else ()
@@ -80,16 +77,13 @@ def _layer_groups(found: "OverflowDiagnosis") -> Iterator[list[str]]:
     from mpt_cli.precision.policy import name_of
 
     layers = {name_of(layer) for layer in inner_layers(found.parts.model)}
-    parts = list(dict.fromkeys(seen.part for seen in found.observed))
-    place = parts.index(found.layer) if found.layer in parts else 0
-    around = [
-        part.rsplit("/", cut)[0]
-        for part in [found.layer or "", *parts[max(place - 1, 0) : place]]
-        for cut in range(1, part.count("/") + 1)
-    ]
+    parts, layer = list(dict.fromkeys(seen.part for seen in found.observed)), found.layer or ""
+    place = parts.index(layer) if layer in parts else 0
+    near = [layer, *parts[max(place - 1, 0) : place]]
+    around = [[str(folder)] for part in near for folder in PurePosixPath(part).parents]
     is_given = found.first is not None and found.first.place == "input"  # by an operation before it
-    takers = [] if is_given else [[found.layer or "", *parts[place + 1 : place + 2]]]
-    for names in ([found.layer or ""], *takers, *([name] for name in around)):
+    takers = [] if is_given else [[layer, *parts[place + 1 : place + 2]]]
+    for names in ([layer], *takers, *around):
         if layers.issuperset(names):
             yield names
 
@@ -121,17 +115,8 @@ def main(arguments: Sequence[str]) -> None:
     state = parts.optimizer.scale_state
     if state is not None and any(word.startswith(FIRST_SCALE) for word in words):  # and its scale
         state.scale.assign(parts.scaling.initial_scale)
-    end = overflow.step - 1 + int(steps)
-    stepper.train_to(max(stepper.step, end - MOST_LOOKED_AT))
-    blocks = [stepper.take_step() for _ in range(end - stepper.step)]
-    print(
-        json.dumps(
-            {
-                "losses": [float(block.loss[0]) for block in blocks],
-                "applied": [bool(block.finite[0]) for block in blocks],
-            }
-        )
-    )
+    losses, applied = zip(*stepper.train_to(overflow.step - 1 + int(steps))[-MOST_LOOKED_AT:], strict=True)
+    print(json.dumps({"losses": losses, "applied": applied}))
 
 
 if __name__ == "__main__":

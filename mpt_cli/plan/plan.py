@@ -2,7 +2,6 @@
 configuration, then what each is made of. Nothing of it is run.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +17,7 @@ from mpt_cli.report.tables import print_labelled, print_table, text_columns
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.overrides import read_grid, varied_values
-from mpt_cli.telemetry.format import format_bytes, format_seconds
+from mpt_cli.telemetry.format import format_bytes
 from mpt_cli.training.run_from_settings import Program
 
 Say = Callable[[str], None]
@@ -26,12 +25,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device: what the program is given, what it makes, what of that it makes in place of what it was
-    given, what it needs meanwhile, and the most at once."""
+    """Bytes on one device: what the program is given, what it needs meanwhile, and the most at once."""
 
     arguments: int
-    outputs: int
-    reused: int
     temporaries: int
     peak: int
 
@@ -51,7 +47,6 @@ class Plan:
     arrays: list[Arrays]
     products: list[Products]
     exchanges: list[Exchange]
-    compile_seconds: float
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -124,11 +119,10 @@ def make_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
     from mpt_cli.engine.step_batches import byte_size
     from mpt_cli.training.build_run_parts import count_parameters
 
-    began, compiled = time.perf_counter(), planned.compile()
-    seconds = time.perf_counter() - began
+    compiled = planned.compile()
     stats = compiled.memory_analysis()
-    given, outputs, reused = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes
-    temporaries = stats.temp_size_in_bytes
+    given, temporaries = stats.argument_size_in_bytes, stats.temp_size_in_bytes
+    made = stats.output_size_in_bytes - stats.alias_size_in_bytes  # not in place of what it was given
     parts, device = planned.parts, planned.target.device
     step = StepReader(compiled.as_text(), device is not None and device.has_tf32)
     return Plan(
@@ -137,13 +131,12 @@ def make_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
         batch_size=parts.settings.trainer.batch_size,
         devices=planned.target.count,
         parameters=count_parameters(parts.model),
-        memory=Memory(given, outputs, reused, temporaries, given + outputs - reused + temporaries),
+        memory=Memory(given, temporaries, given + made + temporaries),
         held_bytes=(byte_size(parts.data.validation) or 0) if parts.train_feed.is_resident else 0,
         usable_bytes=0 if device is None else device.usable_bytes,
         arrays=step.largest_arrays(8),
         products=step.products(),
         exchanges=step.exchanges(),
-        compile_seconds=seconds,
         warnings=list(parts.warnings),
     )
 
@@ -199,7 +192,7 @@ def details(plan: Plan) -> list[tuple[str, str]]:
         what = f"{each.elements:,} {each.dtype} elements, {format_bytes(each.bytes)}, in {each.count} parts"
         rows.append(("devices", f"{each.opcode} of {what}"))
     rows += [("warning", text) for text in plan.warnings]
-    return [*rows, ("compiled", f"in {format_seconds(plan.compile_seconds)}")]
+    return rows
 
 
 def assumptions(device: Device) -> list[str]:

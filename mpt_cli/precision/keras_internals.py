@@ -275,6 +275,12 @@ def configured_rate(optimizer: Any) -> Any:
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else float(rate)
 
 
+def copied_optimizer(optimizer: Any) -> Any:
+    """Return one that is configured as `optimizer` is now, without its state."""
+    rate = configured_rate(optimizer)
+    return type(optimizer).from_config(optimizer.get_config(), custom_objects={type(rate).__name__: type(rate)})
+
+
 class _ReadVariables(keras.StatelessScope):  # type: ignore[misc]
     """Remembers the variables that are read inside, and their values, which are those that they have outside."""
 

@@ -15,10 +15,10 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
+from mpt_cli.precision.gradient_check import NARROW
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import computing_in_float32, outputs_noted
 from mpt_cli.precision.policy import layers_of, name_of
-from mpt_cli.precision.gradient_check import NARROW
 from mpt_cli.samples.gradient_pass import call_sampled, pure_loss
 from mpt_cli.telemetry.health_and_verdict import SMALL_NOISE, describe_digits, describe_stale
 from mpt_cli.telemetry.record_types import ALL_LAYERS, TARGETS

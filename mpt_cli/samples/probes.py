@@ -20,7 +20,6 @@ from mpt_cli.precision.gradient_check import dense, is_overwritten
 from mpt_cli.precision.gradients import SINK_SIZE, statistics_of_each
 from mpt_cli.precision.gradients.custom_gradients import custom_gradient, is_float_tensor, map_floats
 from mpt_cli.precision.keras_internals import calls_through, keep_logits
-from mpt_cli.precision.policy import layers_of
 
 Counts = NDArray[np.float32]
 Tensor = Any
@@ -121,14 +120,3 @@ def weights_of(model: Any) -> list[Any]:
 def count_weights(gradients: list[Tensor]) -> Tensor:
     """Return the counts of each gradient, of shape (gradients, SINK_SIZE)."""
     return statistics_of_each([dense(gradient) for gradient in gradients])
-
-
-def owners_of_weights(model: Any) -> list[int | None]:
-    """Return the index of the innermost layer that has each trainable weight; None for one of the model itself."""
-    layers = layers_of(model)
-    held = [({id(v) for v in layer.trainable_variables}, index) for index, layer in enumerate(layers)]
-    owners: list[int | None] = []
-    for variable in weights_of(model):
-        holding = [(len(variables), index) for variables, index in held if id(variable) in variables]
-        owners.append(min(holding)[1] if holding else None)
-    return owners

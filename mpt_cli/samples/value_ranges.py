@@ -5,19 +5,25 @@ backward, what float16 flushed to zero, holds in fewer bits or lost to overflow.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
-from mpt_cli.precision.keras_internals import call_behind, compiled_loss_weights, configured_rate, inner_layers
-from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.precision.gradient_check import NARROW
-from mpt_cli.samples.gradient_pass import ValueRanges, is_narrow, wide
-from mpt_cli.samples.probes import GRADIENT, VALUE, Counts, Probes, Tensor, count_weights, owners_of_weights, weights_of
+from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
+from mpt_cli.precision.keras_internals import (
+    call_behind,
+    compiled_loss_weights,
+    copied_optimizer,
+    direct_trainable_variables,
+    inner_layers,
+)
+from mpt_cli.precision.policy import layers_of, name_of
+from mpt_cli.samples.gradient_pass import ValueRanges, wide
+from mpt_cli.samples.probes import GRADIENT, VALUE, Counts, Probes, Tensor, count_weights, weights_of
 from mpt_cli.telemetry.record_types import (
     ACTIVATION_GRADIENTS,
     ACTIVATIONS,
@@ -67,8 +73,7 @@ def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> Weig
     None where the optimizer has variables that are not known. Nothing in the model or its optimizer changes.
     """
     weights, inner = weights_of(model), model.optimizer.inner_optimizer
-    rate = configured_rate(inner)
-    twin = type(inner).from_config(inner.get_config(), custom_objects={type(rate).__name__: type(rate)})
+    twin = copied_optimizer(inner)
     twin.gradient_accumulation_steps = None
     copies = [keras.Variable(wide(v.value), dtype="float32", trainable=True) for v in weights]
     twin.build(copies)
@@ -76,7 +81,7 @@ def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> Weig
     if len(slots) != len(twin.variables):
         return None
     for own, slot in zip(twin.variables, slots, strict=True):
-        own.assign(ops.cast(wide(slot.value) if is_narrow(slot) else ops.copy(slot.value), own.dtype))
+        own.assign(ops.copy(ops.cast(slot.value, own.dtype)))
     twin.apply([ops.convert_to_tensor(gradient) / scale for gradient in gradients], copies)
     before = [wide(v.value) for v in weights]
     rounded = [wide(ops.cast(copy.value, v.dtype)) for copy, v in zip(copies, weights, strict=True)]
@@ -95,34 +100,42 @@ class PartRows:
 
     name: str
     part: int | None  # None: its outputs are those of a layer inside, or it was not called
-    weights: tuple[int, ...]
+    weights: dict[int, str]  # rows and paths
+    kernels: set[str]  # the paths of those of the highest rank: a bias alone, whose gradient may be noise, is none
     dtype: str
     output_dtype: str
     is_called: bool
     is_trained: bool
-    kernels: tuple[str, ...] = ()  # the weights of the highest rank: a bias alone, whose gradient may be noise, is none
 
 
-@dataclass(frozen=True)
 class RangeMap:
-    """The places of a model in the order of the forward pass, and the paths of its trainable weights."""
+    """The places of a model in the order of the forward pass, as probes met them in a pass of the model as it is."""
 
-    places: tuple[PartRows, ...]
-    variables: tuple[str, ...]
-
-    @classmethod
-    def of(cls, model: Any, probes: Probes) -> "RangeMap":
-        """Return the places as the probes met them in the pass of the model as it is."""
-        parts, owners = probes.parts, owners_of_weights(model)
+    def __init__(self, model: Any, probes: Probes) -> None:
+        parts, rows = probes.parts, {id(v): row for row, v in enumerate(weights_of(model))}
         called = {id(parts[index]) for index in probes.order}
-        order = [*probes.order, *(index for index in range(len(parts)) if index not in probes.order)]
-        found = [_place(index, probes, owners, called) for index in order]
-        variables = weights_of(model)
-        loose = [(v.path, place) for place, v in enumerate(variables) if owners[place] is None]
-        found += [PartRows(path, None, (place,), model.compute_dtype, "", True, True) for path, place in loose]
-        found = [replace(place, kernels=_kernels(place, variables)) for place in found]
-        kept = tuple(place for place in found if place.part is not None or place.weights)
-        return cls(kept, tuple(v.path for v in variables))
+        self.places = []
+        for index in dict.fromkeys([*probes.order, *range(len(parts))]):
+            direct = direct_trainable_variables(parts[index]) if isinstance(parts[index], keras.Layer) else []
+            own = {rows.pop(id(v)): v for v in direct if id(v) in rows}
+            inner = [each for each in inner_layers(parts[index]) if id(each) in called]
+            shown = index if index in probes.order and (own or not inner) else None
+            highest = max((len(v.shape) for v in own.values()), default=0)
+            output_dtype = probes.dtypes.get(index, "float32")
+            place = PartRows(
+                name_of(parts[index]),
+                shown,
+                {row: v.path for row, v in own.items()},
+                {v.path for v in own.values() if len(v.shape) == highest},
+                getattr(parts[index], "compute_dtype", None) or output_dtype,
+                output_dtype,
+                index in probes.order,
+                index in probes.trained,
+            )
+            self.places += [place] if own or shown is not None else []
+        for v in weights_of(model):
+            if (row := rows.get(id(v))) is not None:
+                self.places.append(PartRows(v.path, None, {row: v.path}, {v.path}, model.compute_dtype, "", True, True))
 
     def layer_samples(
         self, base: ValueRanges, shadow: ValueRanges, updates: WeightUpdates | None = None
@@ -131,19 +144,17 @@ class RangeMap:
         rows = []
         for place in self.places:
             if place.part is not None:
-                pair = base.parts[place.part], shadow.parts[place.part]
-                rows.append(_layer_sample(place.name, ACTIVATIONS, place.output_dtype, *(p[VALUE] for p in pair)))
-                if place.is_trained and pair[1][GRADIENT].sum():
-                    gradients = (p[GRADIENT] for p in pair)
-                    rows.append(_layer_sample(place.name, ACTIVATION_GRADIENTS, place.output_dtype, *gradients))
+                both = base.parts[place.part], shadow.parts[place.part]
+                rows.append(_layer_sample(place, ACTIVATIONS, place.output_dtype, *(each[VALUE] for each in both)))
+                if place.is_trained and both[1][GRADIENT].sum():
+                    gradients = [each[GRADIENT] for each in both]
+                    rows.append(_layer_sample(place, ACTIVATION_GRADIENTS, place.output_dtype, *gradients))
             for weight in place.weights:
-                own = base.weights[weight], shadow.weights[weight]
-                row = _layer_sample(place.name, WEIGHT_GRADIENTS, place.dtype, *own)
-                rows.append(replace(row, variable=self.variables[weight]))
-                if updates is not None and updates.dtypes[weight] in NARROW:
-                    moved = updates.kept[weight], updates.wanted[weight]
-                    row = _layer_sample(place.name, UPDATES, updates.dtypes[weight], *moved)
-                    rows.append(replace(row, variable=self.variables[weight], subnormal=0.0))
+                both = base.weights[weight], shadow.weights[weight]
+                rows.append(_layer_sample(place, WEIGHT_GRADIENTS, place.dtype, *both, weight))
+                if updates is not None and (dtype := updates.dtypes[weight]) in NARROW:
+                    both = updates.kept[weight], updates.wanted[weight]
+                    rows.append(_layer_sample(place, UPDATES, dtype, *both, weight))
         return rows
 
     def faults(self, rows: Sequence[LayerSample]) -> dict[str, str]:
@@ -151,12 +162,13 @@ class RangeMap:
         trains = any(row.values for row in rows if row.kind == WEIGHT_GRADIENTS)
         found: dict[str, str] = {}
         for place in self.places:
-            own = [row for row in rows if row.layer == place.name]
-            kernels = [row for row in own if row.variable in place.kernels and row.kind == WEIGHT_GRADIENTS]
-            updates = [row for row in own if row.variable in place.kernels and row.kind == UPDATES]
-            if any(row.kind == ACTIVATIONS and row.overflowed for row in own):
+            own = [row for row in rows if row.layer == place.name and row.variable in (None, *place.kernels)]
+            outputs, kernels, updates = (
+                [row for row in own if row.kind == kind] for kind in (ACTIVATIONS, WEIGHT_GRADIENTS, UPDATES)
+            )
+            if any(row.overflowed for row in outputs):
                 found[place.name] = OVERFLOWED
-            elif any(row.kind == ACTIVATIONS and row.is_lost for row in own):
+            elif any(row.is_lost for row in outputs):
                 found[place.name] = VANISHED
             elif kernels and all(row.is_lost for row in kernels):
                 found[place.name] = FLUSHED
@@ -166,18 +178,14 @@ class RangeMap:
                 found[place.name] = UNMOVED
         return found
 
-    @property
-    def has_float16(self) -> bool:
-        """Return whether a loss scale can be too high here."""
-        return any(HALF in (place.dtype, place.output_dtype) for place in self.places)
-
-    def doublings_to_overflow(self, shadow: ValueRanges) -> int | None:
-        """Return how often the scale could double before a float16 gradient passes 2^16, by their size in float32."""
+    def doublings_to_overflow(self, shadow: ValueRanges) -> float | None:
+        """Return how often the scale could double before a float16 gradient overflows, by their size in float32; None
+        where all are 0."""
         halves = [p for p in self.places if p.is_trained and p.part is not None and p.output_dtype == HALF]
         bound = [shadow.parts[p.part, GRADIENT] for p in halves]
         bound += [shadow.weights[w] for p in self.places if p.dtype == HALF for w in p.weights]
         tops = [top for counts in bound if (top := largest_exponent(counts)) is not None]
-        return 15 - max(tops) if tops else None
+        return 15.0 - max(tops) if tops else None
 
 
 def mean_share(rows: Sequence[LayerSample], name: str) -> float:
@@ -189,37 +197,22 @@ def mean_share(rows: Sequence[LayerSample], name: str) -> float:
 HALF = "float16"
 
 
-def _place(index: int, probes: Probes, owners: list[int | None], called: set[int]) -> PartRows:
-    part = probes.parts[index]
-    own = tuple(place for place, owner in enumerate(owners) if owner == index)
-    is_called = id(part) in called
-    shows_outputs = is_called and (bool(own) or not any(id(inner) in called for inner in inner_layers(part)))
-    output_dtype = probes.dtypes.get(index, "float32")
-    dtype = getattr(part, "compute_dtype", None) or output_dtype
-    shown, is_trained = index if shows_outputs else None, index in probes.trained
-    return PartRows(name_of(part), shown, own, dtype, output_dtype, is_called, is_trained)
-
-
-def _kernels(place: PartRows, variables: list[Any]) -> tuple[str, ...]:
-    own = [variables[weight] for weight in place.weights]
-    highest = max((len(v.shape) for v in own), default=0)
-    return tuple(v.path for v in own if len(v.shape) == highest)
-
-
 _MAGNITUDES = 2.0 ** (np.arange(INFS) - EXPONENT_BIAS)
 _SMALLEST_NORMAL = EXPONENT_BIAS - 14  # the slot of float16's
 
 
-def _layer_sample(layer: str, kind: str, dtype: str, base: Counts, shadow: Counts) -> LayerSample:
+def _layer_sample(
+    place: PartRows, kind: str, dtype: str, base: Counts, shadow: Counts, weight: int | None = None
+) -> LayerSample:
     low, high = base.astype(np.float64), shadow.astype(np.float64)
     values, size = high[:INFS].sum(), max(low.sum(), 1.0)
     occupied = np.flatnonzero(high[:INFS])
     first = int(occupied[0]) if occupied.size else None
     bad = low[INFS : NANS + 1].sum() - high[INFS : NANS + 1].sum()
-    small = low[SUBNORMALS:_SMALLEST_NORMAL].sum() if dtype == HALF else 0.0
+    small = low[SUBNORMALS:_SMALLEST_NORMAL].sum() if dtype == HALF and kind != UPDATES else 0.0
     sums = [float(counts[:INFS] @ _MAGNITUDES) for counts in (low, high)]
     return LayerSample(
-        layer,
+        place.name,
         kind,
         dtype,
         int(values),
@@ -229,6 +222,7 @@ def _layer_sample(layer: str, kind: str, dtype: str, base: Counts, shadow: Count
         _share(*sums),
         None if first is None else first - EXPONENT_BIAS,
         () if first is None else tuple(int(n) for n in high[first : occupied[-1] + 1]),
+        None if weight is None else place.weights[weight],
     )
 
 
