@@ -24,11 +24,9 @@ from mpt_cli.runs.resume import (
     events_before,
     find_run,
     finished_summary,
-    format_changes,
     past_attempts,
     stored_settings,
     truncate_telemetry,
-    unused_changes,
     with_stored_choices,
 )
 from mpt_cli.settings.load import resolved_yaml
@@ -139,6 +137,7 @@ def _continue(run: RunDirectory, program: Program) -> Start:
         if checkpoint
         else f"{run.path} has no checkpoint yet, so it starts from the beginning"
     )
+    notes += [f"changed since: {key} was {old!r}, is {new!r}" for key, (old, new) in changes.items()]
     start = Start(program.with_settings(settings), run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
     events_before(run, *start.position)  # a damaged file is said before anything is loaded
     return start
@@ -185,17 +184,9 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
         if start.changes:
             session.callbacks.go_on()
     telemetry.tally.add(truncate_telemetry(start.run, *start.position))
-    changes = format_changes(start.changes, _without_effect(start, session), session.parts.scaling.mode)
-    for note in [*start.notes, *changes]:
+    for note in start.notes:
         telemetry.message(note)
     return session
-
-
-def _without_effect(start: Start, session: "Session") -> list[str]:
-    if start.checkpoint is None:
-        return unused_changes(start.changes, session.parts.scaling.mode, None)
-    before = str(start.checkpoint.position["scaling_mode"])
-    return unused_changes(start.changes, session.parts.scaling.mode, before)
 
 
 def follow(settings: Settings) -> None:
@@ -277,7 +268,6 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
         "from_step": start.position[0],
         "earlier_seconds": session.stopwatch.earlier_seconds,
         "changes": start.changes,
-        "without_effect": _without_effect(start, session),
     }
     return {**environment, "attempts": [*past_attempts(start.run), attempt]}
 
