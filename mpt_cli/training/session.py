@@ -32,11 +32,11 @@ from mpt_cli.training.callbacks import (
 )
 from mpt_cli.training.checkpoint import (
     SCALE_PREFIX,
-    Arrays,
     Checkpoint,
     Checkpointer,
     CheckpointStore,
-    Origin,
+    check_data,
+    collect_state,
     restore_state,
 )
 from mpt_cli.training.epoch_loop import Trainer
@@ -89,9 +89,7 @@ class Session(Trainer):
         counters = StepCounters(options)
         telemetry.tally = EventTally(scaling)
         check_monitor(settings.trainer, ["loss", *parts.metric_names])
-        origin = Origin(scaling.mode, parts.data.fingerprint, asdict(scaling.rule))
-        checkpointer = Checkpointer(store, settings.trainer, parts.model, origin, self)
-        checkpointer.extra_state = self.extra_state
+        checkpointer = Checkpointer(store, settings.trainer, self, self.checkpoint)
         health = HealthRules(settings.loss_scale, settings.trainer, scaling)
         super().__init__(parts, telemetry, counters, health, checkpointer)
         self.callbacks = Callbacks(callbacks, parts.model)
@@ -153,6 +151,7 @@ class Session(Trainer):
         """
         parts, counters, position = self.parts, self.counters, checkpoint.position
         is_same_mode = _is_same_mode(parts, checkpoint)
+        check_data(checkpoint, parts.data.fingerprint)
         restore_state(parts.model, checkpoint.arrays, other_scaling=not is_same_mode)
         self.checkpointer.resume(checkpoint)
         self.progress = Progress.from_position(position["progress"])
@@ -170,16 +169,23 @@ class Session(Trainer):
         if rate not in (None, position.get("configured_rate")):  # else it is what callbacks made of it
             parts.optimizer.learning_rate = rate
 
-    def extra_state(self) -> tuple[dict[str, Any], Arrays]:
-        """Return what a checkpoint holds beside the variables, of weights that have not moved, samples and callbacks:
-        more of its position, and arrays."""
-        position: dict[str, Any] = {"configured_rate": self.parts.configured_rate}
-        if self.weight_watch is not None:
-            position["has_moved"] = self.weight_watch.has_moved
-        if not self.callbacks:
-            return position, {}
-        position["callbacks"], arrays = self.callbacks.position()
-        return position, arrays
+    def checkpoint(self) -> Checkpoint:
+        """Return what the run needs to go on from here: its variables, and its position."""
+        parts, arrays = self.parts, collect_state(self.parts.model)
+        position = {
+            "progress": asdict(self.progress),
+            "ledger": self.counters.position(),
+            "scaling_mode": parts.scaling.mode,
+            "scaling_numbers": asdict(parts.scaling.rule),
+            "dataset": parts.data.fingerprint,
+            "times": self.stopwatch.position(),
+            "configured_rate": parts.configured_rate,
+            "has_moved": self.weight_watch is None or self.weight_watch.has_moved,
+        }
+        if self.callbacks:
+            position["callbacks"], own = self.callbacks.position()
+            arrays |= own
+        return Checkpoint(self.counters.seen, arrays, position)
 
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """Return what the console opens with."""
