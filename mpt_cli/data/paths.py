@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mpt_cli.errors import ConfigError, DataError, did_you_mean
 from mpt_cli.settings.checks import imported_objects
-from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Loader, Saved
+from mpt_cli.settings.model_data_optimizer_keys import Loader, Saved
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.user_code import missing_problem
@@ -42,21 +42,11 @@ def check_run_present(settings: Settings) -> None:
     """
     if problems := [problem for key, name in imported_objects(settings) if (problem := missing_problem(name, key))]:
         raise ConfigError(problems)
-    check_present(settings.data)
+    path = getattr(settings.data, "path", None)
+    if path is not None and not isinstance(settings.data, Loader):  # what a loader makes of it is its own matter
+        readable_file(path)
     if isinstance(settings.model, Saved):
         readable_file(settings.model.path, "model.path")
-
-
-def check_present(settings: DataSettings) -> None:
-    """Raise what loading would raise for the `path` of a source, or for a loader that does not exist.
-
-    DataError for files that are missing, unreadable or empty, ConfigError for a loader. No content is read.
-    """
-    if isinstance(settings, Loader):
-        if problem := missing_problem(settings.loader, "data.loader"):
-            raise ConfigError(problem)
-    elif (path := getattr(settings, "path", None)) is not None:
-        readable_file(path)
 
 
 _UNREADABLE = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)

@@ -106,22 +106,19 @@ class TargetSpec:
     targets_as_given: bool = False
 
 
-def read_target(
-    parts: list[Examples], task: str, num_classes: int | None, targets_as_given: bool = False
-) -> TargetSpec:
-    """Return the task and number of classes of targets as `to_numbers` leaves them; `task` "auto" decides by dtype.
+def read_target(parts: list[Examples], num_classes: int | None, targets_as_given: bool = False) -> TargetSpec:
+    """Return the task and number of classes of targets as `to_numbers` leaves them.
 
-    Integers are labels, floats a regression; one-hot rows (n, k), k > 1, are labels. Targets in a dict or tuple are
-    task "other": only the user knows what they mean. So are missing targets. With `targets_as_given`, task and number
-    of classes are guessed from the values and not checked.
+    Integers are labels, floats a regression unless the number of classes is given; one-hot rows (n, k), k > 1, are
+    labels. Targets in a dict or tuple are task "other": only the user knows what they mean. So are missing ones. With
+    `targets_as_given`, task and number of classes are guessed from the values and not checked.
     """
     y = parts[0].y
     if not isinstance(y, np.ndarray):
         return TargetSpec("other", num_classes, given=True, targets_as_given=targets_as_given)
     outputs, is_whole = y.shape[-1] if y.ndim > 1 else 1, y.dtype.kind in "iu"
-    if task == "auto":
-        are_said = num_classes is not None and y.ndim == 1 and not targets_as_given
-        task = "classification" if is_whole or is_one_hot(y) or are_said else "regression"
+    are_said = num_classes is not None and y.ndim == 1 and not targets_as_given
+    task = "classification" if is_whole or is_one_hot(y) or are_said else "regression"
     if targets_as_given and num_classes is None:
         flags = y.ndim == 2 and outputs > 1 and is_whole and y.size > 0 and y.min() >= 0 and y.max() <= 1
         num_classes = outputs if task == "regression" or flags else max(_count_classes(part.y) for part in parts)
@@ -340,7 +337,6 @@ class RawArrays:
     title: str
     train: Any  # Examples, or a Stream, whose inputs stay as they are
     validation: Any = None
-    task: str = "auto"
     num_classes: int | None = None
     in_order: bool = False
     note: str = ""
@@ -366,7 +362,7 @@ def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
     titles = [raw.title] if raw.validation is None else [raw.title, f"{raw.title} (validation)"]
     sets = [raw.train] if raw.validation is None else [raw.train, raw.validation]
     parts = [to_numbers(part, title) for part, title in zip(sets, titles, strict=True)]
-    target = read_target(parts, raw.task, raw.num_classes, raw.targets_as_given)
+    target = read_target(parts, raw.num_classes, raw.targets_as_given)
     held_out = replace(target, given=True)  # a class may be missing there
     parts = [
         prepare_examples(part, held_out if place else target, title)
@@ -423,7 +419,7 @@ def build_stream_set(raw: RawArrays) -> DataSet:
 
 
 def _stream_target(first: Examples, raw: RawArrays) -> TargetSpec:
-    target = read_target([first], "auto", raw.num_classes, raw.targets_as_given)
+    target = read_target([first], raw.num_classes, raw.targets_as_given)
     if raw.targets_as_given and raw.num_classes is None and not is_one_hot(first.y):
         return replace(target, num_classes=target.num_classes if target.task == "regression" else None)
     if target.task == "classification" and raw.num_classes is None and not raw.targets_as_given:

@@ -70,7 +70,6 @@ def load_tabular(settings: Tabular, seed: int) -> DataSet:
         settings.dataset,
         standardised(train),
         None if held_out is None else standardised(held_out),
-        task="regression" if is_regression else "classification",
         num_classes=None if is_regression else len(table.target_names),
         note="targets and metrics are in standard deviations" if is_regression else "",
     )
@@ -105,7 +104,6 @@ def load_text(settings: Text, seed: int) -> DataSet:
     raw = RawArrays(
         title,
         Examples(x, y),
-        task="classification",
         num_classes=len(vocabulary),
         in_order=True,
         note="validation is the last part of the text" if settings.validation_fraction else "",
@@ -137,20 +135,13 @@ def load_synthetic(settings: Synthetic, seed: int) -> DataSet:
     The last examples are held out: they are as random as any, so nothing is shuffled and no copy is made.
     """
     rng = np.random.default_rng([seed, 2])
-    classes: int | None = settings.num_classes
     if settings.task == "tokens":
         x, y = _random_tokens(settings, rng)
     else:
         x, seen = _random_inputs(settings, rng)
         y = _teacher_targets(seen, settings, rng)
-    task = "regression" if settings.task == "regression" else "classification"
-    raw = RawArrays(
-        f"synthetic {settings.task}",
-        Examples(x, y),
-        task=task,
-        num_classes=None if task == "regression" else classes,
-        in_order=True,
-    )
+    classes = None if settings.task == "regression" else settings.num_classes
+    raw = RawArrays(f"synthetic {settings.task}", Examples(x, y), num_classes=classes, in_order=True)
     return build_data_set(raw, settings, seed)
 
 

@@ -78,7 +78,6 @@ class Assembly:
     validation_feed: Feed | None
     jit: JitChoice
     warnings: tuple[str, ...]
-    comes_compiled: bool = False  # optimizer, loss and metrics are those of a `compile` in the user's code
     configured_rate: float | None = None  # of the optimizer in the settings, unless it is a schedule
 
     @property
@@ -158,7 +157,6 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
     wrapper = injector.wrap_step if injector else None
     engine = hardware.build_engine(model, jit.jit_compile, distribution, wrapper)
     train_feed, validation_feed = _feeds(settings, data, engine, distribution.replicas)
-    compiled = is_compiled(model)
     with distribution.scope():
         rate = put_to_training(settings, model, data, scaling, train_feed.steps)
         if settings.model.weights is not None:
@@ -177,7 +175,6 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
         validation_feed,
         jit,
         tuple(warnings),
-        compiled,
         rate,
     )
 

@@ -289,19 +289,6 @@ def _accuracy(loss: Any, key: str) -> Any:
     return ACCURACY_OF_LOSS[type(loss)]
 
 
-def describe_objects(value: Any) -> str:
-    """Return what a key names, for the header.
-
-    >>> describe_objects({"price": "mse", "kind": {"object": "nets:f", "kwargs": {"margin": 2}}})
-    'price mse, kind nets:f(margin=2)'
-    """
-    if is_object(value):
-        return "none of its own" if value is None else str(read_object(value))
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {describe_objects(part)}" for name, part in value.items())
-    return ", ".join(map(describe_objects, value))
-
-
 SCHEDULE_KEY = "optimizer.schedule"
 # of all optimizers of Keras, beside the learning rate
 COMMON_ARGUMENTS = {field.name for field in fields(OptimizerSettings)} - {"name", "schedule", "learning_rate", "kwargs"}
