@@ -340,12 +340,6 @@ class LossScaleSettings:
         above=0,
         at_most=1,
     )
-    stop_on_idle_epoch: bool = key(
-        True,
-        "stop when an epoch ends in which every step was skipped; while the scale can "
-        "still fall, not before 29 in a row were",
-        advanced=True,
-    )
 
     def __new__(cls, mode: str = AUTO, *_: Any, **__: Any) -> Self:
         chosen: Any = mode_settings(mode) if cls is LossScaleSettings else cls

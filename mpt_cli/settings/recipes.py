@@ -144,6 +144,9 @@ def read_recipe(path: Path, project_groups: dict[str, str] | None = None) -> Rec
     return recipe
 
 
+_GONE = {"loss_scale.stop_on_idle_epoch": True}  # what a record of an earlier version has where they were not set
+
+
 def _without_unset(section: dict[str, Any], path: str = "") -> dict[str, Any]:
     """Return a section of the record of a run without keys that there are no more and that were not set in it."""
     kept = {}
@@ -151,7 +154,7 @@ def _without_unset(section: dict[str, Any], path: str = "") -> dict[str, Any]:
         inner = f"{path}.{name}".lstrip(".")
         if find_key(inner) is not None:
             kept[name] = value
-        elif value not in (None, [], {}):
+        elif value not in (None, [], {}, _GONE.get(inner)):
             kept[name] = _without_unset(value, inner) if isinstance(value, dict) else value
     return kept
 

@@ -460,19 +460,7 @@ class HealthRule:
 
 # The order is that of the verdict, from worst to best, and of two rules that the same step breaks.
 RULES = (
-    HealthRule(
-        NEVER_TRAINED,
-        _ends_untrained,
-        "loss_scale.stop_on_idle_epoch",
-        value=lambda run_state: (
-            run_state.epoch_is_whole and run_state.applied_in_epoch == 0 and not run_state.is_settling
-        ),
-        at_epoch_end=True,
-        skips=lambda run_state: run_state.streaks.skips,
-        evidence=lambda run_state: (
-            "an epoch ended in which every step was skipped, the last at loss scale " + format_scale(run_state.scale)
-        ),
-    ),
+    HealthRule(NEVER_TRAINED, _ends_untrained),
     HealthRule(
         COLLAPSED,
         _ends_without_loss,

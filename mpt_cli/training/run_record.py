@@ -129,9 +129,9 @@ class Record:
             self.counters.sample = look.sample or self.counters.sample
         return look
 
-    def check_epoch(self, weights: Sequence[Any], is_whole: bool = True) -> Stop | None:
+    def check_epoch(self, weights: Sequence[Any]) -> Stop | None:
         """Return the health rule that the epoch breaks as a whole."""
-        run_state = replace(self.run_state(), epoch_is_whole=is_whole, weights_are_finite=are_finite(weights))
+        run_state = replace(self.run_state(), weights_are_finite=are_finite(weights))
         return self.health.check(run_state, at_epoch_end=True)
 
     def look_at_weights(self) -> None:
