@@ -10,7 +10,7 @@ from mpt_cli.report.history import FIELDS_WITHOUT_CURVE, STEP_FIELDS, read_histo
 from mpt_cli.report.run_page import headline, run_page
 from mpt_cli.runs.directory import RunDirectory, read_json, read_lines
 
-NOT_METRICS = {*FIELDS_WITHOUT_CURVE, *STEP_FIELDS, "memory_bytes"} - {"learning_rate"}
+NOT_METRICS = {*FIELDS_WITHOUT_CURVE, *STEP_FIELDS} - {"learning_rate"}
 
 
 def load_run(path: str | Path) -> "Run":

@@ -227,7 +227,6 @@ class Snapshot:
     metrics: dict[str, float] = field(default_factory=dict)
     epoch_end: bool = False
     step_in_epoch: int = 0
-    memory_bytes: int | None = None  # device memory in use (GPU) or resident memory of the process (CPU)
     gradients: GradientSample | None = None  # on the lines at which they were sampled
 
 

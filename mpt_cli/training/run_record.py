@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.engine.backend import memory_in_use, peak_memory
+from mpt_cli.engine.backend import peak_memory
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.gradient_check import are_finite, is_overwritten
 from mpt_cli.samples.gradient_samples import GradientSampler, SampleResult
@@ -153,7 +153,6 @@ class Record:
                 examples_per_second=self.stopwatch.window_rate(),
                 metrics={name: value for name, value in metrics.items() if name != "loss"},
                 step_in_epoch=self.progress.step_in_epoch,
-                memory_bytes=memory_in_use(),
                 **others,
             )
         )

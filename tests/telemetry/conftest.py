@@ -59,7 +59,6 @@ def snapshot() -> Snapshot:
         applied_steps=27,
         examples_per_second=1234.5,
         metrics={"accuracy": 0.875},
-        memory_bytes=3 * 2**29,
     )
 
 
