@@ -139,7 +139,6 @@ class RunState:
     streaks: StreakCounts[int] = NO_STREAKS  # after the last step
     peaks: StreakCounts[int] = NO_STREAKS  # the highest of the last call
     weights_are_finite: bool = True
-    is_script: bool = False  # another program makes the model, and mpt only records
     unchecked: str = ""  # why nothing is known of what half precision does to the numbers; empty where it is known
 
     @property
