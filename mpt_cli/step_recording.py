@@ -155,20 +155,30 @@ class Recording(Record, ABC):
     def variables(self) -> Sequence[Any]:
         """Return the variables that the optimizer trains, in the order of its gradients."""
 
-    def header(self, **facts: Any) -> RunHeader:
-        """Return what is known before the first step; a subclass gives the `facts` that are its own."""
+    @abstractmethod
+    def header(self) -> RunHeader:
+        """Return what is known before the first step."""
+
+    def build_header(self, model: str, data: str, execution: str, **others: Any) -> RunHeader:
+        """Return a header with these facts, and `others` of its fields."""
         settings, platform = self.settings, running_platform(self.settings)
         return RunHeader(
             recipe=settings.recipe,
             run_dir=str(self.run.path),
-            policy=settings.policy.name,
-            loss_scale=describe_scaling(self.scaling),
-            optimizer=f"{type(unwrapped(self.optimizer)).__name__}, learning rate {settings.optimizer.learning_rate:g}",
-            backend=platform.backend,
-            device=platform.device,
+            facts={
+                "policy": settings.policy.name,
+                "loss scale": describe_scaling(self.scaling),
+                "model": model,
+                "data": data,
+                "optimizer": f"{type(unwrapped(self.optimizer)).__name__}, "
+                f"learning rate {settings.optimizer.learning_rate:g}",
+                "backend": platform.backend,
+                "device": platform.device,
+                "execution": execution,
+            },
             scaling=self.scaling,
-            warnings=(*facts.pop("warnings", ()), *platform.notices),
-            **facts,
+            warnings=(*others.pop("warnings", ()), *platform.notices),
+            **others,
         )
 
     @property
@@ -453,8 +463,8 @@ class LoopRecording(Recording):
             self.progress.record({"loss": loss})
         super().line(loss, metrics, **others)
 
-    def header(self, **facts: Any) -> RunHeader:
-        return super().header(
+    def header(self) -> RunHeader:
+        return self.build_header(
             description="a training loop of the script's own",
             data="of the script",
             model=f"{sum(int(np.prod(v.shape)) for v in self.variables):,} parameters",

@@ -20,7 +20,6 @@ from mpt_cli.telemetry.sink_interface import Sink
 
 Log = Callable[[dict[str, float], int], None]  # scalars by name, and their step
 End = Callable[[str, int], None]  # verdict and exit code
-PARAMS = ("recipe", "policy", "loss_scale", "model", "data", "optimizer", "backend", "device", "execution", "attempt")
 LONGEST_PARAM = 6000  # characters, MLflow's limit
 INTERVAL_FIELDS = ("loss", "learning_rate", "loss_scale", "skipped_steps", "consecutive_skips", "examples_per_second")
 
@@ -47,7 +46,8 @@ def tracker_scalars(snapshot: Snapshot) -> dict[str, float]:
 
 
 def _params(header: RunHeader) -> dict[str, str]:
-    return {name: printable(str(getattr(header, name)))[:LONGEST_PARAM] for name in PARAMS}
+    facts = {"recipe": header.recipe, "attempt": str(header.attempt), **header.facts}
+    return {label.replace(" ", "_"): printable(fact)[:LONGEST_PARAM] for label, fact in facts.items()}
 
 
 def _open_tensorboard(folder: Path, header: RunHeader) -> tuple[Log, End]:

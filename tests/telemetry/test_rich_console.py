@@ -22,7 +22,7 @@ def test_names_of_layers_and_metrics_can_not_command_a_terminal(tmp_path, header
         (ConsoleLog(log), log.read_text),
         (LiveConsole(drawn), terminal.getvalue),
     ):
-        console.start(replace(header, model=EVIL, warnings=(EVIL,), metric_names=tuple(metrics)))
+        console.start(replace(header, facts={"model": EVIL}, warnings=(EVIL,), metric_names=tuple(metrics)))
         console.events([Event(1, 1, "overflow", 4.0, 2.0, 0, 9, f"{EVIL}/kernel", layer=EVIL)])
         console.snapshot(replace(snapshot, step=40, epoch_end=True, metrics=metrics))
         console.finish(replace(summary, explanation=EVIL, metrics=metrics))
