@@ -19,7 +19,7 @@ def test_names_of_layers_and_metrics_can_not_command_a_terminal(tmp_path, header
     metrics = {EVIL: 0.5, f"val_{EVIL}": 0.5}
     for console, shown in (
         (PlainConsole(StreamLines(stream)), stream.getvalue),
-        (ConsoleLog(log), log.read_text),
+        (ConsoleLog(log, print), log.read_text),
         (LiveConsole(drawn), terminal.getvalue),
     ):
         console.start(replace(header, facts={"model": EVIL}, warnings=(EVIL,), metric_names=tuple(metrics)))

@@ -39,8 +39,8 @@ def modules(monkeypatch) -> Mock:
 
 
 def check_scalars(first: dict, second: dict) -> None:
-    assert (first["loss_scale"], first["loss"], first["gradients/flushed_share"]) == (16384.0, 0.5, 0.125)
-    assert "gradients/headroom_doublings" not in first
+    assert (first["loss_scale"], first["loss"], first["gradient_flushed_share"]) == (16384.0, 0.5, 0.125)
+    assert "gradient_headroom_doublings" not in first
     assert second["epoch/val_loss"] == 0.25 and "loss_scale" not in second
 
 

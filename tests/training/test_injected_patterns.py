@@ -22,7 +22,7 @@ from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.health_and_verdict import HealthRules
 from mpt_cli.telemetry.record_types import Scaling
-from mpt_cli.telemetry.sink_interface import Telemetry
+from mpt_cli.telemetry.sink_interface import Telemetry, TelemetryFiles
 from mpt_cli.telemetry.sinks import JsonlSink
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.checkpoint import collect_state, restore_state
@@ -104,7 +104,7 @@ def trainer_of(
 
 
 def record_in(folder) -> Telemetry:
-    return Telemetry([JsonlSink(*(folder / f"{name}.jsonl" for name in ("metrics", "events", "layers")))])
+    return Telemetry([JsonlSink(TelemetryFiles(folder), print)])
 
 
 def train(compiled, pattern: list[bool], folder=None, **options) -> tuple[Outcome, StepCounters]:
