@@ -298,11 +298,11 @@ class _FitRecording(Recording):
     def variables(self) -> Sequence[Any]:
         return list(self.model.trainable_variables)  # a subclassed model has them only after its first batch
 
-    def header(self, **facts: Any) -> RunHeader:
+    def header(self) -> RunHeader:
         model, names, epochs = self.model, self._metric_names, self.settings.trainer.epochs
         steps = self.recorder.params.get("steps")
         parameters = model.count_params() if model.built else 0
-        return super().header(
+        return self.build_header(
             description="Keras's own fit, recorded",
             model=f"{type(model).__name__} {model.name}, {parameters:,} parameters",
             data="of fit",

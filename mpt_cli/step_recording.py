@@ -35,7 +35,7 @@ from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, Polic
 from mpt_cli.signals import format_end, signal_of
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
 from mpt_cli.telemetry.record_types import Event, RunHeader, Scaling
-from mpt_cli.telemetry.run_state import EventTally, RunState
+from mpt_cli.telemetry.run_state import EventTally
 from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 from mpt_cli.training.loss_and_optimizer import describe_scaling
@@ -155,24 +155,31 @@ class Recording(Record, ABC):
     def variables(self) -> Sequence[Any]:
         """Return the variables that the optimizer trains, in the order of its gradients."""
 
-    def header(self, **facts: Any) -> RunHeader:
-        """Return what is known before the first step; a subclass gives the `facts` that are its own."""
+    @abstractmethod
+    def header(self) -> RunHeader:
+        """Return what is known before the first step."""
+
+    def build_header(self, model: str, data: str, execution: str, **others: Any) -> RunHeader:
+        """Return a header with these facts, and `others` of its fields."""
         settings, platform = self.settings, running_platform(self.settings)
         return RunHeader(
             recipe=settings.recipe,
             run_dir=str(self.run.path),
-            policy=settings.policy.name,
-            loss_scale=describe_scaling(self.scaling),
-            optimizer=f"{type(unwrapped(self.optimizer)).__name__}, learning rate {settings.optimizer.learning_rate:g}",
-            backend=platform.backend,
-            device=platform.device,
+            facts={
+                "policy": settings.policy.name,
+                "loss scale": describe_scaling(self.scaling),
+                "model": model,
+                "data": data,
+                "optimizer": f"{type(unwrapped(self.optimizer)).__name__}, "
+                f"learning rate {settings.optimizer.learning_rate:g}",
+                "backend": platform.backend,
+                "device": platform.device,
+                "execution": execution,
+            },
             scaling=self.scaling,
-            warnings=(*facts.pop("warnings", ()), *platform.notices),
-            **facts,
+            warnings=(*others.pop("warnings", ()), *platform.notices),
+            **others,
         )
-
-    def run_state(self) -> RunState:
-        return replace(super().run_state(), is_script=True)
 
     @property
     def tells_loss(self) -> bool:
@@ -452,8 +459,8 @@ class LoopRecording(Recording):
             self.progress.record({"loss": loss})
         super().line(loss, metrics, **others)
 
-    def header(self, **facts: Any) -> RunHeader:
-        return super().header(
+    def header(self) -> RunHeader:
+        return self.build_header(
             description="a training loop of the script's own",
             data="of the script",
             model=f"{sum(int(np.prod(v.shape)) for v in self.variables):,} parameters",

@@ -320,37 +320,24 @@ def _platform(backend: str, gpus: list[str]) -> Platform:
     return Platform(backend, device, tuple(gpus or ["CPU"]), len(gpus), notices=notices, keras=state)
 
 
-def memory_in_use() -> int | None:
-    """Return the bytes in use on the first GPU, or this process's resident memory; None where neither can be read."""
-    return _device_stat("bytes_in_use", "current") or _resident_bytes()
-
-
 def peak_memory() -> int | None:
-    """Return the most bytes in use so far, from the same source."""
-    return _device_stat("peak_bytes_in_use", "peak") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Return the most bytes in use so far on the first GPU, or in this process where there is none."""
+    return _peak_on_device() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _device_stat(jax_name: str, tensorflow_name: str) -> int | None:
+def _peak_on_device() -> int | None:
     import keras
 
     if keras.backend.backend() == "jax":
         import jax
 
         stats = jax.local_devices()[0].memory_stats()
-        return None if not stats else stats.get(jax_name)
+        return None if not stats else stats.get("peak_bytes_in_use")
     import tensorflow as tf
 
     if not tf.config.list_logical_devices("GPU"):
         return None
-    return int(tf.config.experimental.get_memory_info("GPU:0")[tensorflow_name])
-
-
-def _resident_bytes() -> int | None:
-    try:
-        with open("/proc/self/statm", "rb") as counts:
-            return int(counts.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        return None
+    return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
 
 
 _LOST_PROCESS = re.compile("gloo|nccl|connection|coordination|distributed", re.IGNORECASE)

@@ -39,7 +39,8 @@ FIELDS_WITHOUT_CURVE = {
     "seconds",
     "consecutive_skips",
     "applied_steps",
-    "phase",  # of runs that older versions trained in several
+    "phase",  # of older versions, as is the next
+    "memory_bytes",
 }
 
 

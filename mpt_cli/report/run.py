@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import config_error
-from mpt_cli.report.history import FIELDS_WITHOUT_CURVE, STEP_FIELDS, read_history
+from mpt_cli.report.history import STEP_FIELDS, read_history
 from mpt_cli.report.run_page import headline, run_page
 from mpt_cli.runs.directory import RunDirectory, read_json, read_lines
-
-NOT_METRICS = {*FIELDS_WITHOUT_CURVE, *STEP_FIELDS, "memory_bytes"} - {"learning_rate"}
 
 
 def load_run(path: str | Path) -> "Run":
@@ -69,10 +67,8 @@ class Run:
     @cached_property
     def history(self) -> dict[str, list[float]]:
         """Return each metric's values at the ends of the epochs, as Keras's `History.history` does."""
-        ends = [line for line in self.lines if line.get("epoch_end")]
-        names = dict.fromkeys(name for line in ends for name in line if name not in NOT_METRICS)
-        named = {name: [float(line[name]) for line in ends if line.get(name) is not None] for name in names}
-        return {name: values for name, values in named.items() if values}
+        curves = read_history(self.path).epochs
+        return {name: curve.ys for name, curve in curves.items() if name == "learning_rate" or name not in STEP_FIELDS}
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {headline(read_history(self.path))})"

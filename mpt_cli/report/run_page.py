@@ -188,7 +188,7 @@ def run_pictures(histories: Sequence[RunHistory]) -> list[Picture]:
 def metric_names(histories: Sequence[RunHistory]) -> list[str]:
     """Return losses and metrics without their val_* twins, the loss first."""
     found = [name for history in histories for name in [*history.steps, *history.epochs]]
-    own = [name for name in found if name not in (*STEP_FIELDS, "memory_bytes", *_GRADIENTS)]
+    own = [name for name in found if name not in (*STEP_FIELDS, *_GRADIENTS)]
     return sorted(dict.fromkeys(name.removeprefix("val_") for name in own), key=lambda name: name != "loss")
 
 

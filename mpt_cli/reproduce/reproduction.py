@@ -217,7 +217,6 @@ def _judge(target: ReproduceTarget, child: FinishedProcess, earlier: tuple[str, 
 _TIME_DEPENDENT = {
     "seconds",
     "examples_per_second",
-    "memory_bytes",
     "peak_memory_bytes",
     "attempt",
     "run_dir",

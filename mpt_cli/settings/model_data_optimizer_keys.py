@@ -326,12 +326,6 @@ class LossScaleSettings:
         "stop when an epoch ends and at least this share of the latter half of all steps was skipped (100 steps or "
         "more), null = never",
     )
-    stop_on_idle_epoch: bool = key(
-        True,
-        "stop when an epoch ends in which every step was skipped; while the scale can "
-        "still fall, not before 29 in a row were",
-        advanced=True,
-    )
 
     def __new__(cls, mode: str = AUTO, *_: Any, **__: Any) -> Self:
         chosen: Any = mode_settings(mode) if cls is LossScaleSettings else cls

@@ -141,6 +141,14 @@ def read_recipe(path: Path, project_groups: dict[str, str] | None = None) -> Rec
     return recipe
 
 
+# what a record of an earlier version has where they were not set
+_GONE = {
+    "loss_scale.stop_on_idle_epoch": True,
+    "loss_scale.on_overflow": "skip",
+    "loss_scale.schedules_follow": "applied_steps",
+}
+
+
 def _without_unset(section: dict[str, Any], path: str = "") -> dict[str, Any]:
     """Return a section of the record of a run without keys that there are no more and that were not set in it."""
     kept = {}
@@ -148,7 +156,7 @@ def _without_unset(section: dict[str, Any], path: str = "") -> dict[str, Any]:
         inner = f"{path}.{name}".lstrip(".")
         if find_key(inner) is not None:
             kept[name] = value
-        elif value not in (None, False, "skip", "applied_steps", [], {}):
+        elif value not in (None, False, [], {}, _GONE.get(inner)):
             kept[name] = _without_unset(value, inner) if isinstance(value, dict) else value
     return kept
 

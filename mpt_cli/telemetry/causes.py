@@ -28,27 +28,22 @@ class Cause:
     def advise(self, run_state: RunState) -> str:
         or_slower = "let it grow more slowly (loss_scale.growth_steps), " if run_state.scaling.growth_steps else ""
         layer = run_state.forward_layer if run_state.scaling.is_needed else None
-        finder = "mpt.diagnose(model, x, y)"
-        finder = f"{finder} names it" if run_state.is_script else f"mpt diagnose names it, in a script {finder}"
-        overflowing = (
-            f"a layer that overflows in float32 ({finder})"
-            if layer is None
-            else f"{layer} in float32 ({keep_in_float32([layer], run_state.is_script)}; this was not tried, and "
-            f"{finder.replace('names it', 'finds others that need it')})"
-        )
+        kept = f"{keep_in_float32([layer])}; this was not tried; " if layer else ""
+        finder = "mpt diagnose, in a script mpt.diagnose(model, x, y), names those that need it"
+        overflowing = f"{layer or 'a layer that overflows'} in float32 ({kept}{finder})"
         fixed, raised = format_scale(run_state.scaling.initial_scale), _raised_scale(run_state)
         return self.advice.format(fixed=fixed, or_slower=or_slower, overflowing=overflowing, raised=raised)
 
 
-def keep_in_float32(layers: Sequence[str], in_script: bool = False) -> str:
-    """Return what keeps layers in float32; `in_script` leaves out the key, which `mpt run` can't set.
+def keep_in_float32(layers: Sequence[str]) -> str:
+    """Return what keeps layers in float32, in a recipe and in a script.
 
-    >>> keep_in_float32(["norm", "head"], in_script=True)
-    'dtype="float32" where norm, head are made'
+    >>> keep_in_float32(["norm", "head"])
+    'policy.overrides={norm: float32, head: float32}, in a script dtype="float32" where norm, head are made'
     """
-    argument = f'dtype="float32" where {", ".join(layers)} {"is" if len(layers) == 1 else "are"} made'
     key = f"policy.overrides={{{', '.join(f'{layer}: float32' for layer in layers)}}}"
-    return argument if in_script else f"{key}, in a script {argument}"
+    verb = "is" if len(layers) == 1 else "are"
+    return f'{key}, in a script dtype="float32" where {", ".join(layers)} {verb} made'
 
 
 LEAST_ROOM = 3.0  # doublings: two that are kept free, and one at least to raise the scale by

@@ -75,15 +75,6 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def format_whole_seconds(seconds: float) -> str:
-    """Return how long something has taken so far.
-
-    >>> format_whole_seconds(1.93), format_whole_seconds(75.9)
-    ('1 s', '1:15')
-    """
-    return f"{int(seconds)} s" if seconds < 60 else format_seconds(seconds)
-
-
 def format_count(count: float) -> str:
     """
     >>> format_count(12345.6), format_count(7.25), format_count(math.nan)

@@ -174,9 +174,7 @@ def _ends_vanished(run_state: RunState) -> str | None:
     return f"{words}: {CAUSES[VANISHING].advise(run_state)}"
 
 
-def describe_digits(
-    noise: float, layers: Sequence[str], noise_left: float, at: str = "", in_script: bool = False
-) -> str:
+def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: str = "") -> str:
     """Return how much rounding changes the outputs, and what to do where `layers` lose their digits.
 
     >>> describe_digits(1e-05, [], 0.0)
@@ -187,12 +185,12 @@ def describe_digits(
         return words
     words = f"Rounding to half precision loses the digits that tell examples apart: {words}"
     if layers[0] == TARGETS:
-        head = 'dtype="float32" where the last layer is made' if in_script else "policy.head=float32"
+        head = 'policy.head=float32, in a script dtype="float32" where the last layer is made'
         return f"{words}, because the targets are cast to the dtype of the outputs. Use {head}."
     if layers[0] == ALL_LAYERS:
         return f"{words}, and keeping a few layers in float32 does not help. Use policy=float32."
     names = _last_names(layers)
-    kept = keep_in_float32(names, in_script)
+    kept = keep_in_float32(names)
     return (
         f"{words}, and by {noise_left:.2g} with {_name_layers(names)} in float32, tried on the same batch. Use {kept}, "
         "or give the model smaller numbers: subtract an offset, or use integers for identifiers."
@@ -203,7 +201,7 @@ def _last_names(layers: Sequence[str]) -> list[str]:
     return [layer.rpartition("/")[2] for layer in layers]
 
 
-def describe_stale(layers: Sequence[str], in_script: bool = False) -> str:
+def describe_stale(layers: Sequence[str]) -> str:
     """Return that layers can't update their own state, and what to do.
 
     >>> describe_stale(["norm"])[:72]
@@ -212,13 +210,13 @@ def describe_stale(layers: Sequence[str], in_script: bool = False) -> str:
     names = _last_names(layers)
     return (
         f"The state that {_name_layers(names)} keeps itself, such as a running mean, does not move: half precision "
-        f"rounds its updates away, which float32 keeps. Compute them in float32: {keep_in_float32(names, in_script)}."
+        f"rounds its updates away, which float32 keeps. Compute them in float32: {keep_in_float32(names)}."
     )
 
 
 def _ends_stale(run_state: RunState) -> str | None:
     layers = run_state.layers_that(STALE)
-    return describe_stale(layers, run_state.is_script) if layers else None
+    return describe_stale(layers) if layers else None
 
 
 def _ends_without_digits(run_state: RunState) -> str | None:
@@ -230,7 +228,6 @@ def _ends_without_digits(run_state: RunState) -> str | None:
         layers,
         run_state.output_noise_left or 0.0,
         _format_sampled(run_state),
-        run_state.is_script,
     )
 
 
@@ -461,19 +458,7 @@ class HealthRule:
 
 # The order is that of the verdict, from worst to best, and of two rules that the same step breaks.
 RULES = (
-    HealthRule(
-        NEVER_TRAINED,
-        _ends_untrained,
-        "loss_scale.stop_on_idle_epoch",
-        value=lambda run_state: (
-            run_state.epoch_is_whole and run_state.applied_in_epoch == 0 and not run_state.is_settling
-        ),
-        at_epoch_end=True,
-        skips=lambda run_state: run_state.streaks.skips,
-        evidence=lambda run_state: (
-            "an epoch ended in which every step was skipped, the last at loss scale " + format_scale(run_state.scale)
-        ),
-    ),
+    HealthRule(NEVER_TRAINED, _ends_untrained),
     HealthRule(
         COLLAPSED,
         _ends_without_loss,

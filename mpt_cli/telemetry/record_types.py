@@ -67,22 +67,13 @@ class RunHeader:
     recipe: str
     description: str
     run_dir: str
-    policy: str  # "mixed_float16 (head float32)"
-    loss_scale: str  # "dynamic from 32768, grows after 2000 applied steps" or "none (nothing computes in float16)"
-    model: str  # "cnn, 138,218 parameters"
-    data: str  # the source's own description and the sizes of the splits
-    optimizer: str
-    backend: str  # "tensorflow 2.21.0, keras 3.15.1"
-    device: str
-    execution: str  # "XLA, 22 steps per call, data resident on the device"
+    facts: Mapping[str, str]  # by label: {"policy": "mixed_float16 (head float32)", "model": "cnn, 138,218 parameters"}
     epochs: int
     steps_per_epoch: int | None
     total_steps: int | None
     warnings: tuple[str, ...] = ()
     scaling: Scaling = Scaling()
     metric_names: tuple[str, ...] = ()  # every name that a Snapshot's metrics will hold, val_* included
-    loss: str = ""  # "mean_squared_error"
-    callbacks: str = ""  # "EarlyStopping, PSNR"
     attempt: int = 1  # 2 and more: a resumed run, appending to the files of the ones before
 
 
@@ -220,7 +211,6 @@ class Snapshot:
     metrics: dict[str, float] = field(default_factory=dict)
     epoch_end: bool = False
     step_in_epoch: int = 0
-    memory_bytes: int | None = None  # device memory in use (GPU) or resident memory of the process (CPU)
     gradients: GradientSample | None = None  # on the lines at which they were sampled
 
 

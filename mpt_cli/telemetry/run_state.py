@@ -134,10 +134,7 @@ class RunState:
     sample_is_new: bool = False  # whether that was after the last step
     streaks: StreakCounts[int] = NO_STREAKS  # after the last step
     peaks: StreakCounts[int] = NO_STREAKS  # the highest of the last call
-    applied_in_epoch: int = 0
-    epoch_is_whole: bool = True
     weights_are_finite: bool = True
-    is_script: bool = False  # another program makes the model, and mpt only records
     unchecked: str = ""  # why nothing is known of what half precision does to the numbers; empty where it is known
 
     @property
@@ -215,12 +212,6 @@ class RunState:
         found = min((scale for step, scale in skips if step not in other_causes), default=math.inf)
         return found if found < self.scaling.initial_scale else None
 
-    @property
-    def is_settling(self) -> bool:
-        """Return whether a scale that still falls explains the skips: a short epoch may lie within its first steps."""
-        falls = self.scaling.floor is not None and not self.is_near_floor(1)
-        return falls and self.streaks.skips < LONGEST_SETTLING_SKIPS
-
     def is_near_floor(self, factor: float) -> bool:
         """Return whether the scale is at most `factor` times its floor, if it has one.
 
@@ -289,6 +280,5 @@ def build_run_state(
         sample_is_new=sample is not None and sample.step == counters.seen,
         streaks=counters.streaks,
         peaks=counters.peaks,
-        applied_in_epoch=counters.applied_in_epoch,
         **others,
     )

@@ -43,10 +43,6 @@ class Sink:
     def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:
         """Receive what a sample after `step` saw in each layer, before the snapshot of the same step."""
 
-    def write_error(self) -> str | None:
-        """Return why lines wait in memory instead of being written; None when all is well."""
-        return None
-
     def flush(self) -> None:
         """Write everything so far into the files."""
 
@@ -91,7 +87,6 @@ class Telemetry:
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = tuple(sinks)
         self.tally = EventTally()
-        self._write_error: str | None = None
 
     def start(self, header: RunHeader) -> None:
         for sink in self.sinks:
@@ -101,7 +96,6 @@ class Telemetry:
         """Report where the run is. `phase` says what it does beside training, such as "validating"."""
         for sink in self.sinks:
             sink.progress(step, epoch, phase)
-        self._report_write_error()
 
     def events(self, events: Sequence[Event]) -> None:
         if not events:
@@ -117,14 +111,6 @@ class Telemetry:
     def snapshot(self, snapshot: Snapshot) -> None:
         for sink in self.sinks:
             sink.snapshot(snapshot)
-
-    def _report_write_error(self) -> None:
-        error = next(filter(None, (sink.write_error() for sink in self.sinks)), None)
-        if (error is None) == (self._write_error is None):
-            return
-        self._write_error = error
-        waiting = f"{error}; its lines wait in memory, training continues"
-        self.message("files can be written again" if error is None else waiting)
 
     def flush(self) -> None:
         """Write everything so far into the files: a checkpoint must not be ahead of the record."""
@@ -216,20 +202,20 @@ class LineFile:
     A process killed at any moment loses at most the last second and leaves at most one partial line at the end, which
     opening the file again takes away.
 
-    When the file can't be written the lines wait in memory, `write_error` says why, and each later flush tries again: a
+    When the file can't be written the lines wait in memory, `tell` gets a sentence, and each later flush tries again: a
     disk that is full for a while costs nothing. DataError when the file can't be opened, when `flush` or `close` is
     called all the same, and when too much waits.
 
     There is no file before `open` or the first line.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.path, self._clock = path, clock
+    def __init__(self, path: Path, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self._tell, self._clock = path, tell, clock
         self._descriptor = -1
         self._lines: list[str] = []
         self._unwritten = b""  # lines a write did not take
         self._flushed_at = clock()
-        self.write_error: str | None = None
+        self._is_written = True  # what a flush was to write
 
     def open(self) -> None:
         """Append to the file as it is now."""
@@ -241,7 +227,7 @@ class LineFile:
 
     def add(self, line: str) -> None:
         self._lines.append(line)
-        if len(self._lines) >= FLUSH_LINES and self.write_error is None:
+        if len(self._lines) >= FLUSH_LINES and self._is_written:
             self._try()
 
     def poll(self, now: bool = False) -> None:
@@ -258,19 +244,24 @@ class LineFile:
                 self.open()
             while data:
                 data = data[os.write(self._descriptor, data) :]
-            self.write_error = None
         except OSError as error:
-            self.write_error = f"{self.path.name} can't be written: {error.strerror}"
             raise _cannot_write(self.path, error) from error
         finally:
             self._unwritten = data
 
     def _try(self) -> None:
+        was_written, self._is_written = self._is_written, True
         try:
             self.flush()
-        except DataError:
+        except DataError as error:
+            self._is_written = False
             if len(self._unwritten) > MOST_WAITING_BYTES:
                 raise
+            if was_written:
+                self._tell(f"{error} Its lines wait in memory, training continues.")
+        else:
+            if not was_written:
+                self._tell(f"{self.path.name} can be written again")
 
     def close(self) -> None:
         try:

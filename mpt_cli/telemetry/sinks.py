@@ -6,9 +6,8 @@ The files grow by whole lines alone, so that a killed run leaves them readable.
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, TextIO
 
 from mpt_cli.files import strict_json
@@ -26,10 +25,12 @@ def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextI
     """Build all sinks of a run. The console goes to `stream`, by default standard output (`--json` passes standard
     error).
     """
-    lines = JsonlSink(files.metrics_jsonl, files.events_jsonl, files.layers_jsonl)
+    telemetry = Telemetry([])
+    lines = JsonlSink(files, telemetry.message)
     trackers = [TrackerSink(name, files.path / name) for name in chosen_trackers(logger)]
     consoles = console_sinks(logger.console, stream or sys.stdout)
-    return Telemetry([lines, ConsoleLog(files.console_log), *trackers, *consoles])
+    telemetry.sinks = (lines, ConsoleLog(files.console_log, telemetry.message), *trackers, *consoles)
+    return telemetry
 
 
 def console_sinks(mode: str, stream: TextIO) -> list[Sink]:
@@ -53,9 +54,9 @@ class JsonlSink(Sink):
     In the file within a second; at once with every batch of events and at the end of an epoch.
     """
 
-    def __init__(self, metrics_path: Path, events_path: Path, layers_path: Path) -> None:
-        self._metrics, self._events, self._layers = map(LineFile, (metrics_path, events_path, layers_path))
-        self._files = self._metrics, self._events, self._layers
+    def __init__(self, files: TelemetryFiles, tell: Callable[[str], None]) -> None:
+        paths = files.metrics_jsonl, files.events_jsonl, files.layers_jsonl
+        self._files = self._metrics, self._events, self._layers = [LineFile(path, tell) for path in paths]
         self._common: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "attempt": 1}
         self._started_at = time.monotonic()
 
@@ -67,9 +68,6 @@ class JsonlSink(Sink):
 
     def progress(self, step: int, epoch: int, phase: str) -> None:
         self._metrics.poll()
-
-    def write_error(self) -> str | None:
-        return next(filter(None, (file.write_error for file in self._files)), None)
 
     def flush(self) -> None:
         for file in self._files:

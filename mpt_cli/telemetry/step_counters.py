@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,48 +27,26 @@ INT_FIELDS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
 Flags = NDArray[np.bool_]
 
 
-class Column:
-    """The column of `StepRecords` that has its name, float32 or int32; of a flag bool."""
-
-    def __init__(self, is_flag: bool = False) -> None:
-        self.is_flag = is_flag
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, records: "StepRecords", owner: type) -> NDArray[Any]:
-        if self.name in FLOAT_FIELDS:
-            return records.floats[:, FLOAT_FIELDS.index(self.name)]
-        column = records.ints[:, INT_FIELDS.index(self.name)]
-        return column.astype(bool) if self.is_flag else column
-
-
-@dataclass(frozen=True)
 class StepRecords:
-    """One row per step, in order. `floats` is float32 (steps, 4) and `ints` int32 (steps, 7), columns as named above.
-    `finite` is 1 where the gradients were, `zero` where every element of every gradient was 0. Of a step with several
-    optimizers these are the columns of all together, and those of each follow: `for_optimizer`.
+    """One row per step, in order, and its columns. `floats` is float32 (steps, 4) and `ints` int32 (steps, 7), in the
+    order of the names above. Of a step with several optimizers these are the columns of all together, and those of each
+    follow: `for_optimizer`.
     """
 
-    floats: NDArray[Any]
-    ints: NDArray[Any]
+    def __init__(self, floats: NDArray[Any], ints: NDArray[Any]) -> None:
+        self.floats, self.ints = floats, ints
+        self.loss, self.scale_before, self.scale_after, self.learning_rate = floats[:, : len(FLOAT_FIELDS)].T
+        # `counter` are the applied steps since the last change of the scale, `nan` and `inf` elements of all gradients,
+        # `nearest` is the variable nearest to the fault, of those whose gradient was not finite; -1 where all were
+        finite, self.counter, self.nan, self.inf, self.nearest, holds_inf, zero = ints[:, : len(INT_FIELDS)].T
+        self.finite = finite.astype(bool)  # whether the gradients were
+        self.holds_inf = holds_inf.astype(bool)  # whether the gradient of `nearest` held inf; else nan alone
+        self.zero = zero.astype(bool)  # whether every element of every gradient was 0
 
-    loss = Column()
-    scale_before = Column()
-    scale_after = Column()
-    learning_rate = Column()
-    finite = Column(is_flag=True)
-    counter = Column()  # applied steps since the last change of the scale
-    nan = Column()  # how many elements of all gradients were nan
-    inf = Column()
-    nearest = Column()  # the variable nearest to the fault, of those whose gradient was not finite; -1 where all were
-    holds_inf = Column(is_flag=True)  # whether that gradient held inf; else nan alone
-    zero = Column(is_flag=True)
-
-    def for_optimizer(self, place: int) -> Self:
+    def for_optimizer(self, place: int) -> "StepRecords":
         """Return the records of one of several optimizers."""
         first_float, first_int = (place + 1) * len(FLOAT_FIELDS), (place + 1) * len(INT_FIELDS)
-        return type(self)(self.floats[:, first_float:], self.ints[:, first_int:])
+        return StepRecords(self.floats[:, first_float:], self.ints[:, first_int:])
 
     def __len__(self) -> int:
         return len(self.floats)

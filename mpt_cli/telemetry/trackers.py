@@ -15,14 +15,12 @@ from pathlib import Path
 
 from mpt_cli.errors import DataError, config_error, first_line, install_command, printable
 from mpt_cli.settings.schema import LoggerSettings
-from mpt_cli.telemetry.record_types import GRADIENT_FIELDS, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.record_types import RunHeader, Snapshot, Summary, snapshot_fields
 from mpt_cli.telemetry.sink_interface import Sink
 
 Log = Callable[[dict[str, float], int], None]  # scalars by name, and their step
 End = Callable[[str, int], None]  # verdict and exit code
-PARAMS = ("recipe", "policy", "loss_scale", "model", "data", "optimizer", "backend", "device", "execution", "attempt")
 LONGEST_PARAM = 6000  # characters, MLflow's limit
-INTERVAL_FIELDS = ("loss", "learning_rate", "loss_scale", "skipped_steps", "consecutive_skips", "examples_per_second")
 
 
 def chosen_trackers(logger: LoggerSettings) -> list[str]:
@@ -36,18 +34,15 @@ def chosen_trackers(logger: LoggerSettings) -> list[str]:
 
 
 def tracker_scalars(snapshot: Snapshot) -> dict[str, float]:
-    """Return what has a value; means of an epoch under `epoch/`, a gradient sample under `gradients/`."""
-    if snapshot.epoch_end:
-        found = {"epoch/loss": snapshot.loss, **{f"epoch/{name}": value for name, value in snapshot.metrics.items()}}
-    else:
-        sample = {} if snapshot.gradients is None else vars(snapshot.gradients)
-        own = {name: getattr(snapshot, name) for name in INTERVAL_FIELDS}
-        found = {**snapshot.metrics, **own, **{f"gradients/{name}": sample[name] for name in GRADIENT_FIELDS if sample}}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    """Return each number of the line by its name; those of an epoch as a whole under `epoch/`."""
+    prefix = "epoch/" if snapshot.epoch_end else ""
+    fields = snapshot_fields(snapshot).items()
+    return {f"{prefix}{name}": float(value) for name, value in fields if type(value) in (int, float)}
 
 
 def _params(header: RunHeader) -> dict[str, str]:
-    return {name: printable(str(getattr(header, name)))[:LONGEST_PARAM] for name in PARAMS}
+    facts = {"recipe": header.recipe, "attempt": str(header.attempt), **header.facts}
+    return {label.replace(" ", "_"): printable(fact)[:LONGEST_PARAM] for label, fact in facts.items()}
 
 
 def _open_tensorboard(folder: Path, header: RunHeader) -> tuple[Log, End]:

@@ -116,7 +116,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         """Finish the epoch, unless a health rule ends the run with it, and end the training where nothing follows."""
         self.model.stop_training = False  # it was the epoch alone that ended
         is_whole = not self._is_cut_short() or self.progress.step_in_epoch == self.train_feed.steps
-        self.stop = self.check_epoch(self.model.trainable_variables, is_whole)
+        self.stop = self.check_epoch(self.model.trainable_variables)
         if self.stop is None:
             self._finish_epoch(is_whole)
         logs.update(self.progress.metrics)  # for the history that `fit` keeps

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.engine.backend import memory_in_use, peak_memory
+from mpt_cli.engine.backend import peak_memory
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.gradient_check import are_finite, is_overwritten
 from mpt_cli.samples.gradient_samples import GradientSampler, SampleResult
@@ -129,9 +129,9 @@ class Record:
             self.counters.sample = look.sample or self.counters.sample
         return look
 
-    def check_epoch(self, weights: Sequence[Any], is_whole: bool = True) -> Stop | None:
+    def check_epoch(self, weights: Sequence[Any]) -> Stop | None:
         """Return the health rule that the epoch breaks as a whole."""
-        run_state = replace(self.run_state(), epoch_is_whole=is_whole, weights_are_finite=are_finite(weights))
+        run_state = replace(self.run_state(), weights_are_finite=are_finite(weights))
         return self.health.check(run_state, at_epoch_end=True)
 
     def look_at_weights(self) -> None:
@@ -153,7 +153,6 @@ class Record:
                 examples_per_second=self.stopwatch.window_rate(),
                 metrics={name: value for name, value in metrics.items() if name != "loss"},
                 step_in_epoch=self.progress.step_in_epoch,
-                memory_bytes=memory_in_use(),
                 **others,
             )
         )

@@ -51,7 +51,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path) -> None:
         training_run.train(settings, [], training_run.Reporters(said, [Limits({10: 1, 35: before})]))
     finally:
         limit(before)
-    assert "can't be written: File too large; its lines wait in memory, training continues" in said.getvalue()
+    assert "run_dir. Its lines wait in memory, training continues." in said.getvalue()
     assert "that of step 8 is kept, training continues" in said.getvalue()
     assert "checkpoints can be written again" in said.getvalue()
     run = RunDirectory(tmp_path / "run")

@@ -36,7 +36,7 @@ def test_a_verdict_that_is_not_good_fails_where_that_was_asked_for_and_a_head_in
         in done.stderr
     )
     layer = run.events[0]["layer"]
-    advice = f'Keep {layer} in float32 (dtype="float32" where {layer} is made; this was not tried, and '
+    advice = f'in a script dtype="float32" where {layer} is made; this was not tried; '
     assert layer.startswith("net/dense") and advice in run.explanation
     assert run.summary["ended_early"] == ""
 

@@ -40,7 +40,7 @@ def test_nothing_is_written_through_a_link():
     assert main(["report", "run"]) == 0
     write_durably(run / "console.log", lambda file: file.write(b"new"))
     with pytest.raises(DataError, match=r"notes.jsonl can't be written: Too many levels of symbolic links"):
-        LineFile(run / "notes.jsonl").open()
+        LineFile(run / "notes.jsonl", print).open()
     with (
         pytest.raises(DataError, match=r"can't be written: Too many levels of symbolic links"),
         load_run(run).directory.lock(),

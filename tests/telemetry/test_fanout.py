@@ -17,7 +17,7 @@ from mpt_cli.telemetry.sinks import console_sinks
 def recorder(failure: Exception | None = None) -> Mock:
     """A sink that notes what is called."""
     found = Mock(spec=Sink)
-    found.write_error.return_value, found.close.side_effect = None, failure
+    found.close.side_effect = failure
     return found
 
 
@@ -34,7 +34,6 @@ def test_every_sink_gets_everything_in_order(header, snapshot, summary) -> None:
     expected = [
         call.start(header),
         call.progress(1, 1, ""),
-        call.write_error(),
         call.events(events),
         call.snapshot(snapshot),
         call.message("hello"),
@@ -82,13 +81,3 @@ def test_the_console_suits_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds("auto", Terminal()) == kinds("live", io.StringIO()) == [LiveConsole]
     assert kinds("auto", Terminal(), "dumb") == kinds("auto", io.StringIO()) == [PlainConsole]
     assert kinds("plain", Terminal()) == [PlainConsole] and kinds("quiet", Terminal()) == []
-
-
-def test_a_file_that_cannot_be_written_is_told_once_and_so_is_its_end() -> None:
-    troubled = recorder()
-    troubled.write_error.side_effect = None, "disk full", "disk full", None, None
-    telemetry = Telemetry([Sink(), troubled])
-    for step in range(5):
-        telemetry.progress(step, 1)
-    told = ["disk full; its lines wait in memory, training continues", "files can be written again"]
-    assert troubled.message.call_args_list == [call(text) for text in told]

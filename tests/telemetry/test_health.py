@@ -9,14 +9,14 @@ from golden import assert_said
 
 from mpt_cli.precision import DynamicScale
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
-from mpt_cli.settings.schema import TrainerSettings, find_key
+from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.health_and_verdict import HealthRules, Stop
 from mpt_cli.telemetry.record_types import NEVER, GradientSample, Scaling, StopLimits, StreakCounts
-from mpt_cli.telemetry.run_state import LONGEST_SETTLING_SKIPS, EventTally, RunState, build_run_state
+from mpt_cli.telemetry.run_state import EventTally, RunState, build_run_state
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 
 NAN, INF = float("nan"), float("inf")
-OFF = {"max_consecutive_skips": None, "max_skip_rate": None, "stop_on_idle_epoch": False}
+OFF = {"max_consecutive_skips": None, "max_skip_rate": None}
 NO_TRAINER = TrainerSettings(max_nonfinite_losses=None, max_zero_gradients=None, stop_on_nonfinite_weights=False)
 SCALED = Scaling(DynamicScale())
 
@@ -76,7 +76,7 @@ def stops() -> dict[str, Stop | None]:
     three = {"max_consecutive_skips": 3}
     losses, zeros = TrainerSettings(max_nonfinite_losses=3), TrainerSettings(max_zero_gradients=5)
     one = {"mode": "fixed", "max_consecutive_skips": 1}
-    idle, bad = after("x" * 29), replace(after("."), weights_are_finite=False)
+    bad = replace(after("."), weights_are_finite=False)
     return {
         "three skips": check(after("..xxx"), **three),
         "two and two": check(after("..xx.xx"), **three),
@@ -103,13 +103,6 @@ def stops() -> dict[str, Stop | None]:
         "every second step skipped": check_epoch(after(".x" * 100)),
         "every second step skipped, too few of them": check_epoch(after(".x" * 99)),
         "every third step skipped": check_epoch(after("..x" * 100)),
-        "an idle epoch": check_epoch(idle),
-        "an idle epoch with a loss of nan": check_epoch(after("x" * 29, loss=NAN)),
-        "an idle epoch that was cut short": check_epoch(replace(idle, epoch_is_whole=False)),
-        "an idle epoch that may still settle": check_epoch(after("x" * (LONGEST_SETTLING_SKIPS - 1))),
-        "an idle epoch at the floor": check_epoch(after("x"), min_scale=4.0),
-        "an idle epoch above the floor": check_epoch(after("x"), min_scale=2.0),
-        "an idle epoch, fixed": check_epoch(after("x"), mode="fixed"),
         "weights of nan": check_epoch(bad),
         "weights of nan, within an epoch": check(bad),
         "all turned off": check_epoch(
@@ -123,7 +116,6 @@ def test_what_ends_a_run_and_what_is_advised():
     found = {name: stop and str(stop) for name, stop in stops().items()}
     text = "".join(f"{name}:\n    {words}\n" for name, words in found.items())
     assert_said(text, Path(__file__).with_name("stops.txt"))
-    assert f"not before {LONGEST_SETTLING_SKIPS} in a row" in find_key("loss_scale.stop_on_idle_epoch").meaning
 
 
 def limits_of(run_state: RunState, trainer: TrainerSettings | None = None, **loss_scale: object) -> StopLimits:

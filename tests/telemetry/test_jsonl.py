@@ -6,12 +6,13 @@ import pytest
 from strict import lines
 
 from mpt_cli.telemetry.record_types import LayerSample
+from mpt_cli.telemetry.sink_interface import TelemetryFiles
 from mpt_cli.telemetry.sinks import JsonlSink
 
 
 @pytest.fixture
 def sink(tmp_path: Path, header) -> JsonlSink:
-    sink = JsonlSink(*(tmp_path / f"{name}.jsonl" for name in ("metrics", "events", "layers")))
+    sink = JsonlSink(TelemetryFiles(tmp_path), print)
     sink.start(header)
     return sink
 
@@ -39,7 +40,7 @@ def test_layers_have_a_file_at_once_where_there_are_some(tmp_path: Path, sink) -
 def test_a_resumed_run_appends_and_says_which_attempt(tmp_path: Path, sink, header, snapshot) -> None:
     sink.snapshot(snapshot)
     sink.close()
-    sink = JsonlSink(tmp_path / "metrics.jsonl", *(tmp_path / name for name in "el"))
+    sink = JsonlSink(TelemetryFiles(tmp_path), print)
     sink.start(replace(header, attempt=2))
     sink.snapshot(replace(snapshot, step=31))
     sink.close()

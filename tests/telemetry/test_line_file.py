@@ -24,7 +24,7 @@ def test_a_partial_last_line_is_cut_off_and_whole_lines_stay(tmp_path: Path) -> 
 
 
 def test_lines_reach_the_file_within_a_second_of_polling_or_where_they_are_many(tmp_path: Path, clock) -> None:
-    file = LineFile(tmp_path / "a", clock)
+    file = LineFile(tmp_path / "a", print, clock)
     file.add("one")
     clock.now += 0.9
     file.poll()
@@ -38,7 +38,7 @@ def test_lines_reach_the_file_within_a_second_of_polling_or_where_they_are_many(
 
 
 def test_closing_twice_writes_once_and_closes_no_file_opened_since(tmp_path: Path) -> None:
-    file = LineFile(tmp_path / "a")
+    file = LineFile(tmp_path / "a", print)
     file.add("one")
     file.close()
     with (tmp_path / "b").open("w") as since:  # gets the descriptor that was given back
@@ -53,13 +53,13 @@ def test_a_full_disk_is_named_where_all_must_be_written_and_where_too_much_waits
 
     monkeypatch.setattr(os, "write", full)
     monkeypatch.setattr(sink_interface, "MOST_WAITING_BYTES", 10)
-    file = LineFile(tmp_path / "full")
+    file = LineFile(tmp_path / "full", print)
     file.add("short")
     file.poll(now=True)
     for done in (file.flush, file.close):
         with pytest.raises(DataError, match=r"/full can't be written: No space left on device"):
             done()
-    file = LineFile(tmp_path / "full")
+    file = LineFile(tmp_path / "full", print)
     file.add("short")
     file.poll(now=True)
     file.add("too much")
@@ -69,11 +69,12 @@ def test_a_full_disk_is_named_where_all_must_be_written_and_where_too_much_waits
 
 def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="can't be written: Is a directory"):
-        LineFile(tmp_path).open()
+        LineFile(tmp_path, print).open()
 
 
 def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_path: Path, monkeypatch) -> None:
-    file, real, room = LineFile(tmp_path / "a"), os.write, [0]
+    said: list[str] = []
+    file, real, room = LineFile(tmp_path / "a", said.append), os.write, [0]
     file.open()
 
     def write(descriptor: int, data: bytes) -> int:
@@ -93,4 +94,9 @@ def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_p
         room[0] += more
         file.add(line)
         file.poll(now=True)
-        assert (file.path.read_text(), file.write_error is None) == (text, more > 3)
+        assert file.path.read_text() == text
+    assert said == [
+        f"{file.path} can't be written: No space left on device. Check free space and permissions, or set run_dir. "
+        "Its lines wait in memory, training continues.",
+        "a can be written again",
+    ]

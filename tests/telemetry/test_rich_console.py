@@ -19,10 +19,10 @@ def test_names_of_layers_and_metrics_can_not_command_a_terminal(tmp_path, header
     metrics = {EVIL: 0.5, f"val_{EVIL}": 0.5}
     for console, shown in (
         (PlainConsole(StreamLines(stream)), stream.getvalue),
-        (ConsoleLog(log), log.read_text),
+        (ConsoleLog(log, print), log.read_text),
         (LiveConsole(drawn), terminal.getvalue),
     ):
-        console.start(replace(header, model=EVIL, warnings=(EVIL,), metric_names=tuple(metrics)))
+        console.start(replace(header, facts={"model": EVIL}, warnings=(EVIL,), metric_names=tuple(metrics)))
         console.events([Event(1, 1, "overflow", 4.0, 2.0, 0, 9, f"{EVIL}/kernel", layer=EVIL)])
         console.snapshot(replace(snapshot, step=40, epoch_end=True, metrics=metrics))
         console.finish(replace(summary, explanation=EVIL, metrics=metrics))

@@ -39,8 +39,8 @@ def modules(monkeypatch) -> Mock:
 
 
 def check_scalars(first: dict, second: dict) -> None:
-    assert (first["loss_scale"], first["loss"], first["gradients/flushed_share"]) == (16384.0, 0.5, 0.125)
-    assert "gradients/headroom_doublings" not in first
+    assert (first["loss_scale"], first["loss"], first["gradient_flushed_share"]) == (16384.0, 0.5, 0.125)
+    assert "gradient_headroom_doublings" not in first
     assert second["epoch/val_loss"] == 0.25 and "loss_scale" not in second
 
 
@@ -103,6 +103,6 @@ def test_what_a_tracker_refuses_names_it(modules, use) -> None:
 
 
 def test_secrets_and_control_codes_of_a_header_are_not_sent(tmp_path: Path, modules, header) -> None:
-    TrackerSink("wandb", tmp_path / "wandb").start(replace(header, data="https://me:hunter2@host \x1b[2J"))
+    TrackerSink("wandb", tmp_path / "wandb").start(replace(header, facts={"data": "https://me:hunter2@host \x1b[2J"}))
     sent = modules.wandb.init.call_args.kwargs["config"]["data"]
     assert "hunter2" not in sent and "\x1b" not in sent and "@host" in sent

@@ -36,13 +36,13 @@ FIXED = ["loss_scale=fixed", "loss_scale.initial_scale=2**10"]
 # words of the command line, verdict, exit code, rule (None: the run finished), what the explanation says, skipped steps
 RUNS = {
     "bad data": (["fault=bad_data"], v.CHRONIC, OK, None, "10 of the last 40 steps were skipped (25.0%)", 20),
-    "an idle epoch": (
+    "skips in a row": (
         [*FIXED, "fault=overflow", "fault.at_steps=[]", "fault.every_steps=1"],
         v.NEVER_TRAINED,
         NUMERICAL,
-        "loss_scale.stop_on_idle_epoch",
-        "an epoch ended in which every step was skipped",
-        40,
+        "loss_scale.max_consecutive_skips",
+        "50 steps in a row were skipped",
+        50,
     ),
     "bad weights": (
         [*NAN_TO_THE_END[:2], "fault=overflow"],

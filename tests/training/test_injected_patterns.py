@@ -22,7 +22,7 @@ from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.health_and_verdict import HealthRules
 from mpt_cli.telemetry.record_types import Scaling
-from mpt_cli.telemetry.sink_interface import Telemetry
+from mpt_cli.telemetry.sink_interface import Telemetry, TelemetryFiles
 from mpt_cli.telemetry.sinks import JsonlSink
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.checkpoint import collect_state, restore_state
@@ -40,7 +40,7 @@ RULE = {
     "max_scale": 64.0,
     "hysteresis": 2,
 }
-OFF = {"max_consecutive_skips": None, "stop_on_idle_epoch": False}
+OFF = {"max_consecutive_skips": None}
 GOOD = [True] * STEPS
 
 
@@ -104,7 +104,7 @@ def trainer_of(
 
 
 def record_in(folder) -> Telemetry:
-    return Telemetry([JsonlSink(*(folder / f"{name}.jsonl" for name in ("metrics", "events", "layers")))])
+    return Telemetry([JsonlSink(TelemetryFiles(folder), print)])
 
 
 def train(compiled, pattern: list[bool], folder=None, **options) -> tuple[Outcome, StepCounters]:
@@ -237,16 +237,13 @@ def test_validation_comes_at_its_interval_and_at_the_end(compiled, tmp_path):
     assert [*found] == [2, 4, 5] and outcome.progress.metrics["val_loss"] == pytest.approx(found[5])
 
 
-def test_an_epoch_without_an_applied_step_has_no_metrics_and_ends_the_run_unless_it_is_cut_short(compiled, tmp_path):
+def test_an_epoch_without_an_applied_step_has_no_metrics(compiled, tmp_path):
     """Keras gives 0 for the mean of nothing, which would be the best loss ever."""
     bad = [False] * STEPS
     outcome, _ = train(compiled, bad, tmp_path, validation=2)
     (line,) = epoch_lines(tmp_path)
     assert line["loss"] is line.get("accuracy") is None and math.isfinite(line["val_loss"])
     assert "loss" not in outcome.progress.best and outcome.stop is None
-    for most, key in ((None, "loss_scale.stop_on_idle_epoch"), (STEPS, "loss_scale.stop_on_idle_epoch"), (7, None)):
-        outcome, _ = train(compiled, bad, max_steps=most, stop_on_idle_epoch=True)
-        assert (outcome.stop and outcome.stop.key) == key
 
 
 def test_a_signal_ends_a_validation_whose_epoch_is_finished_when_the_run_goes_on(compiled, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from rich.segment import ControlType, Segment
 from rich.text import Text
 
 from mpt_cli.telemetry.console.plain import PlainConsole
-from mpt_cli.telemetry.format import format_count, format_whole_seconds
+from mpt_cli.telemetry.format import format_count, format_seconds
 from mpt_cli.telemetry.record_types import RunHeader, Summary
 
 REFRESHES_PER_SECOND = 4
@@ -97,8 +97,7 @@ class LiveConsole(PlainConsole):
         """Return where the run is now, and the latest line of the log."""
         doing = ""
         for name, began in self._doing[-1:]:
-            seconds = time.monotonic() - began
-            doing = f"{name}  {format_whole_seconds(seconds)}" if seconds >= 1 else name
+            doing = f"{name}  {format_seconds(time.monotonic() - began)}"
         if self._header is None:
             return Text(doing)
         step, epoch, phase = self._position

@@ -52,16 +52,7 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
     rows = [
         ("recipe", header.recipe),
         ("", header.description),
-        ("policy", header.policy),
-        ("loss scale", header.loss_scale),
-        ("model", header.model),
-        ("data", header.data),
-        ("loss", header.loss),
-        ("optimizer", header.optimizer),
-        ("callbacks", header.callbacks),
-        ("backend", header.backend),
-        ("device", header.device),
-        ("execution", header.execution),
+        *header.facts.items(),
         ("length", length),
         ("writes to", header.run_dir),
         *(("warning", warning) for warning in header.warnings),
@@ -250,40 +241,29 @@ class StreamLines:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.is_open = True  # whether anybody reads, as far as is known
 
     def __call__(self, line: str) -> None:
-        if not self.is_open:
-            return
         encoding = self._stream.encoding or "utf-8"
         try:
             self._stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
             self._stream.flush()
-        except BrokenPipeError:
-            self.is_open = False
-            self._discard_the_rest()
-
-    def _discard_the_rest(self) -> None:
-        """Point the descriptor at nothing, or Python's own flush at exit fails and changes the exit code."""
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, self._stream.fileno())
-        os.close(nothing)
+        except BrokenPipeError:  # nor may Python's own flush at exit fail, which changes the exit code
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, self._stream.fileno())
+            os.close(nothing)
 
 
 class ConsoleLog(PlainConsole):
     """console.log: the plain lines, whatever the screen shows."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = LineFile(path)
+    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+        self._file = LineFile(path, tell)
         super().__init__(self._append)
 
     def progress(self, step: int, epoch: int, phase: str) -> None:
         super().progress(step, epoch, phase)
         with self._writing:
             self._file.poll()
-
-    def write_error(self) -> str | None:
-        return self._file.write_error
 
     def close(self) -> None:
         try:
