@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.many_configurations import load_variations
+from mpt_cli.settings.load import load_settings, load_variations
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.overrides import read_grid
 
