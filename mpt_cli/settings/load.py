@@ -2,12 +2,11 @@
 
 Files are composed by Hydra's defaults lists, then come the words; the plain tree is read key by key against the schema,
 whose defaults stand below all of it.
-Interpolations (`${eval:'2 * ${trainer.batch_size}'}`, `${oc.env:NAME}`) have resolvers of ours.
 """
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +25,6 @@ from mpt_cli.settings.key_type import (
     REQUIRED,
     BadValue,
     Key,
-    evaluate,
     map_texts,
     overlap,
     read_value,
@@ -61,6 +59,7 @@ from mpt_cli.settings.schema import (
     chosen_variant,
     find_key,
     no_such_key,
+    sections,
     unknown_key_problem,
     variant_class,
     variants_of,
@@ -68,7 +67,6 @@ from mpt_cli.settings.schema import (
 from mpt_cli.settings.search_path import (
     find_recipe,
     group_files,
-    group_names,
     is_shipped,
     recipe_paths,
     searching,
@@ -111,17 +109,17 @@ class Files:
 def compose_files(given: ParsedOverrides, recipe: Recipe, below: Recipe) -> Files:
     """Return the files of the recipe, and over them those that words choose."""
     layers, problems = [*below.layers, *recipe.layers], [*below.problems, *recipe.problems]
-    unsure, ours = below.unsure | recipe.unsure, group_names()
     for choice in [choice for group, choice in given.choices.items() if group != "conf"]:
         try:
             chosen = layers_of_choice(choice)
-            layers = [layer for layer in layers if layer.group != choice.group or layer.group in ours] + chosen
+            layers = [layer for layer in layers if layer.group != choice.group or layer.group in sections()] + chosen
         except ConfigError as error:
             problems += error.problems
-            unsure.add(choice.group)
     tree = merge_layers(layers)
     if given.conf is not None and (backend := _backend(tree, recipe, given, problems)):  # a script chooses itself
         tree = merge_keys(tree, {"backend": {"name": backend}})
+    named = {problem.key.removeprefix("defaults.").partition(".")[0] for problem in problems}
+    unsure = named | ({*VARIANTS} if named & {"conf", "defaults"} else set())
     return Files(recipe, below, layers, tree, problems, unsure)
 
 
@@ -159,17 +157,12 @@ def _resolved(node: DictConfig | ListConfig, path: str, problems: list[Problem])
     return [value(index, path) for index in range(len(node))]
 
 
-def build_settings(
-    tree: dict[str, Any], unsure: Collection[str], problems: list[Problem], base: Settings | None = None
-) -> Settings:
+def build_settings(tree: dict[str, Any], problems: list[Problem], base: Settings | None = None) -> Settings:
     """Build settings from `tree`; what it lacks is as in `base`, by default the schema's. With problems the result has
     defaults in their place and only serves further checks.
-
-    Sections in `unsure` are left alone: their own choice failed already, so that their keys mean nothing.
     """
     base, known = base or Settings(), {problem.key for problem in problems}
-    sure = {name: value for name, value in tree.items() if name not in unsure}
-    chosen = {name: variant_class(name, chosen_variant(name, sure[name])) for name in VARIANTS if name in sure}
+    chosen = {name: variant_class(name, chosen_variant(name, tree[name])) for name in VARIANTS if name in tree}
 
     def build(cls: type, path: str, given: Any) -> Any:
         if not isinstance(given, dict):
@@ -201,7 +194,7 @@ def build_settings(
             problems.append(Problem(key.path, bad.rule, None if value == REQUIRED else value, bad.remedy))
             return copy(key.default)
 
-    settings: Settings = build(Settings, "", sure)
+    settings: Settings = build(Settings, "", tree)
     return settings
 
 
@@ -339,7 +332,7 @@ def composed(given: ParsedOverrides) -> Iterator[Composition]:
         recipe = read_recipe(find_recipe(given.conf))
         below = _defaults_of_user(recipe)
     except ConfigError as error:
-        recipe = Recipe(problems=error.problems, unsure={*VARIANTS})
+        recipe = Recipe(problems=error.problems)
     with searching(recipe.searchpath):
         yield compose(compose_files(given, recipe, below), given)
 
@@ -384,7 +377,8 @@ def compose(files: Files, given: ParsedOverrides, base: Composition | None = Non
         changed = {name: part for name, part in plain.items() if name not in kept or part is not kept[name]}
         others = [each for each in base.found if each.key.partition(".")[0] not in changed]
     note_secrets(changed, "", problems)
-    settings = build_settings(changed, unsure, problems, settings)
+    sure = {name: part for name, part in changed.items() if name not in unsure}
+    settings = build_settings(sure, problems, settings)
     found = [*problems[before:], *others]
     if files.recipe.is_record:  # perhaps of an earlier version, with keys that are gone and were not set
         found = [each for each in found if each.received not in (None, [], {}) or not unknown_key_problem(each.key, {})]
@@ -451,4 +445,3 @@ def _variable(name: str, *default: Any) -> Any:
 
 
 OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
-OmegaConf.register_new_resolver("eval", evaluate, replace=True)

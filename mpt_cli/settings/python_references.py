@@ -222,8 +222,9 @@ def file_of(reference: str, folder: Path) -> Path | None:
     place, _, name = reference.rpartition(":")
     if not name or form_problem(reference, "") or "${" in f"{reference}{folder}":
         return None
-    inside = expanded(place if place.endswith(".py") else place.replace(".", "/"))
-    files = [folder / inside / "__init__.py", folder / inside.with_suffix(".py")]
+    is_path = place.endswith(".py")
+    inside = folder / expanded(place if is_path else place.replace(".", "/"))
+    files = [inside] if is_path else [inside / "__init__.py", Path(f"{inside}.py")]
     return next((file.resolve() for file in files if os.path.isfile(file)), None)
 
 

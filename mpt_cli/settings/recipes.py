@@ -93,8 +93,8 @@ class Recipe:
     """A recipe with the files that it is composed of, in order, and what is wrong with them.
 
     `searchpath` are the folders that it and its bases add, `sweep` what `mpt sweep` is to vary, which no run reads: its
-    own, else that of the last recipe it starts from that has one, in the file `sweep_path`. `unsure` are sections whose
-    file is missing, `notes` what a user should know of how a run came to its settings.
+    own, else that of the last recipe it starts from that has one, in the file `sweep_path`. `notes` are what a user
+    should know of how a run came to its settings.
     """
 
     path: Path = Path("custom")
@@ -103,7 +103,6 @@ class Recipe:
     sweep: Any = None
     sweep_path: Path = Path()
     problems: list[Problem] = field(default_factory=list)
-    unsure: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -275,7 +274,6 @@ class _Files(ConfigRepository):
                 wrong = [Problem("defaults", "each entry must be `group: choice` or a recipe.", written)]
             except ConfigError as error:
                 wrong = error.problems
-                self.recipe.unsure |= {*VARIANTS}
             if wrong:
                 place = places_of(path).get(("defaults", str(index)))
                 problems += [replace(problem, place=place) for problem in wrong]
@@ -290,9 +288,7 @@ class _Files(ConfigRepository):
             remedy = did_you_mean(group, group_names()) or f"Groups: {', '.join(group_names())}."
             return [Problem("defaults", "there is no such group.", group, remedy)]
         choices = [GroupChoice(group, name, f"defaults.{group}") for name in _choices(entry) if "${" not in name]
-        wrong = [problem for choice in choices if (problem := choice.problem())]
-        self.recipe.unsure |= {group} if wrong else set()
-        return wrong
+        return [problem for choice in choices if (problem := choice.problem())]
 
     def _find_base(self, name: str, recipe: Path) -> Path:
         """Return the recipe that a list names: a file beside it, as in Hydra, or any."""
