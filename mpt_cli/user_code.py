@@ -2,11 +2,11 @@
 loaded and called, and what their exceptions mean.
 """
 
-import ast
 import importlib.util
 import inspect
 import os
 import re
+import symtable
 import sys
 import sysconfig
 import traceback
@@ -205,29 +205,23 @@ def missing_problem(reference: str, key: str) -> Problem | None:
     return _no_name(first, file.stem if is_path else place, defined, reference, key)
 
 
+_MAKES_NAMES = re.compile(r"import\s+\*|\b(?:__getattr__|globals|setattr|exec|vars|locals)\b")
+
+
 @cache
 def _names_in(text: str) -> tuple[list[str], set[str]]:
-    """Return the functions and classes that the text of a Python file defines at its top, and all names in it. None of
+    """Return the functions and classes that the text of a Python file defines at its top, and all names there. None of
     them where it is no Python, takes all names of another module, or makes names as it runs.
 
     Kept for each text: the jobs of a sweep name the same few files.
     """
-    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     try:
-        tree = ast.parse(text)
+        table = symtable.symtable(text, "", "exec")
     except (ValueError, SyntaxError, RecursionError):
         return [], set()
-    names = set[str]()
-    for node in ast.walk(tree):
-        if isinstance(node, definitions):
-            names.add(node.name)
-        elif isinstance(node, ast.alias):
-            names.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.Name):
-            names.add(node.id)
-    if names & {"*", "__getattr__", "globals", "setattr", "exec", "vars", "locals"}:
+    if _MAKES_NAMES.search(text):
         return [], set()
-    return [node.name for node in tree.body if isinstance(node, definitions)], names
+    return [each.get_name() for each in table.get_symbols() if each.is_namespace()], {*table.get_identifiers()}
 
 
 def call_user(

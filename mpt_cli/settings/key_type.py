@@ -31,7 +31,8 @@ def read_number(text: str) -> int | float | None:
     if power := _POWER.fullmatch(text):
         sign, base, exponent = power.groups()
         with suppress(ArithmeticError, ValueError):  # the latter of thousands of digits
-            return as_whole(float(base) ** int(exponent) * (-1 if sign == "-" else 1))
+            value = float(base) ** int(exponent) * (-1 if sign == "-" else 1)
+            return int(value) if value.is_integer() else value
         return None
     for kind in (int, float):
         with suppress(ValueError):
@@ -39,7 +40,7 @@ def read_number(text: str) -> int | float | None:
     return None
 
 
-def as_whole(value: Any) -> Any:
+def as_whole(value: object) -> object:
     """Return 1000 for 1000.0 and 1e3, and anything that is not a whole float as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 

@@ -6,7 +6,7 @@ whose defaults stand below all of it.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
@@ -109,17 +109,17 @@ class Files:
 def compose_files(given: ParsedOverrides, recipe: Recipe, below: Recipe) -> Files:
     """Return the files of the recipe, and over them those that words choose."""
     layers, problems = [*below.layers, *recipe.layers], [*below.problems, *recipe.problems]
-    for choice in [choice for group, choice in given.choices.items() if group != "conf"]:
+    for choice in [choice for group, choice in given.choices.items() if group in sections()]:
         try:
-            chosen = layers_of_choice(choice)
-            layers = [layer for layer in layers if layer.group != choice.group or layer.group in sections()] + chosen
+            layers += layers_of_choice(choice)
         except ConfigError as error:
             problems += error.problems
     tree = merge_layers(layers)
     if given.conf is not None and (backend := _backend(tree, recipe, given, problems)):  # a script chooses itself
         tree = merge_keys(tree, {"backend": {"name": backend}})
-    named = {problem.key.removeprefix("defaults.").partition(".")[0] for problem in problems}
-    unsure = named | ({*VARIANTS} if named & {"conf", "defaults"} else set())
+    unsure = {problem.key.removeprefix("defaults.").partition(".")[0] for problem in problems}
+    if "conf" in unsure or (recipe.problems and not recipe.layers):
+        unsure |= {*VARIANTS}
     return Files(recipe, below, layers, tree, problems, unsure)
 
 
@@ -264,7 +264,7 @@ def load_variations(configurations: Iterable[Sequence[str]]) -> list[Settings | 
 @dataclass
 class Composition:
     """A command line, composed. `tree` has the keys of files and words, `plain` what their interpolations come to, and
-    `settings` are read from that, each key by itself, with what is `found` to be wrong with them among the problems.
+    `settings` are read from that, each key by itself; what is `found` to be wrong with them is among the problems.
     """
 
     files: Files
@@ -329,7 +329,9 @@ def composed(given: ParsedOverrides) -> Iterator[Composition]:
             names = ", ".join(recipe_paths()) or "none is installed"
             rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
             raise config_error("conf", rule, None, f"Recipes: {names}.")
-        recipe = read_recipe(find_recipe(given.conf))
+        ours = {"conf", *sections()}
+        project_groups = [choice for group, choice in given.choices.items() if group not in ours]
+        recipe = read_recipe(find_recipe(given.conf), project_groups)
         below = _defaults_of_user(recipe)
     except ConfigError as error:
         recipe = Recipe(problems=error.problems)
@@ -357,32 +359,45 @@ def compose(files: Files, given: ParsedOverrides, base: Composition | None = Non
             tree = with_override(tree, override)
         except FAULTS as error:
             problems.append(Problem(override.key_or_group, f"cannot be set: {reason_of(error)}."))
-    is_plain, variants = "${" not in str(tree), dict[str, str]()
-    node = tree if is_plain else OmegaConf.create(tree)
+    is_plain = "${" not in str(tree)
+    found = _variants(tree if is_plain else OmegaConf.create(tree), problems)
+    variants = {section: name for section, name in found.items() if section not in files.unsure}
+    unsure = files.unsure | (VARIANTS.keys() - variants)
+    plain = tree if is_plain else _resolved(_above_defaults(tree, variants), "", problems)
+    if "recipe" not in tree:
+        plain = {**plain, "recipe": files.recipe.path.stem}
+    is_like_base = is_plain and base is not None and base.plain.keys() <= plain.keys()
+    settings, wrong = _read(plain, unsure, problems, base if is_like_base else None)
+    if files.recipe.is_record:  # perhaps of an earlier version, with keys that are gone and were not set
+        wrong = [each for each in wrong if each.received not in (None, [], {}) or not unknown_key_problem(each.key, {})]
+    return Composition(files, given, tree, plain, settings, [*problems, *wrong], wrong, unsure)
+
+
+def _variants(node: Any, problems: list[Problem]) -> dict[str, str]:
+    """Return the variant of each section where it can be known."""
+    found = {}
     for section in VARIANTS:
         with suppress(*FAULTS):  # of a reference, which is said where it is resolved
             name = chosen_variant(section, node[section])
             if problem := _variant_problem(section, name):
                 problems.append(problem)
-            elif section not in files.unsure:
-                variants[section] = name
-    unsure = files.unsure | (VARIANTS.keys() - variants)
-    plain = tree if is_plain else _resolved(_above_defaults(tree, variants), "", problems)
-    if "recipe" not in tree:
-        plain = {**plain, "recipe": files.recipe.path.stem}
-    before, settings, changed, others = len(problems), Settings(), plain, list[Problem]()
-    if is_plain and base is not None and base.plain.keys() <= plain.keys():
-        settings = base.settings
-        kept = base.plain
-        changed = {name: part for name, part in plain.items() if name not in kept or part is not kept[name]}
-        others = [each for each in base.found if each.key.partition(".")[0] not in changed]
+            else:
+                found[section] = name
+    return found
+
+
+def _read(
+    plain: dict[str, Any], unsure: Collection[str], known: Sequence[Problem], base: Composition | None
+) -> tuple[Settings, list[Problem]]:
+    """Return the settings, and what is wrong with keys beside what is known; what is as in `base` is not read anew."""
+    kept = base.plain if base else {}
+    changed = {name: part for name, part in plain.items() if name not in kept or part is not kept[name]}
+    problems = [*known]
     note_secrets(changed, "", problems)
     sure = {name: part for name, part in changed.items() if name not in unsure}
-    settings = build_settings(sure, problems, settings)
-    found = [*problems[before:], *others]
-    if files.recipe.is_record:  # perhaps of an earlier version, with keys that are gone and were not set
-        found = [each for each in found if each.received not in (None, [], {}) or not unknown_key_problem(each.key, {})]
-    return Composition(files, given, tree, plain, settings, [*problems[:before], *found], found, unsure)
+    settings = build_settings(sure, problems, base.settings if base else None)
+    others = [each for each in base.found if each.key.partition(".")[0] not in changed] if base else []
+    return settings, [*problems[len(known) :], *others]
 
 
 def note_secrets(value: Any, path: str, problems: list[Problem]) -> None:

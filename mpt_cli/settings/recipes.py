@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import create_defaults_list
-from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault
+from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault, ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -116,12 +116,16 @@ class Recipe:
         return sections().keys() <= self.body.keys()
 
 
-def read_recipe(path: Path) -> Recipe:
-    """Return the recipe at `path` with all its problems; ConfigError where it can't be read or composed."""
-    recipe = Recipe(path)
+def read_recipe(path: Path, project_groups: Sequence[GroupChoice] = ()) -> Recipe:
+    """Return the recipe at `path` with all its problems; ConfigError where it can't be read or composed.
+
+    `project_groups` are files of the project's own groups (`experiment=x`), which come last where no list names them.
+    """
+    wrong = {choice.group: problem for choice in project_groups if (problem := choice.problem())}
+    recipe = Recipe(path, problems=[*wrong.values()])
     try:
         with searching():
-            recipe.layers = _Files(recipe).layers(_ROOT)
+            recipe.layers = _Files(recipe).layers(_ROOT, [each for each in project_groups if each.group not in wrong])
     except FAULTS as error:
         place = places_of(path).get(("defaults",))
         raise config_error("defaults", f"cannot be composed: {reason_of(error)}.", place=place) from error
@@ -183,13 +187,24 @@ class _Files(ConfigRepository):
         self.recipes[name := re.sub(r"[^\w.-]", "_", path.stem) + number] = path
         return name
 
-    def layers(self, name: str) -> list[Layer]:
+    def layers(self, name: str, project_groups: Sequence[GroupChoice] = ()) -> list[Layer]:
         """Return the files that Hydra composes for this one, in order."""
-        no_words = OverridesParser.create().parse_overrides([])
-        found = create_defaults_list(self, name, no_words, prepend_hydra=False, skip_missing=False).defaults
+        found = self._composed(name, [])
+        if project_groups:
+            named = self._named_groups()  # by now every list was read
+            words = [f"{'' if each.group in named else '+'}{each.group}={each.name}" for each in project_groups]
+            found = self._composed(name, words)
         return [
             self._layer(each.config_path, each.package or "") for each in found if each.config_path in self.contents
         ]
+
+    def _composed(self, name: str, words: list[str]) -> list[ResultDefault]:
+        overrides = OverridesParser.create().parse_overrides(words)
+        return create_defaults_list(self, name, overrides, prepend_hydra=False, skip_missing=False).defaults
+
+    def _named_groups(self) -> set[str]:
+        """Return the groups of which the lists that were read choose files."""
+        return {_group_key(entry) for name in self.results for entry in self._groups_in(name) if not entry.override}
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path not in self.results:
@@ -206,9 +221,7 @@ class _Files(ConfigRepository):
         if name == _ROOT:
             return _result([ConfigDefault(path=_GROUPS), ConfigDefault(path=self.name_of(self.recipe.path))])
         if name == _GROUPS:  # asked for last: Hydra reads a list from its end. They are there to be overridden
-            named = {
-                _group_key(entry) for each in self.results for entry in self._groups_in(each) if not entry.override
-            }
+            named = self._named_groups()
             return _result([GroupDefault(group=group) for group in group_names() if group not in named])
         group, _, choice = name.rpartition("/")
         path = self.recipes.get(name) or group_files(group).get(choice)
