@@ -12,39 +12,41 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil, inf
 from multiprocessing import spawn, util
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from multiprocessing.spawn import spawn_main as spawn_main
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar
 
+from mpt_cli.errors import config_error
 from mpt_cli.files import open_regular
-from mpt_cli.jobs.capacity import Share
+from mpt_cli.jobs.capacity import cores_each, fitting_workers, least_used, thread_environment
 from mpt_cli.jobs.job_process import signal_group, start_process
+from mpt_cli.machine import visible_gpus
 from mpt_cli.signals import GRACE_SECONDS
 
-Subject = TypeVar("Subject")
+MOST_AT_A_TIME = 16  # where nobody said how many: so many jobs of one person wait in a cluster's queue without offence
 
 
 @dataclass(frozen=True)
-class Command(Generic[Subject]):
+class Command:
     """What is to be run. `name` is unique among those that run together.
 
     `subject` is what the caller wants back with its ending, and is never looked at. Standard error goes to the end of
-    `log`. Its `environment` comes on top of that of the machine it runs on. `gpus` is how many
-    it wants at most, `cores` how many it may use at most, where what it comes to hangs on that. `is_submitted`: a
-    cluster was given it before, by this process or an earlier one, and it is only waited for.
+    `log`. Its `environment` comes on top of that of the machine it runs on. `gpus` is how many it wants at most,
+    `cores` how many it may use at most, where what it comes to hangs on that.
     """
 
     name: str
     arguments: Sequence[str]
-    subject: Subject
+    subject: Any
     log: Path
     cwd: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 0
     cores: int | None = None
-    is_submitted: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,6 @@ class Ending:
     exit_code: int | None
     seconds: float
     cause: str | None = None
-    limit_seconds: float | None = None  # of a timeout
     note: str = ""  # why it could not be started, or was lost
 
 
@@ -80,30 +81,24 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """How much at a time and for how long. `gpus` are named where this machine has some; `cores_each`: how many a
-    command has to itself; None: all, as the others.
-    """
+    """How much at a time and for how long."""
 
     workers: int = 1
-    gpus: Sequence[str] = ()
-    cores_each: int | None = None
     timeout_seconds: float | None = None
     grace_seconds: float = GRACE_SECONDS
 
 
-class Running(ABC, Generic[Subject]):
+class Running(ABC):
     """A command that was started, or given to a cluster in whose queue it may wait. Used from one thread; nothing here
     waits for longer than a library's own call.
     """
 
     note = ""  # what its cluster says of its end
 
-    def __init__(self, command: Command[Subject], share: Share) -> None:
-        self.command, self.share = command, share
+    def __init__(self, command: Command) -> None:
+        self.command = command
         self.cause: str | None = None
-        self._is_killed = False
-        self._asked_at: float | None = None
-        self._limit_seconds: float | None = None
+        self._sent_at: dict[signal.Signals, float] = {}
 
     @property
     @abstractmethod
@@ -126,43 +121,64 @@ class Running(ABC, Generic[Subject]):
     def _signal(self, number: signal.Signals) -> None:
         """Ask it to save and end (SIGTERM), or end it now with all that it started (SIGKILL)."""
 
-    def stop(self, cause: str) -> None:
-        """Ask once: `mpt train` saves a checkpoint and ends."""
-        if self._asked_at is None:
-            self._asked_at, self.cause = time.monotonic(), cause
-            self._signal(signal.SIGTERM)
-
-    def kill(self, cause: str | None = None) -> None:
-        self.cause = self.cause or cause
-        if not self._is_killed:
-            self._is_killed = True
-            self._signal(signal.SIGKILL)
+    def stop(self, cause: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ask once, where `mpt train` saves a checkpoint and ends; or kill it (SIGKILL)."""
+        if number not in self._sent_at:
+            self._sent_at[number] = time.monotonic()
+            self.cause = self.cause or cause
+            self._signal(number)
 
     def look(self, limits: Limits) -> Ending | None:
         """Return how it ended; None while it runs. End it when its time is over, and kill it when the grace is over
         too.
         """
-        timeout = limits.timeout_seconds
-        if timeout is not None and self.seconds > timeout and self._asked_at is None:
-            self._limit_seconds = timeout
+        asked_at = self._sent_at.get(signal.SIGTERM)
+        if asked_at is not None and time.monotonic() - asked_at > limits.grace_seconds:
+            self.stop("", signal.SIGKILL)
+        elif limits.timeout_seconds is not None and self.seconds > limits.timeout_seconds:
             self.stop("timeout")
-        if self._asked_at is not None and time.monotonic() - self._asked_at > limits.grace_seconds:
-            self.kill()
         code = self.poll()
         return None if code is None else self.ending(code)
 
     def ending(self, code: int) -> Ending:
-        return Ending(code, round(self.seconds, 3), self.cause, self._limit_seconds, self.note)
+        return Ending(code, round(self.seconds, 3), self.cause, self.note)
 
 
 class Executor(ABC):
-    """A place where commands run."""
+    """A place where commands run. `settings` are what `launcher.KEY=VALUE` gives, such as {"sbatch.hold": "true"}."""
 
+    name: ClassVar[str]  # as `--launcher` takes it, and that of its library
+    is_here: ClassVar[bool] = False  # its jobs take this machine's cores and GPUs
+    can_detach: ClassVar[bool] = False  # it takes all jobs at once and limits how many run at a time
     poll_seconds: float  # between two looks at what runs
 
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        self.settings = dict(settings or {})
+
     @abstractmethod
-    def start(self, command: Command[Subject], share: Share) -> Running[Subject]:
-        """Start a command; CannotStart where that fails."""
+    def check(self) -> None:
+        """Raise ConfigError where it can't be used here."""
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """Return what sweep.json holds of it."""
+        return {"name": self.name, "settings": self.settings}
+
+    def workers(self, jobs: int, wants_gpus: bool) -> int:
+        """Return how many jobs run at a time by default."""
+        return min(jobs, MOST_AT_A_TIME)
+
+    def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return variables with the threads of a job, where it is known how many."""
+        return {}
+
+    @abstractmethod
+    def open(self, folder: Path, workers: int) -> None:
+        """Prepare to start so many commands at a time; `folder` is for what a library writes."""
+
+    @abstractmethod
+    def start(self, command: Command) -> Running | None:
+        """Start a command; CannotStart where that fails, None while there is no room for it beside those that run."""
 
     def under_way(self, logs: Iterable[Path]) -> set[Path]:
         """Return the logs of commands that an earlier process started and that continue without it: none here."""
@@ -170,84 +186,128 @@ class Executor(ABC):
 
 
 class LocalExecutor(Executor):
-    """Processes of this machine."""
+    """Processes of this machine, which share its GPUs, and its cores if several run at a time."""
 
+    name = "local"
+    is_here = True
+    facts = None
     poll_seconds = 0.05
+    _workers, _cores_each = 1, None
 
-    def start(self, command: Command[Subject], share: Share) -> "LocalProcess[Subject]":
-        environment = {**command.environment, **share.variables}
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(settings)
+        self._running: list[LocalProcess] = []
+
+    def check(self) -> None:
+        if self.settings:
+            remedy = "Name one with --launcher submitit or --launcher ray."
+            raise config_error("launcher", "settings are for another launcher than local.", None, remedy)
+
+    def workers(self, jobs: int, wants_gpus: bool) -> int:
+        return fitting_workers(jobs, len(self.gpus) if wants_gpus else 0)
+
+    def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+        return thread_environment(workers, environment)
+
+    def open(self, folder: Path, workers: int) -> None:
+        self._workers, self._cores_each = workers, cores_each(workers)
+
+    @cached_property
+    def gpus(self) -> list[str]:
+        return visible_gpus(os.environ)
+
+    def start(self, command: Command) -> "LocalProcess | None":
+        self._running = [running for running in self._running if running.is_alive]
+        gpus, cores = self._gpus_for(command), self._cores_for(command)
+        if gpus is None:
+            return None
+        shown = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {}
         try:
             with open(command.log, "ab", opener=open_regular) as log:
-                process = start_process(command.arguments, command.cwd, environment, log, share.cores)
+                process = start_process(command.arguments, command.cwd, {**command.environment, **shown}, log, cores)
         except (OSError, subprocess.SubprocessError) as error:
             raise CannotStart(str(error)) from error
-        return LocalProcess(command, share, process)
+        self._running.append(LocalProcess(command, process, gpus, cores))
+        return self._running[-1]
+
+    def _gpus_for(self, command: Command) -> list[str] | None:
+        """Return those that it gets; None while too few are free. More workers than GPUs share them."""
+        if not command.gpus or not self.gpus:
+            return []
+        wanted, most = min(command.gpus, len(self.gpus)), ceil(self._workers / len(self.gpus))
+        return least_used(self.gpus, wanted, [running.gpus for running in self._running], most)
+
+    def _cores_for(self, command: Command) -> list[int]:
+        """Return those that it is kept to; empty for all."""
+        cores, count = sorted(os.sched_getaffinity(0)), command.cores or self._cores_each
+        if count is None or count >= len(cores):
+            return []
+        return least_used(cores, count, [running.cores for running in self._running], inf) or []
 
 
-class LocalProcess(Running[Subject]):
+class LocalProcess(Running):
     """A process of this machine, and its group."""
 
-    def __init__(self, command: Command[Subject], share: Share, process: "subprocess.Popen[Any]") -> None:
-        super().__init__(command, share)
+    def __init__(
+        self, command: Command, process: "subprocess.Popen[Any]", gpus: Sequence[str], cores: Sequence[int]
+    ) -> None:
+        super().__init__(command)
         self._process, self._started_at = process, time.monotonic()
+        self.gpus, self.cores = gpus, cores
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.returncode is None
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._started_at
 
     def poll(self) -> int | None:
-        if self._process.returncode is None and self._process.poll() is not None:
+        if self.is_alive and self._process.poll() is not None:
             signal_group(self._process.pid, signal.SIGKILL)
         return self._process.returncode
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._process.returncode is None:
+        if self.is_alive:
             signal_group(self._process.pid, number)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a short helper said; `why` is empty unless it could not be started or gave no answer in time."""
-
-    exit_code: int | None
-    stdout: str = ""
-    stderr: str = ""
-    why: str = ""
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """Return the object in the last line of its output; ValueError where there is none."""
-        found = json.loads((self.stdout.strip().splitlines() or [""])[-1])
-        if not isinstance(found, dict):
-            raise ValueError("no JSON object")
-        return found
+class NoAnswer(Exception):
+    """A helper, or a cluster, said nothing of use; the message says why."""
 
 
-def call(
-    arguments: Sequence[str],
-    timeout_seconds: float,
-    cwd: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> Answer:
-    """Run a helper that keeps nothing, and wait for it. Past its time, and where this process is interrupted, it is
-    killed.
+def ask(arguments: Sequence[str], timeout_seconds: float, environment: Mapping[str, str] | None = None) -> str:
+    """Return what a helper that keeps nothing prints; NoAnswer where it fails. Past its time, and where this process is
+    interrupted, it is killed.
     """
     try:
-        done = subprocess.run(
+        return subprocess.run(
             arguments,
-            cwd=cwd,
             env={**os.environ, **(environment or {})},
             text=True,
-            check=False,
+            check=True,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_seconds,
-        )
-    except subprocess.TimeoutExpired:
-        return Answer(None, why=f"no answer within {timeout_seconds:.0f} seconds")
+        ).stdout
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswer(f"no answer within {timeout_seconds:.0f} seconds") from error
+    except subprocess.CalledProcessError as error:
+        raise NoAnswer((error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]) from error
     except OSError as error:
-        return Answer(None, why=str(error))
-    return Answer(done.returncode, done.stdout, done.stderr)
+        raise NoAnswer(str(error)) from error
+
+
+def ask_object(
+    arguments: Sequence[str], timeout_seconds: float, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the JSON object in the last line that a helper prints."""
+    said = ask(arguments, timeout_seconds, environment).strip().splitlines()
+    try:
+        return dict(json.loads(said[-1]))
+    except (IndexError, TypeError, ValueError) as error:
+        raise NoAnswer("no JSON object in its last line") from error
 
 
 @contextmanager

@@ -31,13 +31,13 @@ from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 @dataclass(frozen=True)
 class FinishedProcess:
-    """How it ended. `exit_code` is negative for a signal; `words` are what it said last, `limit_seconds` the time after
-    which it was ended for it."""
+    """How it ended. `exit_code` is negative for a signal; `words` are what it said last, `timed_out_after` the seconds
+    after which its time was over."""
 
     run: RunDirectory
     exit_code: int
     words: str
-    limit_seconds: float | None = None
+    timed_out_after: float | None = None
 
     @cached_property
     def summary(self) -> dict[str, Any] | None:
@@ -51,8 +51,8 @@ class FinishedProcess:
     @property
     def fault(self) -> str:
         """Return why the run can't be compared with what was expected; empty unless it crashed or left no summary."""
-        if self.limit_seconds is not None:
-            return f"ended after {self.limit_seconds:g} s (--timeout)"
+        if self.timed_out_after is not None:
+            return f"ended after {self.timed_out_after:.3g} s (--timeout)"
         if self.summary is not None and self.summary["status"] != "failed":
             return ""
         return signal_name(-self.exit_code) if self.exit_code < 0 else f"exit code {self.exit_code}"
@@ -67,7 +67,7 @@ class FinishedProcess:
 
 def run_command(
     verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: Mapping[str, Any] | None = None
-) -> Command[RunDirectory]:
+) -> Command:
     """Return `mpt VERB overrides…` on the run directory, quiet, with its output in `log`.
 
     It gets as many threads and cores as the run of the environment.json `as_in` had, because sums depend on them.
@@ -76,12 +76,12 @@ def run_command(
     return Command(log.stem, words, run, log, environment=thread_variables(facts), cores=recorded_cores(facts))
 
 
-def read_finished(command: Command[RunDirectory], ending: Ending) -> FinishedProcess:
+def read_finished(command: Command, ending: Ending) -> FinishedProcess:
     """Return how the process ended; one that could not be started counts as failed for want of a file or of memory."""
     if ending.exit_code is None:
         return FinishedProcess(command.subject, BAD_DATA, ending.note)
     if ending.cause == "timeout":
-        return FinishedProcess(command.subject, ending.exit_code, "", ending.limit_seconds)
+        return FinishedProcess(command.subject, ending.exit_code, "", ending.seconds)
     lines = command.log.read_text(encoding="utf-8", errors="replace").splitlines() if command.log else []
     own = next((place for place, line in enumerate(lines) if line.startswith("mpt ")), -1)  # with a traceback below it
     return FinishedProcess(command.subject, ending.exit_code, "\n".join(lines[own:]))
@@ -171,7 +171,7 @@ def reproduce(
     After Ctrl-C no run is started, and an interrupted one has no result.
     """
 
-    def record(command: Command[RunDirectory], ending: Ending) -> None:
+    def record(command: Command, ending: Ending) -> None:
         if ending.cause in (None, "timeout"):
             number = numbers[command.name]
             before = results.get(number)
@@ -190,7 +190,7 @@ def reproduce(
         left = {number: result.target for number, result in sorted(results.items()) if not result.passed}
 
 
-def _target_command(number: int, target: ReproduceTarget, folder: Path, logs: Path) -> Command[RunDirectory]:
+def _target_command(number: int, target: ReproduceTarget, folder: Path, logs: Path) -> Command:
     """Return the command that runs it in a new folder: those of earlier attempts and reproductions stay."""
     name = f"{number}-{Path(target.name).stem}"  # unique also where two recipes have one name
     paths = (numbered_path(folder / name, "", place) for place in count(1))

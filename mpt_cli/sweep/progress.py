@@ -3,8 +3,10 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import starmap
 from typing import Any, Self, TextIO, TypeVar
 
 from rich.live import Live
@@ -13,8 +15,7 @@ from rich.text import Text
 from mpt_cli.errors import ConfigError, printable
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.launchers import recorded_launcher
-from mpt_cli.jobs.local_processes import Command, Ending, Running
-from mpt_cli.jobs.queue import Observer
+from mpt_cli.jobs.local_processes import Running
 from mpt_cli.report.tables import TableColumn, plain_lines, rich_table
 from mpt_cli.runs.directory import latest_line, read_holder
 from mpt_cli.sweep.directory import NOT_RUN, RUNNING, WAITING, JobResult, SweepDirectory, read_job
@@ -65,14 +66,19 @@ class Screen:
 PLAIN_SECONDS, LIVE_SECONDS = 30.0, 0.5  # between two looks at what runs: as lines that stay, and as lines that change
 
 
-class RunningLines:
-    """What runs just now: in a terminal below the lines that stay, changed in place; elsewhere said again now and then.
-    A context manager: it gives the terminal back."""
+class JobLines:
+    """The jobs of a sweep, as the process that runs it and one that watches show them: a line that stays for each that
+    has ended; what runs just now in a terminal below these, changed in place, elsewhere said again now and then.
 
-    def __init__(self, screen: Screen) -> None:
-        self.screen = screen
+    A context manager: it gives the terminal back.
+    """
+
+    def __init__(self, screen: Screen, sweep: SweepDirectory, count: int) -> None:
+        self.screen, self._sweep, self._count = screen, sweep, count
         self._live = None if screen.live is None else Live(console=screen.live, transient=True)
         self._shown_at = -math.inf
+        self._ended: dict[str, JobResult] = {}
+        self._is_ending = False
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -83,66 +89,44 @@ class RunningLines:
         if self._live is not None:
             self._live.stop()
 
+    def tell(self, result: JobResult) -> None:
+        """Say how a job ended, once."""
+        if self._ended.get(result.job.name) != result:
+            self._ended[result.job.name] = result
+            place = f"[{len(self._ended):>{len(str(self._count))}}/{self._count}]"
+            self.screen.say(f"{place} {format_result(result)}", "" if result.is_good else "red")
+
+    def tick(self, running: Sequence[Running]) -> None:
+        """Show what runs in the queue of this process, now and then."""
+        if not self._is_ending and any(child.cause == "interrupt" for child in running):
+            self._is_ending = True
+            self.screen.say("ending the running jobs, with a checkpoint of each that trains; Ctrl-C again kills them")
+        if self.is_due and running:
+            self.show((child.command.subject, child.waits_for, child.seconds) for child in running)
+
     @property
     def is_due(self) -> bool:
         return time.monotonic() - self._shown_at >= (PLAIN_SECONDS if self._live is None else LIVE_SECONDS)
 
-    def show(self, lines: Sequence[str]) -> None:
+    def show(self, jobs: Iterable[tuple[Job, str, float | None]]) -> None:
+        """Show the jobs that have not ended: what a cluster says of each while it waits, else its seconds, if they are
+        known.
+        """
         self._shown_at = time.monotonic()
+        lines = [*starmap(partial(format_job, self._sweep), jobs), self.overall()]
         if self._live is not None:
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"))
             return
         for line in lines:
             self.screen.say(line)
 
-
-class SweepProgress(RunningLines, Observer[Job]):
-    """Shows the queue on `screen`."""
-
-    def __init__(self, screen: Screen, sweep: SweepDirectory, count: int, workers: int) -> None:
-        super().__init__(screen)
-        self._shown_at = time.monotonic()
-        self._sweep, self._count, self._workers = sweep, count, workers
-        self._done: list[float] = []  # seconds of each job that has ended
-        self._failed = 0
-        self._is_ending = False
-
-    def started(self, running: Running[Job]) -> None:
-        if self.screen.live is None:
-            word = "submitted" if running.waits_for else "started"
-            self.screen.say(f"{self._place()} {word:<9} {running.command.name}")
-
-    def tick(self, running: Sequence[Running[Job]]) -> None:
-        if not self._is_ending and any(child.cause == "interrupt" for child in running):
-            self._is_ending = True
-            self.screen.say("ending the running jobs, with a checkpoint of each that trains; Ctrl-C again kills them")
-        if self.is_due:
-            lines = [
-                format_job(self._sweep, child.command.subject, child.waits_for, child.seconds) for child in running
-            ]
-            self.show([*lines, self.overall(running)])
-
-    def ended(self, command: Command[Job], ending: Ending) -> None:
-        self._done.append(ending.seconds)
-        result = read_job(self._sweep, command.subject)
-        self._failed += not result.is_good
-        self.screen.say(f"{self._place()} {format_result(result)}", "" if result.is_good else "red")
-
-    def _place(self) -> str:
-        width = len(str(self._count))
-        return f"[{len(self._done):>{width}}/{self._count}]"
-
-    def overall(self, running: Sequence[Running[Job]]) -> str:
-        """Return how many jobs are done, and about how long the others take by the mean of these, less what running
-        jobs have had.
-        """
-        parts = [f"{len(self._done)} of {self._count} jobs done"]
-        parts += [f"{self._failed} not good"] if self._failed else []
-        if self._done:
-            mean = statistics.fmean(self._done)
-            spent = sum(min(mean, child.seconds) for child in running)
-            seconds = max(0.0, mean * (self._count - len(self._done)) - spent) / self._workers
-            parts.append(f"about {format_seconds(seconds)} left")
+    def overall(self) -> str:
+        """Return how many jobs are done, and how long one takes."""
+        bad = sum(not result.is_good for result in self._ended.values())
+        seconds = [result.seconds for result in self._ended.values() if result.seconds is not None]
+        parts = [f"{len(self._ended)} of {self._count} jobs done"]
+        parts += [f"{bad} not good"] if bad else []
+        parts += [f"{format_seconds(statistics.fmean(seconds))} each"] if seconds else []
         return ", ".join(parts)
 
 
@@ -188,13 +172,11 @@ def _format_summary(result: JobResult) -> str:
 
 def find_cluster(sweep: SweepDirectory) -> Cluster | None:
     """Return the cluster that has the jobs of the sweep, where it can be asked from here."""
-    launcher = recorded_launcher(sweep.read_plan().facts)
-    if not launcher.can_detach:
-        return None
     with suppress(ConfigError):
-        launcher.check()
-        executor = launcher.executor(sweep.path / "logs")
-        return executor if isinstance(executor, Cluster) else None
+        launcher = recorded_launcher(sweep.read_plan().facts)
+        if launcher.can_detach and isinstance(launcher, Cluster):
+            launcher.open(sweep.path / "logs", 1)
+            return launcher
     return None
 
 

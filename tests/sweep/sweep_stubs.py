@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import stub_job
 from command import is_alive, wait_for
 
-from mpt_cli.jobs.capacity import Share
-from mpt_cli.jobs.launchers import LocalLauncher, SubmititLauncher
-from mpt_cli.jobs.local_processes import Command, Executor, Running
+from mpt_cli.jobs.local_processes import Command, Executor, LocalExecutor, Running
 from mpt_cli.sweep.directory import SweepResults
 from mpt_cli.sweep.job_list import Job, Search
 from mpt_cli.sweep.progress import Screen
@@ -32,7 +31,7 @@ def stub_command(run_dir: Path, manner: str = "good", value: float = 0.5) -> lis
     return [sys.executable, "-S", str(STUB), manner, str(run_dir), str(value)]
 
 
-def stub_work(folder: Path, number: int, manner: str = "good", gpus: int = 0) -> Command[Job]:
+def stub_work(folder: Path, number: int, manner: str = "good", gpus: int = 0) -> Command:
     job = Job(number, f"{number:03d}-stub", {"seed": str(number)}, ["conf=digits_mlp", f"seed={number}"], gpus)
     return Command(job.name, stub_command(folder / job.name, manner), job, folder / f"{job.name}.log", gpus=gpus)
 
@@ -50,14 +49,14 @@ class Ended(Running):
         raise AssertionError("it has ended")
 
 
-class InProcess(Executor):
+class InProcess(LocalExecutor):
     """Runs a stub that waits for nothing in this process, when it is started."""
 
     poll_seconds = 0.0
 
-    def start(self, command: Command, share: Share) -> Ended:
+    def start(self, command: Command) -> Ended:
         *_, manner, run_dir, value = command.arguments
-        running = Ended(command, share)
+        running = Ended(command)
         with command.log.open("w") as log, contextlib.redirect_stderr(log):
             try:
                 stub_job.main(manner, Path(run_dir), float(value))
@@ -66,29 +65,26 @@ class InProcess(Executor):
         return running
 
 
-class Here(LocalLauncher):
-    def executor(self, folder: Path) -> Executor:
-        return InProcess()
-
-
-class SubmititHere(SubmititLauncher):
+def submitit_here(settings: dict[str, str]) -> Executor:
     """Processes of this machine, which submitit starts: what is handed over and read back is as on Slurm."""
+    from mpt_cli.jobs.cluster import ClusterJobState
+    from mpt_cli.jobs.submitit_executor import SlurmCluster
 
-    def executor(self, folder: Path) -> Executor:
-        from mpt_cli.jobs.cluster import ClusterJobState
-        from mpt_cli.jobs.submitit_executor import SlurmCluster
+    class Processes(SlurmCluster):
+        kind, poll_seconds = "local", 0.2
+        cancelled: ClassVar[set[str]] = set()
 
-        class Processes(SlurmCluster):
-            kind, poll_seconds = "local", 0.2
+        def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
+            return {job_id: ClusterJobState("RUNNING") for job_id in job_ids if is_alive(int(job_id))}
 
-            def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
-                return {job_id: ClusterJobState("RUNNING") for job_id in job_ids if is_alive(int(job_id))}
+        def cancel(self, job_id: str) -> None:
+            """As Slurm does, end by force what was asked to end before."""
+            number = signal.SIGKILL if job_id in self.cancelled else signal.SIGTERM
+            self.cancelled.add(job_id)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(job_id), number)
 
-            def cancel(self, job_id: str) -> None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(job_id), signal.SIGTERM)
-
-        return Processes(self.settings, folder / self.name)
+    return Processes(settings)
 
 
 @dataclass
@@ -112,7 +108,7 @@ class Stubs:
         self, run: Callable[[Options, Screen], tuple[SweepResults, int]], options: dict[str, object]
     ) -> tuple[SweepResults, int]:
         stream = io.TextIOWrapper(io.BytesIO(), "utf-8")
-        launcher = Here() if AT_ONCE.issuperset(self.manners.values()) else LocalLauncher()
+        launcher = InProcess() if AT_ONCE.issuperset(self.manners.values()) else LocalExecutor()
         given = {"workers": 4, "grace_seconds": 1.0, "launch": self._launch, "launcher": launcher, **options}
         found = run(Options(**given), Screen(stream))  # type: ignore[arg-type]
         stream.seek(0)
@@ -141,14 +137,14 @@ SWEEP = """
 import os, sys
 from sweep_stubs import Stubs
 from mpt_cli.jobs.launchers import choose_launcher
-manner, name, *settings = sys.argv[1:]
+manner, name = sys.argv[1:]
 words = ["conf=digits_mlp", "seed=0,1", f"sweep_dir={os.getcwd()}/s"]
-Stubs({1: manner, 2: manner}, {1: 3.0, 2: 4.0}).start(words, launcher=choose_launcher(name, settings))
+Stubs({1: manner, 2: manner}, {1: 3.0, 2: 4.0}).start(words, launcher=choose_launcher(name, {}))
 """
 
 
 def begun_sweep(folder: Path, count: int, *arguments: str) -> "subprocess.Popen[bytes]":
-    """A process with a sweep of two stubs in the folder s, `count` of which wait: manner, launcher and its settings."""
+    """A process with a sweep of two stubs in the folder s, `count` of which wait: manner and launcher."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", SWEEP, *arguments], cwd=folder, env=environment)
     deadline = time.monotonic() + 60
