@@ -451,7 +451,7 @@ class LoopRecording(Recording):
         for event in reversed(events):
             for model, x in self.calls.inputs_of_skipped(self.optimizer, event.step + self.offset):
                 search = self._searches.setdefault(id(model), FaultSearch(model, self.telemetry.message))
-                events = search.name_layers(events, lambda step, x=x, at=event.step: (x,) if step == at else None)
+                events = search.name_layers(events, {event.step: (x,)}.get)
         return events
 
     def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:

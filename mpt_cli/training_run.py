@@ -139,9 +139,7 @@ def _continue(run: RunDirectory, program: Program) -> Start:
     notes += [f"changed since: {key} was {old!r}, is {new!r}" for key, (old, new) in changes.items()]
     if "loss_scale.initial_scale" in changes:
         notes.append("a loss scale that moves continues from the value it had")
-    start = Start(program.with_settings(settings), run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
-    events_before(run, *start.position)  # a damaged file is said before anything is loaded
-    return start
+    return Start(program.with_settings(settings), run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
 
 
 def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters) -> Summary:

@@ -124,8 +124,8 @@ def find_bad_combinations(model: Any, optimizer_name: str, max_abs_input: float 
     if narrow:
         is_adaptive = optimizer_name in ADAPTIVE
         lost = (
-            f", in which {optimizer_name} does not work: its decay 0.999 rounds to 1 in bfloat16 and its steps to 1.5 or "
-            "nothing in float16. Use optimizer=sgd, or"
+            f", in which {optimizer_name} does not work: its decay 0.999 rounds to 1 in bfloat16, and its steps to 1.5 "
+            "or nothing in float16. Use optimizer=sgd, or"
             if is_adaptive
             else f": updates below 2**-{11 if narrow[0] == 'float16' else 8} of a weight are lost to rounding. Use"
         )

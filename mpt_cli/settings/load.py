@@ -377,8 +377,8 @@ def compose(files: Files, given: ParsedOverrides, base: Composition | None = Non
     is_like_base = is_plain and base is not None and base.plain.keys() <= plain.keys()
     settings, wrong = _read(plain, unsure, problems, base if is_like_base else None)
     if files.recipe.is_record:  # perhaps of an earlier version, with keys that are gone and were not set
-        unset = lambda each: each.received in (None, False, [], {}, _GONE.get(each.key))  # noqa: E731
-        wrong = [each for each in wrong if not unset(each) or not unknown_key_problem(each.key, {})]
+        unset = [each for each in wrong if each.received in (None, False, [], {}, _GONE.get(each.key))]
+        wrong = [each for each in wrong if each not in unset or not unknown_key_problem(each.key, {})]
     return Composition(files, given, tree, plain, settings, [*problems, *wrong], wrong, unsure)
 
 
