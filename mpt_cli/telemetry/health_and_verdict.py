@@ -329,7 +329,8 @@ def _ends_warmed_up(run_state: RunState) -> str | None:
 def _ends_well(run_state: RunState) -> str:
     if run_state.skip_steps:
         searched = run_state.search_skips
-        settled = f", {format_count(searched)} of them while the scale settled" if searched else ""
+        some = f", {format_count(searched)} of them" if searched < run_state.skipped_steps else ""
+        settled = f"{some} while the scale settled" if searched else ""
         rest = "" if run_state.forward_steps else "; nothing needs to be done"
         return f"{_format_skipped(run_state)}{settled}{rest}.{_advise_first_scale(run_state)}"
     words = f"All {format_count(run_state.steps_seen)} steps were applied"
