@@ -228,6 +228,14 @@ def inner_layers(part: Any, recursive: bool = True) -> list[Any]:
     return list(part._flatten_layers(include_self=False, recursive=recursive))
 
 
+def remake_lambda(layer: Any, **changes: Any) -> Any:
+    """Return a `Lambda` layer with the function of this one: the public `from_config` makes one from its code, without
+    the names around it."""
+    config = {name: getattr(layer, name) for name in ("name", "trainable", "dtype_policy")}
+    config["dtype"] = config.pop("dtype_policy")
+    return type(layer)(layer.function, layer._output_shape, layer.mask, layer.arguments, **{**config, **changes})
+
+
 def made_to_be_trained(model: Any) -> list[Any]:
     """Return the variables of a model that its layers train unless they are frozen, in the order of
     `model.variables`."""
@@ -251,6 +259,11 @@ def untracked_variables(model: Any) -> list[Any]:
     ]
     found = {id(each): each for each in keras.tree.flatten(held) if isinstance(each, keras.Variable)}
     return [variable for key, variable in found.items() if key not in known]
+
+
+def tracked_layers(layer: Any) -> list[Any]:
+    """Return the layers right inside, also before `layer` is built, in the order in which they were given to it."""
+    return list(layer._layers)
 
 
 def direct_trainable_variables(holder: Any) -> list[Any]:

@@ -1,5 +1,5 @@
 """The dtype policy of a run: one frozen value, put into force around the building of a model and onto its layers, of
-which some can't take it: their variables have another dtype, or Keras runs them without calling them.
+which some are cloned for it and some can't take it because Keras runs them without calling them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,6 +13,8 @@ import keras
 from mpt_cli.precision.keras_internals import (
     call_behind,
     inner_layers,
+    remake_lambda,
+    tracked_layers,
     wrap_at_compile,
 )
 from mpt_cli.precision.optimizer import LossScaleOptimizer
@@ -65,6 +67,77 @@ def refuse_ineffective_policies(policies: dict[Any, str], layers: list[Any]) -> 
                 )
 
 
+def clone_with_policies(model: Any, policies: dict[Any, str], moved: Any) -> Any:
+    """Return a copy of `model`, in which the variables of layer `moved` change dtype, with layers in `policies`.
+
+    Models inside it are copied layer by layer too. Raises ValueError for a subclassed model, where a layer can't be
+    made anew, and where one inside another one gets variables of another dtype than asked for.
+    """
+    if not isinstance(model, keras.Sequential) and not hasattr(model, "operations"):
+        raise ValueError(
+            f"the variables of layer {moved.name!r} are {moved.variable_dtype} and can't change dtype after the "
+            f"subclassed model {type(model).__name__} is built. Give the layer a dtype where the model makes it."
+        )
+
+    def clone(layer: Any) -> Any:
+        if layer not in policies:
+            twin = remake_layer(layer)
+            if isinstance(layer, keras.Layer):  # and not an operation of the graph, which has nothing inside
+                _set_inner_policies(twin, layer, policies)
+            return twin
+        with policy_inside(policies[layer]):  # for what the layer makes inside it without a dtype
+            twin = remake_layer(layer, dtype=policies[layer])
+            _set_inner_policies(twin, layer, policies)
+            if tracked_layers(layer) and type(layer).build is not keras.Layer.build:
+                twin.build_from_config(layer.get_build_config())
+        return twin
+
+    copy = keras.models.clone_model(model, clone_function=clone, recursive=True)
+    copy.set_weights(model.get_weights())
+    for layer, twin in zip(inner_layers(model), inner_layers(copy), strict=True):
+        if layer in policies and twin.dtype_policy.name != policies[layer]:
+            _set_policy(twin, policies[layer])
+    return copy
+
+
+def remake_layer(layer: Any, **changes: Any) -> Any:
+    """Return a layer of the same config, not built; ValueError for one that can't be made anew."""
+    if type(layer) is keras.layers.Lambda:
+        return remake_lambda(layer, **changes)
+    try:
+        return type(layer).from_config({**_unbuilt(layer.get_config()), **changes})
+    except (TypeError, NotImplementedError) as error:
+        raise ValueError(
+            f"layer {layer.name!r} can't be made anew, which a change of its variables' dtype needs: "
+            f"{type(layer).__name__}.from_config does not take its get_config with a dtype. Write get_config, pass "
+            "**kwargs on in its __init__, or use a mixed policy, which leaves the variables as they are."
+        ) from error
+
+
+def _unbuilt(config: Any) -> Any:
+    """Return `config` without entries that would build inner layers before they have their policy."""
+    if isinstance(config, dict):
+        return {key: _unbuilt(value) for key, value in config.items() if key != "build_config"}
+    return [_unbuilt(value) for value in config] if isinstance(config, list) else config
+
+
+def _set_inner_policies(twin: Any, layer: Any, policies: dict[Any, str]) -> None:
+    """Set the policies of layers inside `twin` before it is built; those that its `build` adds come last in `layer`."""
+    for part, copied in zip(tracked_layers(layer), tracked_layers(twin), strict=False):
+        if part in policies and not copied.weights:
+            copied.dtype_policy = policies[part]
+        _set_inner_policies(copied, part, policies)
+
+
+def _set_policy(layer: Any, policy: str) -> None:
+    if layer.weights and keras.dtype_policies.get(policy).variable_dtype != layer.variable_dtype:
+        raise ValueError(
+            f"layer {layer.path!r} can't have {policy}: its variables are {layer.variable_dtype}, as the layer around "
+            "it makes them. Name the layer around it in policy.overrides, or give it a dtype where the model makes it."
+        )
+    layer.dtype_policy = policy
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Policy(str):
     """In which dtype layers compute and keep their variables.
@@ -74,9 +147,8 @@ class Policy(str):
     `apply_policy` puts it onto them.
 
     `name` is a Keras float policy for all layers; `head` one for the output layer (None: as `name`), so that logits
-    leave in float32, unless `name` has variables of another dtype; `overrides` maps patterns of layer names or paths
-    (`conv*`, `block_1/*`) to policies, the last match wins. Both hold for all layers inside one (an LSTM's cell, the
-    projections of an attention layer), too.
+    leave in float32; `overrides` maps patterns of layer names or paths (`conv*`, `block_1/*`) to policies, the last
+    match wins. Both hold for all layers inside one (an LSTM's cell, the projections of an attention layer), too.
 
     >>> Policy("mixed_float16").compute_dtype, Policy("mixed_float16").variable_dtype
     ('float16', 'float32')
@@ -143,9 +215,8 @@ class Policy(str):
 
     @property
     def head_policy(self) -> str:
-        """Return the policy of the output layer; a model with variables of another dtype keeps it for its head."""
-        keeps = self.head is None or keras.dtype_policies.get(self.head).variable_dtype != self.variable_dtype
-        return self.name if self.head is None or keeps else self.head
+        """Return the policy of the output layer; a float64 model keeps a float64 head."""
+        return self.name if self.head is None or self.compute_dtype == "float64" else self.head
 
     def scope(self) -> AbstractContextManager[None]:
         """Set Keras's global policy inside this context; the one before is restored, also after an exception.
@@ -191,13 +262,14 @@ def set_global_policy(policy: str | None) -> None:
 
 
 def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:
-    """Put head and overrides of `policy` onto the layers of a built `model`, and return it.
+    """Put head and overrides of `policy` onto a built `model`; returns the model to use.
 
     With `everywhere` all other layers get `policy.name` too: for a model that was built under another policy (loaded).
 
-    Variables keep their dtype. Raises ValueError for an override that matches no layer or can't act, and for a policy
-    of a layer, such as float16, whose variables have another dtype (`mixed_float16` computes in float16 with those of
-    float32).
+    Layers whose variables keep their dtype change in place. Where a variable's dtype changes (an override of a pure
+    float16 model), a functional or Sequential model is cloned with the same weights. Raises ValueError for an override
+    that matches no layer or can't act, and where a subclassed model, or a layer that can't be made anew, would have to
+    be cloned.
 
     >>> with Policy("mixed_float16").scope():
     ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(2)])
@@ -207,14 +279,17 @@ def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:
     """
     wanted = (dict.fromkeys(layers_of(model), policy.name) if everywhere else {}) | wanted_policies(model, policy)
     changed = {layer: name for layer, name in wanted.items() if layer.dtype_policy.name != name}
-    for layer, name in changed.items():
-        if layer.weights and keras.dtype_policies.get(name).variable_dtype != layer.variable_dtype:
-            raise ValueError(
-                f"layer {name_of(layer)!r} can't have {name}: its variables are {layer.variable_dtype}. Give it a "
-                "dtype where the model makes it, or a policy with such variables (mixed_float16 has float32 ones)."
-            )
-    for layer, name in changed.items():
-        layer.dtype_policy = name
+    moved = [
+        layer
+        for layer, name in changed.items()
+        if layer.weights and keras.dtype_policies.get(name).variable_dtype != layer.variable_dtype
+    ]
+    if moved:
+        with policy.scope():
+            model = clone_with_policies(model, wanted, moved[0])
+    else:
+        for layer, name in changed.items():
+            layer.dtype_policy = name
     return model
 
 

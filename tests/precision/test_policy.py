@@ -60,13 +60,6 @@ def test_dtypes_of_loss_and_head(name, expected):
     assert Policy(name, head=None).head_policy == name
 
 
-def test_a_head_whose_variables_are_in_half_precision_computes_in_it():
-    with Policy("bfloat16").scope():
-        model = built(Subclassed())
-    assert Policy("bfloat16").head_policy == "bfloat16"
-    assert policies(apply_policy(model, Policy("bfloat16"))) == {"hidden": "bfloat16", "head": "bfloat16"}
-
-
 def test_overrides_land_on_their_layers_the_last_match_winning():
     overrides = {"conv*": "mixed_bfloat16", "conv_2": "float32", "head": "mixed_bfloat16"}
     model = apply_policy(functional("mixed_float16"), Policy("mixed_float16", overrides=overrides))
@@ -84,11 +77,15 @@ def test_an_override_that_matches_nothing_names_the_layers_there_are():
         apply_policy(functional(), Policy("float32", overrides={"cnov*": "float16"}))
 
 
-def test_a_subclassed_model_changes_in_place():
+def test_a_subclassed_model_changes_in_place_or_says_that_it_cannot():
     with Policy("mixed_float16").scope():
         model = built(Subclassed())
     assert apply_policy(model, Policy("mixed_float16")) is model
     assert policies(model) == {"hidden": "mixed_float16", "head": "float32"}
+    with Policy("float16").scope():
+        model = built(Subclassed())
+    with pytest.raises(ValueError, match="of layer 'head' are float16 and can't change dtype after the subclassed"):
+        apply_policy(model, Policy("float16"))
 
 
 def test_heads_are_found_behind_layers_without_weights_and_in_every_output():

@@ -27,6 +27,15 @@ class Block(keras.layers.Layer):
         return {"units": self.units, **super().get_config()}
 
 
+class WithoutConfig(keras.layers.Layer):
+    def __init__(self, units):
+        super().__init__()
+        self.dense = keras.layers.Dense(units)
+
+    def call(self, x):
+        return self.dense(x)
+
+
 def part(kind: str):
     """A layer of that kind, with layers inside, called "part"."""
     if kind == "attention":
@@ -54,11 +63,12 @@ def inside(model: keras.Model) -> list:
     return [layer, *layers_of(layer)]
 
 
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_override_reaches_all_layers_inside_the_one_it_names(kind):
-    model = network(kind, "mixed_float16")
+def test_an_override_reaches_all_layers_inside_the_one_it_names(kind, policy):
+    model = network(kind, policy)
     weights = model.get_weights()
-    model = apply_policy(model, Policy("mixed_float16", overrides={"part": "float32"}))
+    model = apply_policy(model, Policy(policy, overrides={"part": "float32"}))
     layers = inside(model)
     assert len(layers) > 1
     assert {layer.dtype_policy.name for layer in layers} == {"float32"}
@@ -83,6 +93,27 @@ def test_what_is_run_in_the_dtype_of_the_layer_around_it_can_have_no_other():
         )
 
 
+def test_a_variable_that_only_the_layer_around_can_make_in_another_dtype_is_refused():
+    with pytest.raises(ValueError, match="layer 'part/query' can't have float32: its variables are float16, as the "):
+        apply_policy(network("attention", "float16"), Policy("float16", overrides={"part/query": "float32"}))
+
+
+def test_a_layer_inside_a_users_layer_may_have_another_dtype_of_its_variables():
+    model = apply_policy(network("block", "float16"), Policy("float16", overrides={"part/first": "float32"}))
+    assert {layer.name: layer.variable_dtype for layer in inside(model)} == {
+        "part": "float16",
+        "first": "float32",
+        "second": "float16",
+    }
+
+
+def test_a_layer_that_cannot_be_made_anew_is_refused():
+    with Policy("float16").scope():
+        model = keras.Sequential([keras.Input((4,)), WithoutConfig(4), keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match=r"can't be made anew, which a change of its variables' dtype needs: WithoutC"):
+        apply_policy(model, Policy("float16"))
+
+
 def nested(policy: str) -> keras.Model:
     with Policy(policy).scope():
         layers = [keras.layers.Dense(4, name="first"), keras.layers.Dense(3, activation="softmax", name="last")]
@@ -91,23 +122,24 @@ def nested(policy: str) -> keras.Model:
         return keras.Model(inputs, inner(keras.layers.Dense(4, name="outer")(inputs)))
 
 
-def test_head_and_overrides_reach_into_nested_models():
-    changed = apply_policy(nested("mixed_float16"), Policy("mixed_float16", overrides={"first": "mixed_bfloat16"}))
-    assert {layer.name: layer.compute_dtype for layer in layers_of(changed)} == {
+def test_head_and_overrides_reach_into_nested_models_under_a_pure_policy():
+    model = nested("float16")
+    changed = apply_policy(model, Policy("float16", overrides={"first": "bfloat16"}))
+    assert {layer.name: (layer.compute_dtype, layer.variable_dtype) for layer in layers_of(changed)} == {
+        "outer": ("float16", "float16"),
+        "first": ("bfloat16", "bfloat16"),
+        "last": ("float32", "float32"),
+    }
+    assert {v.path.split("/")[-2]: v.dtype for v in changed.variables} == {
         "outer": "float16",
         "first": "bfloat16",
         "last": "float32",
     }
     assert keras.backend.standardize_dtype(changed(np.ones((2, 4), "float32")).dtype) == "float32"
+    np.testing.assert_allclose(changed.get_weights()[4], model.get_weights()[4].astype("float32"))
 
 
-def test_a_loaded_model_takes_a_policy_in_nested_models_too():
-    changed = apply_policy(nested("float32"), Policy("mixed_bfloat16", head=None), everywhere=True)
+def test_a_loaded_model_takes_a_pure_policy_in_nested_models_too():
+    changed = apply_policy(nested("float32"), Policy("bfloat16", head=None), everywhere=True)
     assert {layer.compute_dtype for layer in layers_of(changed)} == {"bfloat16"}
-
-
-def test_a_policy_with_variables_of_another_dtype_is_refused_and_changes_nothing():
-    model = nested("float32")
-    with pytest.raises(ValueError, match=r"'inner/first' can't have bfloat16: its variables are float32\. Give it a"):
-        apply_policy(model, Policy("float32", overrides={"last": "mixed_bfloat16", "first": "bfloat16"}))
-    assert {layer.compute_dtype for layer in layers_of(model)} == {"float32"}
+    assert {v.dtype for v in changed.variables} == {"bfloat16"}
