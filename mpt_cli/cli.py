@@ -23,7 +23,7 @@ from mpt_cli.errors import (
 )
 from mpt_cli.redaction import note_word
 from mpt_cli.settings.limits import MOST_PROBLEMS
-from mpt_cli.settings.search_path import add_config_directories, has_working_directory
+from mpt_cli.settings.search_path import add_config_directories
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal, signal_of
 from mpt_cli.verbs import check_options, load_verb, options_before_script, split_config_directories, verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS, MERGED_VERBS, VERBS, Parser
@@ -102,7 +102,7 @@ def _fault_of_system(error: Exception) -> str:
         return f"its output can't be written: {error.strerror}"
     if isinstance(error, MemoryError):
         return f"there is no memory left: {str(error) or 'it needs more than there is'}."
-    if isinstance(error, FileNotFoundError) and not has_working_directory():
+    if isinstance(error, FileNotFoundError) and error.filename is None:
         return "the working directory is gone. Change to one that exists."
     if isinstance(error, OSError) and error.filename:
         return f"{str(error.filename)[:200]}: {error.strerror}."

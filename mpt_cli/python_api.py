@@ -185,7 +185,7 @@ def given_settings(model: Any, asked: RunArguments) -> Settings:
     tree["backend"]["name"] = keras.backend.backend()
     tree["trainer"] |= {"deterministic": False, **asked.tree.get("trainer", {})}  # it would change the whole process
     problems = [problem for path, value in asked.more.items() if (problem := _set(tree, path, value)) is not None]
-    built = build_settings(tree, set(), problems)
+    built = build_settings(tree, problems)
     problems += check_combinations(built, {problem.key for problem in problems})
     if problems:
         raise ConfigError(problems)

@@ -2,11 +2,11 @@
 loaded and called, and what their exceptions mean.
 """
 
-import ast
 import importlib.util
 import inspect
 import os
 import re
+import symtable
 import sys
 import sysconfig
 import traceback
@@ -24,6 +24,7 @@ from mpt_cli.settings.python_references import (
     UNNAMEABLE,
     Reference,
     canonical_name,
+    file_of,
     form_problem,
     no_such_keras_name,
     read_object,
@@ -124,8 +125,57 @@ def load_named(reference: str, key: str) -> Any:
     if problem := missing_problem(reference, key):
         raise ConfigError(problem)
     place, _, name = reference.rpartition(":")
-    module = _load_file(place, reference, key) if place.endswith(".py") else _load_module(place, reference, key)
-    return _find(module, name, reference, key)
+    try:
+        found: Any = _module_of_file(_path_of(place)) if place.endswith(".py") else _imported(place, Path.cwd())
+    except _USERS_FAULTS as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
+            raise ConfigError(_no_module(error.name, reference, key)) from None
+        raise UserCodeError(f"{key}: importing {reference} raised {summarise_error(error)}.") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            functions = [other for other, value in vars(found).items() if callable(value) and other[:1] != "_"]
+            raise ConfigError(_no_name(part, found.__name__, functions, reference, key))
+        found = getattr(found, part)
+    return found
+
+
+def _imported(name: str, folder: Path) -> ModuleType:
+    """Return a module of this folder, or an installed one."""
+    _prepend_to_path(folder)
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    names, folder = ([] if path.name == "__init__.py" else [path.stem]), path.parent
+    while (folder / "__init__.py").is_file():  # part of a package, from which it may import by points
+        names, folder = [folder.name, *names], folder.parent
+    _prepend_to_path(path.parent)
+    with suppress(ModuleNotFoundError):
+        module = _imported(".".join(names), folder)
+        if Path(getattr(module, "__file__", None) or "").resolve() == path:
+            return module
+    name = f"{path.stem}_{abs(hash(path)):x}"  # another module has its name
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, f"{path} ends in .py, so Python has a loader for it"
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)  # before it runs: pickle looks it up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _path_of(place: str) -> Path:
+    return Path(os.path.realpath(expanded(place)))  # pathlib raises for a link to itself
+
+
+def _prepend_to_path(directory: Path) -> None:
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
 
 
 def missing_problem(reference: str, key: str) -> Problem | None:
@@ -134,52 +184,44 @@ def missing_problem(reference: str, key: str) -> Problem | None:
     """
     if problem := form_problem(reference, key):
         return problem
-    place, _, name = reference.rpartition(":")
-    package = place.partition(".")[0]
-    if place.endswith(".py"):
+    (place, _, name), file = reference.rpartition(":"), file_of(reference, Path.cwd())
+    package, is_path = place.partition(".")[0], place.endswith(".py")
+    if file is None and is_path:
         path = _path_of(place)
-        if not path.is_file():
-            near = [other.name for other in path.parent.glob("*.py")]
-            return Problem(key, f"there is no file {place}.", reference, did_you_mean(path.name, near))
-    else:
+        near = [other.name for other in path.parent.glob("*.py")]
+        return Problem(key, f"there is no file {place}.", reference, did_you_mean(path.name, near))
+    if file is None:
         importlib.invalidate_caches()
         found = package in sys.modules or importlib.util.find_spec(package) is not None
-        if not found and PathFinder.find_spec(package, [str(Path.cwd())]) is None:
-            return _no_module(package, reference, key)
-        path = Path.cwd() / f"{place.replace('.', '/')}.py"
+        is_here = found or PathFinder.find_spec(package, [str(Path.cwd())]) is not None
+        return None if is_here else _no_module(package, reference, key)
     try:
-        defined, names = _names_in(read_file(path) if path.is_file() else "")
+        defined, names = _names_in(read_file(file))
     except (OSError, ValueError):
         return None
     first = name.partition(".")[0]
     if not defined or first in names:
         return None
-    return _no_name(first, path.stem if place.endswith(".py") else place, defined, reference, key)
+    return _no_name(first, file.stem if is_path else place, defined, reference, key)
+
+
+_MAKES_NAMES = re.compile(r"import\s+\*|\b(?:__getattr__|globals|setattr|exec|vars|locals)\b")
 
 
 @cache
 def _names_in(text: str) -> tuple[list[str], set[str]]:
-    """Return the functions and classes that the text of a Python file defines at its top, and all names in it. None of
+    """Return the functions and classes that the text of a Python file defines at its top, and all names there. None of
     them where it is no Python, takes all names of another module, or makes names as it runs.
 
     Kept for each text: the jobs of a sweep name the same few files.
     """
-    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     try:
-        tree = ast.parse(text)
+        table = symtable.symtable(text, "", "exec")
     except (ValueError, SyntaxError, RecursionError):
         return [], set()
-    names = set[str]()
-    for node in ast.walk(tree):
-        if isinstance(node, definitions):
-            names.add(node.name)
-        elif isinstance(node, ast.alias):
-            names.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.Name):
-            names.add(node.id)
-    if names & {"*", "__getattr__", "globals", "setattr", "exec", "vars", "locals"}:
+    if _MAKES_NAMES.search(text):
         return [], set()
-    return [node.name for node in tree.body if isinstance(node, definitions)], names
+    return [each.get_name() for each in table.get_symbols() if each.is_namespace()], {*table.get_identifiers()}
 
 
 def call_user(
@@ -303,12 +345,12 @@ def user_frames(error: BaseException) -> TracebackType | None:
     """Return those of its traceback from the user's first one on, or from the first one outside mpt; None for a file of
     the user's that is no Python.
     """
-    theirs = frames = error.__traceback__
-    while theirs is not None and not _is_user_file(theirs.tb_frame.f_code.co_filename):
-        theirs = theirs.tb_next
-    while frames is not None and _is_ours(frames):
-        frames = frames.tb_next
-    return theirs or frames
+    frames, found = list[TracebackType](), error.__traceback__
+    while found is not None:
+        frames.append(found)
+        found = found.tb_next
+    theirs = (frame for frame in frames if _is_user_file(frame.tb_frame.f_code.co_filename))
+    return next(theirs, None) or next((frame for frame in frames if not _is_ours(frame)), None)
 
 
 def place_in_user_code(error: BaseException) -> str:
@@ -336,70 +378,10 @@ def _is_ours(frame: TracebackType) -> bool:
     return name.startswith((_OUR_FILES, "<frozen importlib", "<frozen runpy")) or "importlib" in Path(name).parts
 
 
-def _path_of(place: str) -> Path:
-    return Path(os.path.realpath(expanded(place)))  # pathlib raises for a link to itself
-
-
 def _no_module(name: str, reference: str, key: str) -> Problem:
     near = [path.stem for path in Path.cwd().glob("*.py")]
     rule = f"there is no module {name}, neither beside the recipe, in the working directory nor installed."
     return Problem(key, rule, reference, did_you_mean(reference.rpartition(":")[0], near))
-
-
-def _load_file(place: str, reference: str, key: str) -> ModuleType:
-    path = _path_of(place)
-    names, folder = ([] if path.name == "__init__.py" else [path.stem]), path.parent
-    while (folder / "__init__.py").is_file():  # part of a package, from which it may import by points
-        names, folder = [folder.name, *names], folder.parent
-    _prepend_to_path(path.parent)
-    with suppress(ConfigError):
-        module = _load_module(".".join(names), reference, key, folder)
-        if Path(getattr(module, "__file__", None) or "").resolve() == path:
-            return module
-    return _load_as(f"{path.stem}_{abs(hash(path)):x}", path, reference, key)  # another module has its name
-
-
-def _load_as(name: str, path: Path, reference: str, key: str) -> ModuleType:
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, f"{path} ends in .py, so Python has a loader for it"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses and pickle look it up there
-    try:
-        spec.loader.exec_module(module)
-    except _USERS_FAULTS as error:
-        del sys.modules[name]
-        raise _import_failed(error, reference, key) from error
-    return module
-
-
-def _load_module(place: str, reference: str, key: str, folder: Path | None = None) -> ModuleType:
-    """Return a module of `folder` (None: of the working directory), or an installed one."""
-    _prepend_to_path(folder or Path.cwd())
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name and (place == error.name or place.startswith(error.name + ".")):
-            raise ConfigError(_no_module(error.name, reference, key)) from None
-        raise _import_failed(error, reference, key) from error
-    except _USERS_FAULTS as error:
-        raise _import_failed(error, reference, key) from error
-
-
-def _import_failed(error: BaseException, reference: str, key: str) -> UserCodeError:
-    return UserCodeError(f"{key}: importing {reference} raised {summarise_error(error)}.")
-
-
-def _find(module: ModuleType, name: str, reference: str, key: str) -> Any:
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            functions = [other for other, value in vars(found).items() if callable(value) and other[:1] != "_"]
-            raise ConfigError(_no_name(part, module.__name__, functions, reference, key))
-        found = getattr(found, part)
-    return found
 
 
 def _no_name(name: str, module: str, functions: Sequence[str], reference: str, key: str) -> Problem:
@@ -427,11 +409,6 @@ def _check_arguments(function: Callable[..., Any], key: str, arguments: dict[str
         rule = f"{_name(function)}{signature} cannot be called with {', '.join(arguments) or 'no arguments'}: {error}."
         unknown = next((name for name in arguments if name not in signature.parameters), "")
         raise config_error(key, rule, None, did_you_mean(unknown, signature.parameters)) from None
-
-
-def _prepend_to_path(directory: Path) -> None:
-    if str(directory) not in sys.path:
-        sys.path.insert(0, str(directory))
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -21,7 +21,7 @@ from mpt_cli.settings.model_data_optimizer_keys import (
     mode_settings,
 )
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.relative_references import is_same_function
+from mpt_cli.settings.python_references import is_same_function
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.record_types import Event, Summary, record_from

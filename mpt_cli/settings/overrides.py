@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString, Sweep
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from mpt_cli.errors import Problem, first_line, nearest
-from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice, merge_keys
+from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, merge_keys
 from mpt_cli.settings.schema import CHOOSING_KEYS, find_key, unknown_key_problem
 from mpt_cli.settings.search_path import (
     conf_override,
@@ -25,48 +25,46 @@ from mpt_cli.settings.search_path import (
 )
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
-
-
 _GRAMMAR_SIGNS = set(",()[]{}'\"$\\")
 
 
 def parse_override(text: str) -> Override:
     """Return the override. Where its key takes text, what is written without signs of Hydra's grammar is that text: a
-    number, a path with an ß or a second `=`. Names in a mapping may stand in quotes.
+    number, a path with an ß or a second `=`.
 
     Raises HydraException for what Hydra can't read.
 
     >>> parse_override("run_dir=2024_11_21").value(), parse_override("seed=2024_11_21").value()
     ('2024_11_21', 20241121)
-    >>> parse_override("policy.overrides={'conv(1)*': float32}").value()
-    {'conv(1)*': 'float32'}
     """
     name, _, value = text.partition("=")
     key, parser = find_key(name.lstrip("+")), OverridesParser.create()
+    options = () if key is None else key.options
     is_plain = value.lower() not in ("", "null") and not _GRAMMAR_SIGNS & set(value)
-    takes = key.options if key is not None and is_plain else ()
-    if key is not None and not {int, float}.isdisjoint(key.options):
+    if not {int, float}.isdisjoint(options):
         text = text.replace("^", "**")
     try:
-        override = parser.parse_override(_with_quotes(text) if takes == (str,) else text)
+        override = parser.parse_override(_with_quotes(text) if is_plain and options == (str,) else text)
     except ValueError as error:
         raise HydraException("it has a number of thousands of digits") from error
     except HydraException:
-        plain = _with_quotes(text) if takes == (Any,) else _names_unquoted(text)
-        if plain == text:
+        if not is_plain or options != (Any,):
             raise
-        override = parser.parse_override(plain)
+        return parser.parse_override(_with_quotes(text))
     found = override.value()
-    if _has_sweep([*vars(found).values()] if isinstance(found, Sweep | Glob) else found):
+    inside = [*vars(found).values()] if isinstance(found, Sweep | Glob) else found
+    if any(isinstance(part, Sweep | Glob) for _, part in leaves(inside)):  # where Hydra's functions do nothing
         raise HydraException("range(), choice() and interval() must stand around all of it")
     return override
 
 
-def _has_sweep(value: Any) -> bool:
-    """Return whether values to sweep stand inside of a list or of each other, where Hydra's functions do nothing."""
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value in a tree of settings that holds no others, with its path."""
     if isinstance(value, dict | list):
-        return any(map(_has_sweep, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, Sweep | Glob)
+        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(part, f"{path}.{name}".lstrip("."))
+    else:
+        yield path, value
 
 
 def _with_quotes(text: str) -> str:
@@ -91,51 +89,53 @@ def without_quotes(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
-def _names_unquoted(text: str) -> str:
-    """Return the text with the names of a mapping escaped, not quoted: Hydra's grammar quotes values alone."""
-
-    def escaped(found: "re.Match[str]") -> str:
-        return found[1] + re.sub(r"[\\()\[\]{}:=,]", r"\\\g<0>", found[3]) + found[4]
-
-    return re.sub(r"""([{,]\s*)(['"])([^'"]+)\2(\s*:)""", escaped, text)
-
-
 @dataclass
 class ParsedOverrides:
-    """A command line, sorted. `overrides` of keys are in the order given; `project_groups` are choices of groups that
-    the project alone has.
+    """A command line, sorted: files that it chooses, by group (`conf` is that of recipes); `overrides` of keys in the
+    order given.
     """
 
-    conf: str | None = None
-    project_groups: dict[str, str] = field(default_factory=dict)
     choices: dict[str, GroupChoice] = field(default_factory=dict)
     overrides: list[Override] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
+    @property
+    def conf(self) -> str | None:
+        return self.choices["conf"].name if "conf" in self.choices else None
 
-def parse_overrides(overrides: list[str]) -> ParsedOverrides:
-    """Sort them into recipe, choices and overrides; what fits nowhere becomes a problem."""
+
+def read_word(word: str) -> GroupChoice | Override | Problem:
+    """Return what a word of the command line says; a problem where it fits nowhere."""
+    if word.startswith("conf="):
+        return GroupChoice("conf", without_quotes(word.removeprefix("conf=")), "conf")
+    try:
+        override = parse_override(word)
+    except HydraException as error:
+        return _syntax_problem(word, error)
+    return _choice_or_problem(override) or override
+
+
+def parse_overrides(
+    words: Iterable[str], read: Callable[[str], GroupChoice | Override | Problem] = read_word
+) -> ParsedOverrides:
+    """Sort them into choices and overrides; what fits nowhere becomes a problem."""
     parsed = ParsedOverrides()
-    for text in overrides:
-        if (conf := recipe_named(text)) is not None and parsed.conf is not None:
-            rule = f"must be given once; conf={parsed.conf} was given before."
-            parsed.problems.append(Problem("conf", rule, conf))
-        elif conf is not None:
-            parsed.conf = conf
-        elif (override := _parse(text, parsed.problems)) is not None:
-            _take_override(override, parsed)
-    _add_implied(parsed)
+    for found in map(read, words):
+        if isinstance(found, Problem):
+            parsed.problems.append(found)
+        elif isinstance(found, Override):
+            parsed.overrides.append(found)
+        elif (first := parsed.choices.setdefault(found.group, found)).name != found.name:
+            said, is_recipe = f"{first.written}={first.name}", found.group == "conf"
+            rule = f"must be given once; {said} was given before." if is_recipe else f"must agree with {said}."
+            remedy = f"Keep one of the two words for {found.group}."
+            parsed.problems.append(Problem(found.written, rule, found.name, remedy))
+    given = [override.key_or_group for override in parsed.overrides if not override.is_delete()]
+    for path, name in IMPLIED_CHOICES.items():
+        group = path.partition(".")[0]
+        if path in given:
+            parsed.choices.setdefault(group, GroupChoice(group, name, path))
     return parsed
-
-
-def recipe_named(word: str) -> str | None:
-    """Return what stands after `conf=`, None for another word: it says where groups are looked for before the other
-    overrides can be read.
-
-    >>> recipe_named("seed=1"), recipe_named("conf='mine.yaml'")
-    (None, 'mine.yaml')
-    """
-    return without_quotes(word.removeprefix("conf=")) if word.startswith("conf=") else None
 
 
 def keys_given(overrides: Sequence[str]) -> list[str]:
@@ -146,14 +146,6 @@ def keys_given(overrides: Sequence[str]) -> list[str]:
     """
     given = [text for text in overrides if "=" in text or text.startswith("~")]
     return [text.lstrip("+~").partition("=")[0] for text in given]
-
-
-def _parse(text: str, problems: list[Problem]) -> Override | None:
-    try:
-        return parse_override(text)
-    except HydraException as error:
-        problems.append(_syntax_problem(text, error))
-        return None
 
 
 def _syntax_problem(text: str, error: HydraException) -> Problem:
@@ -181,28 +173,30 @@ def _no_value_remedy(text: str) -> str:
     return "" if "." in text or find_key(text) else recipe_remedy(text)
 
 
-def _take_override(override: Override, result: ParsedOverrides) -> None:
-    key, line = override.key_or_group, str(override.input_line)
+def _choice_or_problem(override: Override) -> GroupChoice | Problem | None:
+    """Return the file that an override chooses, or what is wrong with it; None where it sets a key."""
+    key, line, value = override.key_or_group, str(override.input_line), override.value()
+    group = CHOOSING_KEYS.get(key, key)
     if not key:
-        result.problems.append(Problem(line, "must be of the form key=value."))
-    elif override.package is not None:
-        result.problems.append(Problem(key, "must be given without @package.", line))
-    elif override.is_sweep_override():
-        values, remedy = line.partition("=")[2], "`mpt sweep` tries several, `mpt compare` several policies."
-        result.problems.append(Problem(key, "must be one value here.", values, remedy))
-    elif override.is_delete():
-        _take_deletion(override, result)
-    elif (group := CHOOSING_KEYS.get(key, key)) in group_names():
-        add_choice(GroupChoice(group, override.value(), key), result.choices, result.problems)
-    elif re.split("[./]", key)[0] == "hydra":
-        remedy = "`mpt list keys` shows what can be set."
-        result.problems.append(Problem(key, "there are no settings of Hydra's own.", line, remedy))
-    elif find_key(key) is None and is_project_group(key):
-        result.project_groups[key] = str(override.value())
-    elif problem := unknown_word_problem(key, override.value()):
-        result.problems.append(problem)
-    else:
-        result.overrides.append(override)
+        return Problem(line, "must be of the form key=value.")
+    if override.package is not None:
+        return Problem(key, "must be given without @package.", line)
+    if override.is_sweep_override():
+        remedy = "`mpt sweep` tries several, `mpt compare` several policies."
+        return Problem(key, "must be one value here.", line.partition("=")[2], remedy)
+    if override.is_delete() and group in group_names():
+        remedy = f"Choose another, as in {group}=…; ~KEY removes one key."
+        return Problem(line, "a group cannot be removed.", None, remedy)
+    if override.is_delete():
+        problem = unknown_key_problem(key, {})
+        return problem and replace(problem, received=None)
+    if group in group_names():
+        return GroupChoice(group, value, key)
+    if re.split("[./]", key)[0] == "hydra":
+        return Problem(key, "there are no settings of Hydra's own.", line, "`mpt list keys` shows what can be set.")
+    if find_key(key) is None and is_project_group(key):
+        return GroupChoice(key, str(value), key)
+    return unknown_word_problem(key, value)
 
 
 def unknown_word_problem(key: str, value: Any) -> Problem | None:
@@ -212,41 +206,32 @@ def unknown_word_problem(key: str, value: Any) -> Problem | None:
     return replace(problem, remedy=f"Did you mean {named}?") if problem and named else problem
 
 
-def apply_override(tree: DictConfig, override: Override) -> None:
-    """Set or take away one key, as Hydra does; but a mapping that is given as {} is empty. ValueError or an error of
-    OmegaConf's where that can't be.
+def with_override(tree: dict[str, Any], override: Override) -> dict[str, Any]:
+    """Return the keys with one of them set or taken away, as Hydra does; but a mapping that is given as {} is empty.
+    What the tree holds is not changed. ValueError or an error of OmegaConf's where that can't be.
     """
     key, value = override.key_or_group, override.value()
+    if "${" in str(value):
+        OmegaConf.create([value])  # complains of what can't be read
+    *above, name = key.split(".")
+    held: Any = tree
+    for part in above:
+        held = held.get(part) if isinstance(held, dict) else held
+    if isinstance(held, list):
+        raise ValueError(f"a list is given as a whole, as in {'.'.join(above)}=[…]")
     if not override.is_delete():
-        below = OmegaConf.select(tree, key) if isinstance(value, dict) else None
-        if isinstance(below, DictConfig):
-            value = merge_keys(OmegaConf.to_container(below), value) if value else {}
-        OmegaConf.update(tree, key, value, merge=False, force_add=True)
-        return
-    holder, _, name = key.rpartition(".")
-    section = OmegaConf.select(tree, holder) if holder else tree
-    if not isinstance(section, DictConfig) or name not in section or value not in (None, section[name]):
+        return merge_keys(tree, _nested([*above, name], value))
+    if not isinstance(held, dict) or name not in held or value not in (None, held[name]):
         raise ValueError(f"Could not delete from config. '{key}' does not exist")
-    del section[name]
+    rest = {other: part for other, part in held.items() if other != name}
+    return merge_keys(merge_keys(tree, _nested(above, {})), _nested(above, rest)) if above else rest
 
 
-def _take_deletion(override: Override, result: ParsedOverrides) -> None:
-    key, line = override.key_or_group, str(override.input_line)
-    if key in group_names():
-        remedy = f"Choose another, as in {key}=…; ~KEY removes one key."
-        result.problems.append(Problem(line, "a group cannot be removed.", None, remedy))
-    elif problem := unknown_key_problem(key, {}):
-        result.problems.append(replace(problem, received=None))
-    else:
-        result.overrides.append(override)
-
-
-def _add_implied(result: ParsedOverrides) -> None:
-    given = [override.key_or_group for override in result.overrides if not override.is_delete()]
-    for path, name in IMPLIED_CHOICES.items():
-        if path in given:
-            group = path.partition(".")[0]
-            result.choices.setdefault(group, GroupChoice(group, name, path))
+def _nested(names: Sequence[str], value: Any) -> Any:
+    """Return the value as the content of mappings in each other with these names."""
+    for name in reversed(names):
+        value = {name: value}
+    return value
 
 
 def escape_interpolation(text: str) -> str:

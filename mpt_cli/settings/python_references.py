@@ -5,8 +5,9 @@ The names of Keras come from the listing in its files: importing Keras takes sec
 """
 
 import ast
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import Problem, did_you_mean
+from mpt_cli.settings.search_path import expanded
 
 SHORT_NAMES = {
     "mse": "mean_squared_error",
@@ -195,3 +197,39 @@ def form_problem(reference: str, key: str) -> Problem | None:
         rule = f"{place} is no module name; a file is named by its path, as in ./my_file.py:function."
         return Problem(key, rule, reference)
     return None
+
+
+def located(value: Any, folders: Sequence[Path], is_name: bool = True) -> Any:
+    """Return the keys of a file with the objects they name written as the path of their module, so that they are found
+    from everywhere: where it lies in one of these folders and not in the working directory.
+    """
+    if isinstance(value, list):
+        return [located(part, folders, is_name) for part in value]
+    if isinstance(value, dict):  # of what an object is called with, only other objects
+        inside = {name: name == "object" or (is_name and name != "kwargs") for name in value}
+        return {name: located(part, folders, inside[name]) for name, part in value.items()}
+    if is_name and isinstance(value, str):
+        for folder in folders:
+            if (file := file_of(value, folder)) is not None:
+                return value if folder.resolve() == Path.cwd() else f"{file}:{value.rpartition(':')[2]}"
+    return value
+
+
+def file_of(reference: str, folder: Path) -> Path | None:
+    """Return the file that `path/to/file.py:name` or `package.module:name` means in this folder; None where there is
+    none.
+    """
+    place, _, name = reference.rpartition(":")
+    if not name or form_problem(reference, "") or "${" in f"{reference}{folder}":
+        return None
+    is_path = place.endswith(".py")
+    inside = folder / expanded(place if is_path else place.replace(".", "/"))
+    files = [inside] if is_path else [inside / "__init__.py", Path(f"{inside}.py")]
+    return next((file.resolve() for file in files if os.path.isfile(file)), None)
+
+
+def is_same_function(one: str, other: str) -> bool:
+    """Return whether two references mean a name of the same file, by whatever path."""
+    names = {reference.rpartition(":")[2] for reference in (one, other)}
+    files = {file_of(reference, Path.cwd()) for reference in (one, other)}
+    return len(names) == len(files) == 1 and None not in files

@@ -24,9 +24,10 @@ from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
 from mpt_cli.settings.model_data_optimizer_keys import mode_settings
-from mpt_cli.settings.relative_references import file_beside, locate_functions
-from mpt_cli.settings.schema import VARIANTS, choosing_key, find_key, no_such_key, sections, variant_class
+from mpt_cli.settings.python_references import located
+from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, chosen_variant, find_key, sections, variant_class
 from mpt_cli.settings.search_path import (
+    SUFFIXES,
     find_folder,
     find_recipe,
     group_choices,
@@ -34,6 +35,7 @@ from mpt_cli.settings.search_path import (
     group_names,
     is_project_group,
     is_shipped,
+    module_folders,
     search_in,
     searching,
 )
@@ -50,7 +52,7 @@ FAULTS = (HydraException, OmegaConfBaseException, ValueError, RecursionError)
 
 @dataclass(frozen=True)
 class GroupChoice:
-    """A file of a group that the command line chooses, and the word for it."""
+    """A file of a group that the command line chooses, and the word for it. The group `conf` has the recipes."""
 
     group: str
     name: Any
@@ -73,14 +75,6 @@ class GroupChoice:
         return None
 
 
-def add_choice(choice: GroupChoice, choices: dict[str, GroupChoice], problems: list[Problem]) -> None:
-    """Add a choice; a second one that says something else is a problem."""
-    first = choices.setdefault(choice.group, choice)
-    if first.name != choice.name:
-        rule = f"must agree with {first.written}={first.name}."
-        problems.append(Problem(choice.written, rule, choice.name, f"Keep one of the two words for {choice.group}."))
-
-
 @dataclass(frozen=True)
 class Layer:
     """A file that is composed: its keys below the section that it gives (`package`, dotted), the group whose file it
@@ -99,17 +93,16 @@ class Recipe:
     """A recipe with the files that it is composed of, in order, and what is wrong with them.
 
     `searchpath` are the folders that it and its bases add, `sweep` what `mpt sweep` is to vary, which no run reads: its
-    own, else that of the last recipe it starts from that has one, in the file `sweep_path`. `unsure` are sections whose
-    file is missing, `notes` what a user should know of how a run came to its settings.
+    own, else that of the last recipe it starts from that has one, in the file `sweep_path`. `notes` are what a user
+    should know of how a run came to its settings.
     """
 
-    path: Path
+    path: Path = Path("custom")
     layers: list[Layer] = field(default_factory=list)
     searchpath: list[Path] = field(default_factory=list)
     sweep: Any = None
     sweep_path: Path = Path()
     problems: list[Problem] = field(default_factory=list)
-    unsure: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -123,19 +116,16 @@ class Recipe:
         return sections().keys() <= self.body.keys()
 
 
-def read_recipe(path: Path, project_groups: dict[str, str] | None = None) -> Recipe:
+def read_recipe(path: Path, project_groups: Sequence[GroupChoice] = ()) -> Recipe:
     """Return the recipe at `path` with all its problems; ConfigError where it can't be read or composed.
 
     `project_groups` are files of the project's own groups (`experiment=x`), which come last where no list names them.
     """
-    recipe = Recipe(path)
-    files = _Files(recipe)
-    name = files.name_of(path)
+    wrong = {choice.group: problem for choice in project_groups if (problem := choice.problem())}
+    recipe = Recipe(path, problems=[*wrong.values()])
     try:
         with searching():
-            with suppress(HydraException):  # of a group that is overridden and that nobody names; else said below
-                files.compose(name)
-            recipe.layers = files.layers(*files.below_root(name, project_groups or {}))
+            recipe.layers = _Files(recipe).layers(_ROOT, [each for each in project_groups if each.group not in wrong])
     except FAULTS as error:
         place = places_of(path).get(("defaults",))
         raise config_error("defaults", f"cannot be composed: {reason_of(error)}.", place=place) from error
@@ -144,23 +134,13 @@ def read_recipe(path: Path, project_groups: dict[str, str] | None = None) -> Rec
     return recipe
 
 
-def _without_unset(section: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Return a section of the record of a run without keys that there are no more and that were not set in it."""
-    kept = {}
-    for name, value in section.items():
-        inner = f"{path}.{name}".lstrip(".")
-        if find_key(inner) is not None:
-            kept[name] = value
-        elif value not in (None, False, "skip", "applied_steps", [], {}):
-            kept[name] = _without_unset(value, inner) if isinstance(value, dict) else value
-    return kept
-
-
 def layers_of_choice(choice: GroupChoice) -> list[Layer]:
     """Return the file of a group that a word chooses and those that it starts from; ConfigError where they can't be
     composed.
     """
-    recipe = Recipe(Path("custom"))
+    if problem := choice.problem():
+        raise ConfigError(problem)
+    recipe = Recipe()
     try:
         layers = _Files(recipe).layers(f"{choice.group}/{choice.name}")
     except ConfigError as error:
@@ -182,7 +162,7 @@ def _choices(entry: GroupDefault) -> list[str]:
     return entry.value if isinstance(entry.value, list) else [entry.value] if entry.value else []
 
 
-_ROOT = "mpt"  # what starts from the recipe, and has what the command line adds
+_ROOT, _GROUPS = "_recipe_", "_groups_"  # what starts from the recipe, behind all groups of ours without a choice
 
 
 class _Files(ConfigRepository):
@@ -200,40 +180,31 @@ class _Files(ConfigRepository):
 
     def name_of(self, path: Path) -> str:
         """Return the name that a recipe has here."""
-        known = next((name for name, other in self.recipes.items() if other.resolve() == path.resolve()), None)
-        name = known or re.sub(r"[^\w.-]", "_", path.stem)
-        if known is None and name in (*self.recipes, _ROOT, "_self_"):
-            name += f"_{len(self.recipes)}"
-        self.recipes[name] = path
+        for name, other in self.recipes.items():
+            if other.resolve() == path.resolve():
+                return name
+        number = f"_{len(self.recipes)}" if self.recipes else ""
+        self.recipes[name := re.sub(r"[^\w.-]", "_", path.stem) + number] = path
         return name
 
-    def compose(self, name: str, words: Sequence[str] = ()) -> list[ResultDefault]:
-        """Return the files that Hydra composes for this one and these words, in order, each with its package."""
-        overrides = OverridesParser.create().parse_overrides([*words])
+    def layers(self, name: str, project_groups: Sequence[GroupChoice] = ()) -> list[Layer]:
+        """Return the files that Hydra composes for this one, in order."""
+        found = self._composed(name, [])
+        if project_groups:
+            named = self._named_groups()  # by now every list was read
+            words = [f"{'' if each.group in named else '+'}{each.group}={each.name}" for each in project_groups]
+            found = self._composed(name, words)
+        return [
+            self._layer(each.config_path, each.package or "") for each in found if each.config_path in self.contents
+        ]
+
+    def _composed(self, name: str, words: list[str]) -> list[ResultDefault]:
+        overrides = OverridesParser.create().parse_overrides(words)
         return create_defaults_list(self, name, overrides, prepend_hydra=False, skip_missing=False).defaults
 
-    def layers(self, name: str, words: Sequence[str] = ()) -> list[Layer]:
-        return [
-            self._layer(each.config_path, each.package or "")
-            for each in self.compose(name, words)
-            if each.config_path in self.contents
-        ]
-
-    def below_root(self, recipe: str, project_groups: dict[str, str]) -> tuple[str, list[str]]:
-        """Return what starts from a recipe that was read, and the words for it. All groups of ours are there to be
-        overridden, whether or not a list names them.
-        """
-        named = {_group_key(entry) for name in self.results for entry in self._groups_in(name) if not entry.override}
-        found = (self._problem_of_choice(group, choice, group) for group, choice in project_groups.items())
-        self.recipe.problems += filter(None, found)
-        words = [
-            f"{'' if group in named else '+'}{group}={name}"
-            for group, name in project_groups.items()
-            if name in group_choices(group)
-        ]
-        front = [GroupDefault(group=group) for group in group_names() if group not in named]
-        self._add(_ROOT, None, [*front, ConfigDefault(path=recipe)])
-        return _ROOT, words
+    def _named_groups(self) -> set[str]:
+        """Return the groups of which the lists that were read choose files."""
+        return {_group_key(entry) for name in self.results for entry in self._groups_in(name) if not entry.override}
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path not in self.results:
@@ -247,44 +218,53 @@ class _Files(ConfigRepository):
         return config_path in group_names() or is_project_group(config_path)
 
     def _load(self, name: str) -> ConfigResult | None:
+        if name == _ROOT:
+            return _result([ConfigDefault(path=_GROUPS), ConfigDefault(path=self.name_of(self.recipe.path))])
+        if name == _GROUPS:  # asked for last: Hydra reads a list from its end. They are there to be overridden
+            named = self._named_groups()
+            return _result([GroupDefault(group=group) for group in group_names() if group not in named])
         group, _, choice = name.rpartition("/")
         path = self.recipes.get(name) or group_files(group).get(choice)
-        is_added = path is None and choice in group_choices(group)
-        if is_added or (path is not None and group in VARIANTS and is_shipped(path)):
+        if path is None or (group in VARIANTS and is_shipped(path)):
+            if choice not in group_choices(group):
+                return None
             self.contents[name] = path or Path(name), {choosing_key(group): choice}  # all else is by default
-            return self._add(name, None, [])
-        if path is None:
-            return None
+            return _result([])
         content = load_mapping(path)
-        defaults = content.pop("defaults", None)
-        if name in self.recipes:
-            self._take_sweep_and_search_path(content, path)
-            listed = self._read_list(name, path, defaults)
-        else:
-            listed = self._create_defaults_list(name, ListConfig(defaults or []))
+        header = ConfigSource._get_header_dict(read_yaml_text(path))
         self.contents[name] = path, content
-        return self._add(name, path, listed)
+        defaults = content.pop("defaults", None)
+        if name not in self.recipes:
+            return _result(self._create_defaults_list(name, ListConfig(defaults or [])), header)
+        self._take_sweep_and_search_path(content, path)
+        return _result(self._read_list(name, path, defaults), header)
 
     def _groups_in(self, name: str) -> list[GroupDefault]:
         """Return the entries of the defaults list of a file that choose files of groups."""
         listed = found.defaults_list if (found := self.results.get(name)) and found.defaults_list else []
         return [entry for entry in listed if isinstance(entry, GroupDefault)]
 
-    def _add(self, name: str, path: Path | None, defaults: list[InputDefault]) -> ConfigResult:
-        text = "" if path is None or is_shipped(path) else read_yaml_text(path)
-        header = ConfigSource._get_header_dict(text)
-        result = ConfigResult("mpt", str(path), OmegaConf.create({}), header, defaults)
-        self.results[name] = result
-        return result
-
     def _take_sweep_and_search_path(self, content: dict[str, Any], path: Path) -> None:
-        """Return its sweep, and the folders where what it names is searched."""
-        sweep, recipe = content.pop("sweep", None), self.recipe
+        """Take its sweep out, and the folders of `hydra.searchpath`, relative to it; other keys of `hydra` stay, to be
+        complained of.
+        """
+        sweep, recipe, hydra = content.pop("sweep", None), self.recipe, content.get("hydra")
         if recipe.sweep is None:  # the recipe is read first, and of those it starts from the last one
             recipe.sweep, recipe.sweep_path = sweep, path
-        folders = _take_searchpath(content, path, recipe.problems)
-        search_in(folders)
-        recipe.searchpath += folders
+        if not isinstance(hydra, dict) or "searchpath" not in hydra:
+            return
+        given = hydra["searchpath"]
+        content["hydra"] = {name: value for name, value in hydra.items() if name != "searchpath"}
+        if not content["hydra"]:
+            del content["hydra"]
+        try:
+            folders = [find_folder(str(text), "hydra.searchpath", path.parent) for text in OmegaConf.create(given)]
+            search_in(folders)
+            recipe.searchpath += folders
+        except OmegaConfBaseException as error:
+            recipe.problems.append(Problem("hydra.searchpath", f"cannot be resolved: {reason_of(error)}.", given))
+        except ConfigError as error:
+            recipe.problems += error.problems
 
     def _read_list(self, name: str, path: Path, defaults: Any) -> list[InputDefault]:
         """Return the entries of a recipe's defaults list, as Hydra has them, recipes by the names they have here. An
@@ -294,51 +274,40 @@ class _Files(ConfigRepository):
             remedy = "Write each entry as `- group: choice`."
             self.recipe.problems.append(Problem("defaults", "must be a list.", defaults, remedy))
             return []
-        found: list[InputDefault] = []
+        found, problems = list[InputDefault](), self.recipe.problems
         for index, written in enumerate(defaults or ()):
+            wrong = list[Problem]()
             try:
                 [entry] = self._create_defaults_list(name, ListConfig([written]))
+                if isinstance(written, str) and written != "_self_":
+                    found.append(ConfigDefault(path=self.name_of(self._find_base(written, path))))
+                elif not isinstance(entry, GroupDefault) or not (wrong := self._problems_of_entry(entry)):
+                    found.append(entry)
             except (ValueError, AssertionError):  # the latter of a group that is no text
-                problem = Problem("defaults", "each entry must be `group: choice` or a recipe.", written)
-                self.recipe.problems.append(_at_entry(problem, path, index))
-                continue
-            wrong = self._problem_of_entry(entry) if isinstance(entry, GroupDefault) else None
-            if isinstance(written, str) and written != "_self_":
-                base = self._find_base(written, path, index)
-                found += [] if base is None else [ConfigDefault(path=self.name_of(base))]
-            elif wrong is not None:
-                self.recipe.problems.append(_at_entry(wrong, path, index))
-            else:
-                found.append(entry)
+                wrong = [Problem("defaults", "each entry must be `group: choice` or a recipe.", written)]
+            except ConfigError as error:
+                wrong = error.problems
+            if wrong:
+                place = places_of(path).get(("defaults", str(index)))
+                problems += [replace(problem, place=place) for problem in wrong]
         return found
 
-    def _problem_of_entry(self, entry: GroupDefault) -> Problem | None:
+    def _problems_of_entry(self, entry: GroupDefault) -> list[Problem]:
         """Return what is wrong with an entry that is not optional: there is no such group, or no such file in it."""
         group = _group_key(entry).partition("@")[0]
         if entry.optional:
-            return None
+            return []
         if not self.group_exists(group):
             remedy = did_you_mean(group, group_names()) or f"Groups: {', '.join(group_names())}."
-            return Problem("defaults", "there is no such group.", group, remedy)
-        found = (self._problem_of_choice(group, choice, f"defaults.{group}") for choice in _choices(entry))
-        return next(filter(None, found), None)
+            return [Problem("defaults", "there is no such group.", group, remedy)]
+        choices = [GroupChoice(group, name, f"defaults.{group}") for name in _choices(entry) if "${" not in name]
+        return [problem for choice in choices if (problem := choice.problem())]
 
-    def _problem_of_choice(self, group: str, choice: str, written: str) -> Problem | None:
-        problem = None if "${" in choice else GroupChoice(group, choice, written).problem()
-        self.recipe.unsure |= {group} if problem else set()
-        return problem
-
-    def _find_base(self, written: str, recipe: Path, index: int) -> Path | None:
-        """Return the recipe that a list names: a file beside it, or any; None where it is optional and not there."""
-        name = written.removeprefix("optional ").strip()
-        try:
-            if name.startswith("."):
-                return find_recipe(str(recipe.parent / name))
-            return file_beside(recipe, name) or find_recipe(name)
-        except ConfigError as error:
-            if name != written:
-                return None
-            raise ConfigError([_at_entry(problem, recipe, index) for problem in error.problems]) from error
+    def _find_base(self, name: str, recipe: Path) -> Path:
+        """Return the recipe that a list names: a file beside it, as in Hydra, or any."""
+        beside = [Path(f"{recipe.parent / name.removeprefix('/')}{suffix}") for suffix in ("", *SUFFIXES)]
+        files = (path for path in beside if path.is_file() and path.resolve() != recipe.resolve())
+        return next(files, None) or find_recipe(str(beside[0]) if name.startswith(".") else name)
 
     def _layer(self, name: str, package: str) -> Layer:
         path, content = self.contents[name]
@@ -350,11 +319,13 @@ class _Files(ConfigRepository):
             content, parts = {}, []
         for part in reversed(parts):
             content = {part: content}
-        if sections().keys() <= content.keys():  # the record of a run, perhaps of an earlier version
-            content = _without_unset(content)
         body = _valid_sections(content, self.recipe.problems)
         chooses = {_group_key(entry): _choices(entry)[-1] for entry in self._groups_in(name) if _choices(entry)}
-        return Layer(path, package, body if is_shipped(path) else locate_functions(body, path), group, chooses)
+        return Layer(path, package, body if is_shipped(path) else located(body, module_folders(path)), group, chooses)
+
+
+def _result(defaults: list[InputDefault], header: dict[str, str | None] | None = None) -> ConfigResult:
+    return ConfigResult("mpt", "", OmegaConf.create({}), header or {"package": None}, defaults)
 
 
 def reason_of(error: BaseException) -> str:
@@ -363,46 +334,18 @@ def reason_of(error: BaseException) -> str:
     return first_line(error).rstrip(".")
 
 
-def _at_entry(problem: Problem, file: Path, index: int) -> Problem:
-    """Add the place of an entry of a defaults list."""
-    return replace(problem, place=places_of(file).get(("defaults", str(index))))
-
-
-def _take_searchpath(content: dict[str, Any], path: Path, problems: list[Problem]) -> list[Path]:
-    """Return the folders of `hydra.searchpath`, relative to the recipe; other keys of `hydra` stay, to be complained
-    of.
-    """
-    hydra = content.get("hydra")
-    if not isinstance(hydra, dict) or "searchpath" not in hydra:
-        return []
-    given = hydra.pop("searchpath")
-    content.pop("hydra") if not hydra else None
-    try:
-        return [find_folder(str(text), "hydra.searchpath", path.parent) for text in OmegaConf.create(given)]
-    except OmegaConfBaseException as error:
-        problems.append(Problem("hydra.searchpath", f"cannot be resolved: {reason_of(error)}.", given))
-    except ConfigError as error:
-        problems += error.problems
-    return []
-
-
 def _valid_sections(content: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
     """Return the content without what cannot be composed; sections left empty (all commented out) are left out too."""
     body: dict[str, Any] = {}
     for name, value in content.items():
-        if name in sections():
-            if value and isinstance(value, dict):
-                body[name] = dict(value)
-            elif value not in (None, {}):
-                remedy = f"To choose one, put `- {name}: {value}` in the defaults: list."
-                problems.append(Problem(name, "must be a section with keys of its own.", value, remedy))
+        if name in sections() and not isinstance(value, dict | None):
+            remedy = f"To choose one, put `- {name}: {value}` in the defaults: list."
+            problems.append(Problem(name, "must be a section with keys of its own.", value, remedy))
         elif "." in name and find_key(name) is not None:
             section, _, rest = name.partition(".")
             remedy = f"Write `{section}: {{{rest}: …}}`; with points it stands on the command line."
             problems.append(Problem(name, "must be nested in a YAML file.", value, remedy))
-        elif find_key(name) is None:
-            problems.append(no_such_key(name, value))
-        else:
+        elif value or name not in sections():
             body[name] = value
     return body
 
@@ -416,27 +359,27 @@ def named_variant(section: str, part: dict[str, Any]) -> str | None:
     return str(part[key]) if key in part else next(implied, None)
 
 
-def merge_layers(tree: dict[str, Any], layers: Sequence[Layer]) -> dict[str, Any]:
-    """Return the keys of `tree` with those of the layers over them, the last one wins. A mapping that is given as {} is
-    empty.
+def merge_layers(layers: Sequence[Layer]) -> dict[str, Any]:
+    """Return the keys of the layers, the last one wins, and the name of each variant. A mapping given as {} is empty.
 
-    Where a layer makes a section another model, data source, optimizer or mode, only the keys that it has in common
-    with the one before stay; so do they of the keys of a recipe whose own choice was overridden.
+    Of a layer that is about another model, data source, optimizer or mode than the one that is chosen in the end, only
+    the keys that both have in common stay; so do they of a recipe whose own choice was overridden.
     """
+    chosen, meant = dict[str, str](), list[dict[str, str]]()
     for layer in layers:
-        body = dict(layer.body)
-        for section in VARIANTS.keys() & body.keys():
-            body[section], said = dict(body[section]), named_variant(section, body[section])
-            key, below = choosing_key(section), tree.get(section, {})
-            chosen = layer.chooses.get(section)
-            if chosen in VARIANTS[section] and below.get(key, chosen) != chosen:
-                body[section] = _shared_keys(section, below[key], body[section])
-            elif said is not None:
-                body[section][key] = said
-                if below.get(key, said) != said:
-                    tree = {**tree, section: _shared_keys(section, said, below)}
-        tree = merge_keys(tree, {name: value for name, value in body.items() if value != {} or name not in VARIANTS})
-    return tree
+        parts = {section: layer.body[section] for section in VARIANTS if section in layer.body}
+        said = {section: name for section, part in parts.items() if (name := named_variant(section, part)) is not None}
+        chosen |= said
+        listed = {section: name for section, name in layer.chooses.items() if name in VARIANTS.get(section, ())}
+        meant.append(chosen | listed | said)
+    tree: dict[str, Any] = {}
+    for layer, variants in zip(layers, meant, strict=True):
+        others = {name for name in chosen if variants.get(name, chosen[name]) != chosen[name]}
+        shared = {name: _shared_keys(name, chosen[name], layer.body[name]) for name in others & layer.body.keys()}
+        body = layer.body | shared
+        tree = merge_keys(tree, {name: part for name, part in body.items() if part or name not in shared})
+    defaults = {section: chosen_variant(section, getattr(Settings(), section)) for section in VARIANTS}
+    return merge_keys(tree, {section: {choosing_key(section): name} for section, name in (defaults | chosen).items()})
 
 
 def _shared_keys(section: str, chosen: str, part: dict[str, Any]) -> dict[str, Any]:
@@ -447,7 +390,6 @@ def _shared_keys(section: str, chosen: str, part: dict[str, Any]) -> dict[str, A
     if section == "loss_scale":
         with suppress(PluginError, IndexError):  # said where it is chosen
             kept = mode_settings(chosen).transferable_keys()
-    kept -= {choosing_key(section)}
     return {name: value for name, value in part.items() if name in kept or find_key(f"{section}.{name}") is None}
 
 

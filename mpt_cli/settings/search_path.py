@@ -64,10 +64,6 @@ def conf_directory() -> Path:
     return _shipped("conf")
 
 
-def recipes_directory() -> Path:
-    return _shipped("recipes")
-
-
 @cache
 def _shipped(name: str) -> Path:
     package = Path(__file__).resolve().parents[1]
@@ -132,27 +128,14 @@ def _package_folder(text: str) -> Path:
     return Path(text)
 
 
-def _named_folders() -> list[Path]:
+def _folders(kind: str) -> list[Path]:
+    """Return the folders with conf/ or recipes/ that are searched, the first first."""
     given = re.split(r":(?!//)", os.environ.get(CONFIG_DIR, ""))
-    return [*(find_folder(text, CONFIG_DIR, Path.cwd()) for text in given if text), *_SEARCHED.get()]
-
-
-def project_conf_directories() -> list[Path]:
-    """Return the folders with groups that are searched before the shipped one, the first first."""
-    named = [place for folder in _named_folders() for place in (folder, folder / "conf")]
-    return _distinct([Path("conf"), *named], conf_directory())
-
-
-def _own_recipe_files() -> Iterator[tuple[str, Path]]:
-    """Yield every recipe of the folders before the shipped one, by its name there."""
-    folders = [Path(), *_named_folders()]
-    for root in _distinct([folder / "recipes" for folder in folders], recipes_directory()):
-        for path in _files(root.rglob("*.yaml")):
-            inside = path.relative_to(root)
-            if not any(part.startswith(".") for part in inside.parts):
-                yield inside.with_suffix("").as_posix(), path
-    for folder in _named_folders():
-        yield from ((path.stem, path) for path in _files(folder.glob("*.yaml")) if path.stem != "config")
+    named = [*(find_folder(text, CONFIG_DIR, Path.cwd()) for text in given if text), *_SEARCHED.get()]
+    places = [Path(kind), *(place for folder in named for place in (folder, folder / kind))]
+    shipped = _shipped(kind)  # the last, and no project of its own in a checkout of mpt
+    found = {folder.resolve(): folder for folder in reversed(places) if folder.is_dir()}
+    return [*(folder for path, folder in reversed(found.items()) if path != shipped.resolve()), shipped]
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:
@@ -160,33 +143,22 @@ def _files(paths: Iterable[Path]) -> list[Path]:
     return sorted(path for path in paths if not path.is_dir())
 
 
-def _distinct(folders: Sequence[Path], shipped: Path) -> list[Path]:
-    """Return those that exist, each once, and not the shipped one: a checkout of mpt is no project of its own."""
-    found = {folder.resolve(): folder for folder in reversed(folders) if folder.is_dir()}
-    return [folder for path, folder in reversed(found.items()) if path != shipped.resolve()]
-
-
-def has_working_directory() -> bool:
-    """Return whether the folder one works in still exists."""
-    try:
-        Path.cwd()
-        return True
-    except FileNotFoundError:
-        return False
-
-
 def recipe_paths() -> dict[str, Path]:
-    """Return every recipe by name; one in a sub-folder is called folder/name."""
-    root = recipes_directory()
-    shipped = {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
-    found = dict(reversed([*_own_recipe_files()]))
-    return {**shipped, **found}
+    """Return every recipe by name, those shipped first; one in a sub-folder is called folder/name."""
+    found = {}
+    for root in reversed(_folders("recipes")):
+        is_named = root.name != "recipes"  # one that holds recipes itself, as a folder of Hydra's does
+        for path in _files(root.glob("*.yaml") if is_named else root.rglob("*.yaml")):
+            name = path.relative_to(root).with_suffix("")
+            if not (is_named and path.stem == "config") and not any(part.startswith(".") for part in name.parts):
+                found[name.as_posix()] = path
+    return found
 
 
 def is_shipped(path: Path) -> bool:
     """Return whether a recipe or a group file is one of ours."""
     real = Path(os.path.realpath(path))  # pathlib raises for a link to itself
-    return any(real.is_relative_to(root) for root in (conf_directory(), recipes_directory()))
+    return any(real.is_relative_to(_shipped(kind)) for kind in ("conf", "recipes"))
 
 
 def group_names() -> list[str]:
@@ -196,9 +168,7 @@ def group_names() -> list[str]:
 
 def group_files(group: str) -> dict[str, Path]:
     """Return the files of a group by name. A group that is no section of the schema may be the project's alone."""
-    roots = [*project_conf_directories(), conf_directory()]
-    found = [path for root in roots for path in _files((root / group).glob("*.yaml"))]
-    return {path.stem: path for path in reversed(found)}
+    return {path.stem: path for root in reversed(_folders("conf")) for path in _files((root / group).glob("*.yaml"))}
 
 
 def group_choices(group: str) -> list[str]:
@@ -209,13 +179,21 @@ def group_choices(group: str) -> list[str]:
 
 def project_groups() -> set[str]:
     """Return the groups that the project alone has."""
-    folders = (path for root in project_conf_directories() for path in root.iterdir() if path.is_dir())
+    folders = (path for root in _folders("conf")[:-1] for path in root.iterdir() if path.is_dir())
     return {path.name for path in folders} - {*group_names()}
 
 
 def is_project_group(name: str) -> bool:
     """Return whether the project has a group of this name that is no section of the schema."""
     return name not in group_names() and name.isidentifier() and bool(group_files(name))
+
+
+def module_folders(path: Path) -> list[Path]:
+    """Return where modules are looked for that the recipe or group file at `path` names: beside it, then in the folder
+    that has the conf/ or recipes/ it lies in.
+    """
+    above = () if is_shipped(path) else Path(os.path.realpath(path)).parents  # pathlib raises for a link to itself
+    return [path.parent, *[folder.parent for folder in above if folder.name in ("conf", "recipes")][:1]]
 
 
 def find_recipe(name_or_path: str) -> Path:

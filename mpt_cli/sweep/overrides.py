@@ -14,8 +14,7 @@ from hydra.errors import HydraException
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.key_type import read_number
 from mpt_cli.settings.limits import MOST_JOBS
-from mpt_cli.settings.load import key_out
-from mpt_cli.settings.many_configurations import load_variations
+from mpt_cli.settings.load import key_out, load_variations
 from mpt_cli.settings.overrides import parse_override, without_quotes
 from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key
 from mpt_cli.settings.search_path import group_choices, group_names, recipe_paths

@@ -21,6 +21,7 @@ PROJECT = {
     "conf/optimizer/fast.yaml": "name: sgd\nlearning_rate: 0.5\nkwargs: {momentum: 0.9}\n",
     "conf/experiment/tiny.yaml": "# @package _global_\ntrainer: {epochs: 2}\nseed: 7\n",
     "conf/experiment/big.yaml": "# @package _global_\ndefaults:\n  - tiny\n  - _self_\ntrainer: {batch_size: 256}\n",
+    "conf/experiment/swap.yaml": "# @package _global_\ndefaults: [override /trainer: quick]\nseed: 8\n",
     "conf/warmth/warm.yaml": "name: cosine\nwarmup_steps: 9\n",
     "conf/warmth/placed.yaml": "# @package optimizer.schedule\nname: cosine\nwarmup_steps: 11\n",
     "base.yaml": "trainer: {epochs: 3, batch_size: 48}\nseed: 5\nexpect: {val_loss: {max: 1}}\n",
@@ -76,6 +77,8 @@ CASES = [
     ("base", "seed: 1\n", "optimizer=fast optimizer.learning_rate=0.125"),
     ("", OWN, "+experiment=tiny"),
     ("experiment: tiny", "description: x\n", "experiment=big"),
+    ("experiment: tiny", "description: x\n", "experiment=swap"),
+    ("", "seed: 1\n", "+experiment=swap"),
     ("", "vars: {n: 4}\ntrainer: {epochs: '${vars.n}'}\n", "vars.n=6"),
     ("_self_, base", "expect: {val_loss: {max: 2}, val_accuracy: {min: 0.5}}\n", ""),
 ]

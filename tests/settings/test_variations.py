@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.many_configurations import load_variations
+from mpt_cli.settings.load import load_settings, load_variations
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.overrides import read_grid
 
@@ -16,8 +15,8 @@ defaults: [digits_mlp, override model: mlp]
 vars: {rate: 0.1, width: 32, batches: 2}
 model: {hidden_units: ["${vars.width}", 16]}
 optimizer: {learning_rate: "${vars.rate}"}
-loss_scale: {initial_scale: "${eval:'2**15 * ${seed} + 1'}"}
-trainer: {epochs: 3, batch_size: "${eval:'8 * ${vars.batches}'}"}
+loss_scale: {initial_scale: "${vars.batches}"}
+trainer: {epochs: 3, batch_size: "${vars.batches}"}
 """
 GRIDS = [
     "linked.yaml vars.rate=0.1,0.2,bad vars.batches=1,2 policy=float32,mixed_float16",
