@@ -5,8 +5,9 @@ optimizer and loss-scale mode has. What keys mean together is `settings.checks`'
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import MinLen
 from pydantic.json_schema import GenerateJsonSchema
 
 from mpt_cli.settings.checks import EXPECTED_PARTS, TOLERANCES
@@ -23,6 +24,10 @@ _NUMBER_AS_TEXT = {"type": "string", "pattern": r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
 
 
+_Values = list[Any] | str | float | bool | None
+_Grid = Annotated[dict[str, _Values], MinLen(1)]
+
+
 def json_schema() -> Schema:
     """Return the whole schema of a recipe.
 
@@ -32,25 +37,19 @@ def json_schema() -> Schema:
     properties = {**_properties(Settings, ""), **{name: _section_with_variants(name) for name in VARIANTS}}
     properties["expect"] = {**properties["expect"], "additionalProperties": _expectation()}
     properties["defaults"] = _defaults()
-    searchpath = {"type": "array", "items": {"type": "string"}, "description": "folders with groups and recipes"}
-    properties["hydra"] = {"type": "object", "properties": {"searchpath": searchpath}, "additionalProperties": False}
-    return {
-        "$schema": DIALECT,
-        "title": TITLE,
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-    }
+    searchpath = {**_of_type(list[str]), "description": "folders with groups and recipes"}
+    properties["hydra"] = _closed({"searchpath": searchpath})
+    return {"$schema": DIALECT, "title": TITLE, **_closed(properties)}
+
+
+def _closed(properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 def _section(cls: type, path: str) -> Schema:
     """Return an object with the keys of a dataclass and no others, or null: a section that is all commented out."""
-    return {
-        "type": ["object", "null"],
-        "properties": _properties(cls, path),
-        "additionalProperties": False,
-        "description": (cls.__doc__ or "").partition("\n")[0],
-    }
+    description = (cls.__doc__ or "").partition("\n")[0]
+    return {**_closed(_properties(cls, path)), "type": ["object", "null"], "description": description}
 
 
 def _properties(cls: type, path: str) -> Schema:
@@ -73,7 +72,7 @@ def _section_with_variants(section: str) -> Schema:
         cases.append({"if": chosen, "then": {"properties": own, "propertyNames": {"enum": [*own]}}})
     merged = {name: _any_of(schemas) for name, schemas in every.items()}
     merged[key] = {"description": merged[key].get("description", ""), "type": "string"}
-    return {"type": ["object", "null"], "properties": merged, "additionalProperties": False, "allOf": cases}
+    return {**_closed(merged), "type": ["object", "null"], "allOf": cases}
 
 
 def _any_of(schemas: Iterable[Schema]) -> Schema:
@@ -99,8 +98,7 @@ def _choice(group: str) -> Schema:
 def _expectation() -> Schema:
     number = _of_type(float)
     parts: Schema = {name: _of_type(NonNegative) if name in TOLERANCES else number for name in EXPECTED_PARTS}
-    whole = {"type": "object", "properties": parts, "additionalProperties": False, "minProperties": 1}
-    return {"anyOf": [number, whole]}
+    return {"anyOf": [number, {**_closed(parts), "minProperties": 1}]}
 
 
 class _AsWritten(GenerateJsonSchema):

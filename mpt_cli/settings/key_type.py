@@ -76,8 +76,10 @@ def key(default: Any, meaning: str, *, advanced: bool = False) -> Any:
 _BOUNDS = {"above": "gt", "at_least": "ge", "below": "lt", "at_most": "le"}
 
 
-def ranged(hint: Any, **bounds: float) -> Any:
-    """Return the type of numbers `above`, `at_least`, `below`, `at_most` these bounds."""
+def ranged(hint: Any, bounds: Mapping[str, float]) -> Any:
+    """Return the type of numbers `above`, `at_least`, `below`, `at_most` these bounds; of other types as it is."""
+    if hint not in (int, float):
+        return hint
     limits = {sign: bounds[name] for name, sign in _BOUNDS.items() if name in bounds}
     return Annotated[hint, Interval(**({"le": LARGEST_COUNT} if hint is int else {}) | limits)]
 

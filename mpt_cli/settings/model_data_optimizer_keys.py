@@ -2,7 +2,6 @@
 `loss_scale.mode`. The numbers of a mode are those of the mode itself (`precision.scale_rules`); here they become keys.
 """
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, make_dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Dict, List, Literal, Optional, Self, get_type_hints
@@ -113,9 +112,7 @@ class DataSettings:
     """What every source has."""
 
     name: str = key(REQUIRED, "which source; `mpt list data` shows them")
-    validation_fraction: Share = key(
-        0.2, "share of the examples held out by seed, where the source has no validation set of its own"
-    )
+    validation_fraction: Share = key(0.2, "share of examples held out by seed, where the source has no validation set")
     limit: Optional[Count] = key(None, "use only this many examples, drawn by seed before the split")
 
 
@@ -184,9 +181,7 @@ class Schedule:
 
     name: Literal["constant", "cosine"] = key("constant", "shape of the schedule")
     warmup_steps: Whole = key(0, "applied steps of linear warm-up from 0")
-    decay_steps: Optional[Count] = key(
-        None, "cosine: steps of decay after warm-up, null = to the end of the planned epochs"
-    )
+    decay_steps: Optional[Count] = key(None, "cosine: steps of decay after warm-up, null = to the planned end")
     final_factor: Optional[Factor] = key(None, "cosine: end value over learning_rate (Keras's alpha; null = 0)")
     object: Optional[str] = key(
         None, "in place of all these: a schedule of Keras by its name (exponential_decay), or your own as module:name"
@@ -218,41 +213,25 @@ class OptimizerSettings:
     kwargs: Dict[str, Any] = key({}, "other arguments of the class, as in {momentum: 0.9}")
 
 
-_CLASSES = {  # of keras.optimizers
-    "sgd": "SGD",
-    "rmsprop": "RMSprop",
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "adadelta": "Adadelta",
-    "adagrad": "Adagrad",
-    "adamax": "Adamax",
-    "adafactor": "Adafactor",
-    "nadam": "Nadam",
-    "ftrl": "Ftrl",
-    "lion": "Lion",
-    "lamb": "Lamb",
-    "muon": "Muon",
-    "schedule_free_adamw": "ScheduleFreeAdamW",
-}
+# of keras.optimizers
+_CLASSES = ["SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Nadam", "Ftrl", "Lion"]
+_CLASSES += ["Lamb", "Muon", "ScheduleFreeAdamW"]
 _LEARNING_RATES = {"sgd": 0.01, "schedule_free_adamw": 0.0025}  # where Keras's are not 0.001
 _WEIGHT_DECAYS = {"adamw": 0.004, "muon": 0.004}
 
 
-def _keras_optimizer(name: str) -> type[OptimizerSettings]:
+def _keras_optimizer(name: str, class_name: str) -> type[OptimizerSettings]:
     """Return the keys of an optimizer of Keras, with its defaults."""
-    declared = {each.name: each for each in fields(OptimizerSettings)}
     decay = NonNegative if name == "adamw" else Optional[NonNegative]  # adam is the one without
-    changed: list[Any] = [
-        (each, hint, field(default=default, metadata=declared[each].metadata))
-        for each, hint, default in (
-            ("learning_rate", NonNegative, _LEARNING_RATES.get(name, 1e-3)),
-            ("weight_decay", decay, _WEIGHT_DECAYS.get(name)),
-        )
+    numbers = [
+        ("learning_rate", NonNegative, _LEARNING_RATES.get(name, 1e-3)),
+        ("weight_decay", decay, _WEIGHT_DECAYS.get(name)),
     ]
-    namespace = {"__module__": __name__, "__doc__": f"keras.optimizers.{_CLASSES[name]}"}
-    return make_dataclass(
-        _CLASSES[name], [("name", str, name), *changed], bases=(OptimizerSettings,), namespace=namespace
-    )
+    shared = OptimizerSettings.__dataclass_fields__
+    changed = [(each, hint, field(default=value, metadata=shared[each].metadata)) for each, hint, value in numbers]
+    namespace = {"__module__": __name__, "__doc__": f"keras.optimizers.{class_name}"}
+    keys: list[Any] = [("name", str, name), *changed]
+    return make_dataclass(class_name, keys, bases=(OptimizerSettings,), namespace=namespace)
 
 
 @dataclass
@@ -266,7 +245,8 @@ class CustomOptimizer(OptimizerSettings):
     )
 
 
-OPTIMIZERS = {name: _keras_optimizer(name) for name in _CLASSES}
+_NAMES = {each: each.lower().replace("schedulefree", "schedule_free_") for each in _CLASSES}
+OPTIMIZERS = {name: _keras_optimizer(name, class_name) for class_name, name in _NAMES.items()}
 OPTIMIZER_VARIANTS = {**OPTIMIZERS, "object": CustomOptimizer}
 
 PYTHON = "python"  # what a record names an object that a Python program gave; no YAML can make it
@@ -318,9 +298,7 @@ class LossScaleSettings:
 
     mode: str = key(AUTO, "auto: dynamic when anything computes in float16, none otherwise")
     _: KW_ONLY
-    max_consecutive_skips: Optional[Count] = key(
-        50, "stop the run after this many skipped steps in a row, null = never"
-    )
+    max_consecutive_skips: Optional[Count] = key(50, "stop after this many skipped steps in a row, null = never")
     max_skip_rate: Optional[Fraction] = key(
         0.5,
         "stop when an epoch ends and at least this share of the latter half of all steps was skipped (100 steps or "
@@ -357,22 +335,17 @@ def mode_settings(mode: str) -> type[LossScaleSettings]:
 
 
 def _with_numbers(mode: str, rule: type[ScaleRule]) -> type[LossScaleSettings]:
-    hints, names = get_type_hints(rule), rule.key_names()
+    hints, said = get_type_hints(rule), {each.name: each for each in fields(rule) if each.name in rule.key_names()}
     numbers = [
-        (each.name, _number_type(hints[each.name], each.metadata), key(each.default, each.metadata.get("meaning", "")))
-        for each in fields(rule)
-        if each.name in names
+        (
+            name,
+            ranged(hints[name], each.metadata.get("bounds", {})),
+            key(each.default, each.metadata.get("meaning", "")),
+        )
+        for name, each in said.items()
     ]
-    namespace = {"rule_class": rule, "__module__": __name__, "__doc__": _document(mode, rule)}
     own = field(default=mode, metadata=LossScaleSettings.__dataclass_fields__["mode"].metadata)
-    return make_dataclass(
-        f"{rule.__name__}Settings", [("mode", str, own), *numbers], bases=(LossScaleSettings,), namespace=namespace
-    )
-
-
-def _number_type(hint: Any, metadata: Mapping[str, Any]) -> Any:
-    return ranged(hint, **metadata.get("bounds", {})) if hint in (int, float) else hint
-
-
-def _document(mode: str, rule: type[ScaleRule]) -> str | None:
-    return "Dynamic when anything computes in float16, none otherwise." if mode == AUTO else rule.__doc__
+    doc = "Dynamic when anything computes in float16, none otherwise." if mode == AUTO else rule.__doc__
+    namespace = {"rule_class": rule, "__module__": __name__, "__doc__": doc}
+    keys: list[Any] = [("mode", str, own), *numbers]
+    return make_dataclass(f"{rule.__name__}Settings", keys, bases=(LossScaleSettings,), namespace=namespace)

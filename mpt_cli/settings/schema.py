@@ -36,9 +36,7 @@ from mpt_cli.settings.python_references import HYDRA_TARGET, optimizer_arguments
 class FaultSettings:
     """What goes wrong on purpose, to rehearse how a run deals with it. Steps count from 1, skipped ones included."""
 
-    kind: Literal["none", "overflow", "nan", "zero"] = key(
-        "none", "what numbers become: overflow (inf), nan, or zero (gradients that vanish)"
-    )
+    kind: Literal["none", "overflow", "nan", "zero"] = key("none", "what numbers become: inf, nan, or 0 (gradients)")
     place: Literal["backward", "forward", "data"] = key(
         "backward",
         "backward: all gradients, with a loss that is in order; forward: the loss; data: the "
@@ -112,9 +110,7 @@ class EarlyStoppingSettings:
     patience: Optional[Whole] = key(None, "epochs without improvement before the run ends; null = never")
     monitor: str = key("val_loss", "the metric")
     min_delta: NonNegative = key(0.0, "a smaller change is no improvement")
-    mode: Literal["auto", "min", "max"] = key(
-        "auto", "whether the metric should fall or rise; auto = as Keras tells from it"
-    )
+    mode: Literal["auto", "min", "max"] = key("auto", "whether the metric should fall or rise; auto = as Keras says")
     baseline: Optional[float] = key(None, "improvement counts only beyond this value; null = none")
     restore_best_weights: bool = key(False, "end with the weights of the best epoch")
     start_from_epoch: Whole = key(0, "epochs before the metric is looked at")
@@ -134,9 +130,7 @@ class TrainerSettings:
     validation_steps: Optional[Count] = key(None, "batches of a stream of validation data, null = all")
     shuffle: bool = key(True, "new order each epoch, drawn from the seed")
     deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")
-    jit_compile: Union[bool, Literal["auto"]] = key(
-        "auto", "XLA: auto decides by backend, device, model and the steps to run"
-    )
+    jit_compile: Union[bool, Literal["auto"]] = key("auto", "XLA: auto decides by backend, device, model and steps")
     steps_per_execution: Union[Annotated[int, Interval(ge=1, le=2**16)], Literal["auto"]] = key(
         "auto", "most steps per call into the compiled loop"
     )
@@ -213,9 +207,7 @@ class LoggerSettings:
 class DistributeSettings:
     """Over how many devices, and on JAX processes, a batch is split."""
 
-    name: Literal["none", "mirrored", "data_parallel"] = key(
-        "none", "none, mirrored (TensorFlow) or data_parallel (JAX)"
-    )
+    name: Literal["none", "mirrored", "data_parallel"] = key("none", "none, mirrored (TensorFlow), data_parallel (JAX)")
     devices: Optional[Count] = key(None, "how many devices (of each process), null = all")
 
 
