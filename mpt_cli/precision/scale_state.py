@@ -6,7 +6,6 @@ step writes a row into a ring of variables, which costs it two small updates, an
 has gone round once misses none.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from mpt_cli.precision.gradient_check import GradientMeasurement, on_host
 from mpt_cli.precision.keras_internals import KerasSaveable, has_value
-from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_count
+from mpt_cli.precision.scale_rules import RuleState, ScaleRule
 
 TALLY = ("seen", "applied", "skipped", "consecutive_skips", "growths", "backoffs")
 
@@ -172,22 +171,8 @@ class ScaleAttributesMixin:
 
     @property
     def dynamic_growth_steps(self) -> int | None:
-        """Applied steps before a growth, None where the scale does not grow by steps.
-
-        Setting it takes effect in compiled steps too; ValueError where there is nothing to set.
-        """
-        if "growth_steps" not in self.rule.initial():
-            return None
-        return int(self._value("growth_steps"))
-
-    @dynamic_growth_steps.setter
-    def dynamic_growth_steps(self, value: int) -> None:
-        if "growth_steps" not in self.rule.initial():
-            raise ValueError("`dynamic_growth_steps` can't be set: this optimizer's loss scale does not grow by steps.")
-        numbers: dict[str, Any] = {"growth_steps": check_count("dynamic_growth_steps", value)}
-        self._rule = dataclasses.replace(self.rule, **numbers)
-        if self.scale_state:
-            self.scale_state.by_name["growth_steps"].assign(value)
+        """Applied steps before a growth, None where the scale does not grow by steps."""
+        return self.rule.growth_steps
 
     seen_steps = _tally("seen", "Steps so far, applied and skipped")
     applied_steps = _tally("applied", "Steps whose gradients the inner optimizer used")
