@@ -292,7 +292,7 @@ class LossScaleOptimizer(
         self._warned: set[str] = set()
         self._loss_was_scaled = False
         self._scaled_gradients: list[Tensor] | None = None
-        self._unscaled = False  # whether gradients come divided by the scale already: what it was told last
+        self._unscaled: bool | None = None  # whether gradients come divided by the scale: what it was told last
         self._rule = rule
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
@@ -474,7 +474,7 @@ class LossScaleOptimizer(
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return `loss * loss_scale` in float32 at least: a float16 loss of 3.0 times 2**15 would be inf."""
-        self._unscaled = False
+        self._tell(unscaled=False)
         return self.multiply_by_scale(loss)
 
     def multiply_by_scale(self, loss: Tensor) -> Tensor:
@@ -506,7 +506,7 @@ class LossScaleOptimizer(
         if callable(loss):
             function = loss
             return lambda: self.get_scaled_loss(function())
-        self._unscaled = True
+        self._tell(unscaled=True)
         return self.multiply_by_scale(loss)
 
     def get_unscaled_gradients(self, grads: list[Tensor]) -> list[Tensor]:
@@ -514,7 +514,7 @@ class LossScaleOptimizer(
         if not self._loss_was_scaled:
             self._warn("get_scaled_loss", "gradients are unscaled, but the loss they came from was not scaled")
         self._scaled_gradients = list(grads)
-        self._unscaled = True
+        self._tell(unscaled=True)
         scale = self.loss_scale if self.scales else None
         return [None if g is None else divide(g, scale) for g in grads]
 
@@ -564,7 +564,17 @@ class LossScaleOptimizer(
                 "scale_loss (or get_scaled_loss)",
                 "gradients are divided by the loss scale, but no loss was multiplied by it",
             )
-        return False if any(id(g) in still_scaled for g in grads) else self._unscaled
+        return False if any(id(g) in still_scaled for g in grads) else bool(self._unscaled)
+
+    def _tell(self, unscaled: bool) -> None:
+        if self._unscaled == (not unscaled) and "both" not in self._warned:
+            self._warned.add("both")
+            warnings.warn(
+                "scale_loss and get_scaled_loss are both called: `apply` goes by the latest, which a compiled function "
+                "tells while it is traced only. Say which by `apply(unscaled=…)`.",
+                stacklevel=3,
+            )
+        self._unscaled = unscaled
 
     def _warn(self, method: str, what: str) -> None:
         if method not in self._warned:

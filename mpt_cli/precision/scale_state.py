@@ -86,19 +86,12 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
         """Return one entry of the tally, int32 scalar; `name` is one of `TALLY`."""
         return self.read("tally")[TALLY.index(name)]
 
-    def values(self) -> RuleState:
-        return {name: ops.copy(variable) for name, variable in self.by_name.items()}
-
-    def advance(self, measured: GradientMeasurement, applied: Any) -> tuple[Any, Any]:
-        """Move on by one step; returns the scale before and after it.
-
-        `applied` tells whether the inner optimizer used the gradients: a boolean scalar.
-        """
-        before = self.values()
+    def advance(self, measured: GradientMeasurement, applied: Any) -> None:
+        """Move on by one step; `applied` tells whether the inner optimizer used the gradients: a boolean scalar."""
+        before = {name: ops.copy(variable) for name, variable in self.by_name.items()}
         new = next_values(self.rule, before, measured, applied)
         for name, variable in self.by_name.items():
             variable.assign(new[name])
-        return before["scale"], new["scale"]
 
 
 def next_values(rule: ScaleRule, values: RuleState, measured: GradientMeasurement, applied: Any) -> RuleState:

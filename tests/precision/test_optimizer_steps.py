@@ -158,7 +158,7 @@ def test_stateless_apply_checks_what_it_is_given():
     with pytest.raises(ValueError, match="needs a built optimizer"):
         optimizer.stateless_apply([], [], [])
     optimizer.build([variable])
-    with pytest.raises(ValueError, match="`optimizer_variables` must have one value for each of the 7 variables"):
+    with pytest.raises(ValueError, match="`optimizer_variables` must have one value for each of the 6 variables"):
         optimizer.stateless_apply([1.0], tensors(1.0), tensors(1.0))
     own = [v.value for v in optimizer.variables]
     with pytest.raises(ValueError, match=r"`grads` must have one value for each of the 1 variables\. Received: 2"):
