@@ -85,9 +85,7 @@ class PolicySettings:
     name: Union[FloatPolicy, Literal["auto_float16"]] = key(
         "float32", "dtype policy of all layers; auto_float16 = mixed_float16 with overrides by what each layer does"
     )
-    head: Optional[FloatPolicy] = key(
-        "float32", "policy of the output layer, null = as `name`; float64, float16 and bfloat16 keep theirs"
-    )
+    head: Optional[FloatPolicy] = key("float32", "policy of the output layer, null = as `name` (float64 keeps float64)")
     overrides: Dict[str, FloatPolicy] = key({}, "layer name or path pattern (as in a shell: conv*) -> policy")
 
     @property
