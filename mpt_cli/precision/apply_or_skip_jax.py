@@ -73,13 +73,26 @@ def cond_or_select(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[]
 def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
     """Apply `grads` where they are finite, then move the scale.
 
-    All variables are read and assigned in the scope that is open. So traced values (a `keras.StatelessScope` inside
-    `jax.jit`) stay in it; Keras's own class leaks tracers out of its condition there.
+    With traced values (a `keras.StatelessScope` inside `jax.jit`) the variables are read, mapped and assigned in that
+    scope; Keras's own class leaks tracers out of its condition there. Eagerly the inner optimizer itself assigns them,
+    of sparse gradients only the rows.
     """
-    gradients = StepGradients(grads, variables, optimizer.measure(grads, variables, unscaled), unscaled)
-    own, values = optimizer.variables, [v.value for v in variables]
-    new_values, new_own = stateless_apply(optimizer, [v.value for v in own], gradients, values)
-    assign([*variables, *own], [*new_values, *new_own])
+    measured = optimizer.measure(grads, variables, unscaled)
+    gradients = StepGradients(grads, variables, measured, unscaled)
+    if isinstance(measured.finite, jax.core.Tracer):
+        own, values = optimizer.variables, [v.value for v in variables]
+        new_values, new_own = stateless_apply(optimizer, [v.value for v in own], gradients, values)
+        assign([*variables, *own], [*new_values, *new_own])
+        return
+    state, log = optimizer.scale_state, optimizer.step_log
+    assert state is not None
+    start = None if log is None else start_of_step(optimizer)
+    applied = bool(optimizer.applies(measured.finite))
+    if applied:
+        optimizer.apply_inner(grads, variables, unscaled)
+    state.advance(measured, applied)
+    if log is not None and start is not None:
+        assign(log.variables, _next_log(optimizer, start, [v.value for v in log.variables], gradients))
 
 
 def _next_log(

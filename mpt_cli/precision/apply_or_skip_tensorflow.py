@@ -2,7 +2,6 @@
 step in which a skip is whole.
 """
 
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -21,7 +20,6 @@ from mpt_cli.precision.keras_internals import (
     training_loss,
     unscale_loss_for_distribution,
 )
-from mpt_cli.precision.optimizer import UnscaledFlag
 from mpt_cli.precision.scale_state import (
     ScaleState,
     StepRow,
@@ -52,7 +50,7 @@ def apply(
     optimizer: "LossScaleOptimizer",
     grads: list[Tensor],
     variables: list[Any],
-    unscaled: bool | Tensor,
+    unscaled: bool,
     measured: GradientMeasurement | None = None,
     defects: GradientDefects | None = None,
 ) -> None:
@@ -188,37 +186,6 @@ def check_accumulation(inner_optimizer: Any) -> None:
         )
 
 
-class UnscaledVariable(UnscaledFlag):
-    """What the optimizer was told last, as a variable: a `tf.function` tells it each time that it runs.
-
-    Where it is told and asked in one trace the answer is known while tracing, and costs nothing at run time. Each
-    replica has a copy of its own. It is no part of what is saved.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._graph: weakref.ref[Any] | None = None  # the one in which it was told last
-        with tf.init_scope():
-            self._variable = tf.Variable(
-                False,
-                trainable=False,
-                name="gradients_are_unscaled",
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            )
-
-    def set(self, unscaled: bool) -> None:
-        super().set(unscaled)
-        self._graph = None if tf.executing_eagerly() else weakref.ref(tf.compat.v1.get_default_graph())
-        self._variable.assign(unscaled)
-
-    def get(self) -> bool | Tensor:
-        if tf.executing_eagerly():
-            return bool(self._variable)
-        told_in = self._graph and self._graph()
-        return self._told if told_in is not None and _is_inside(told_in) else self._variable.read_value()
-
-
 def track_in_checkpoints(optimizer: Any, state: ScaleState) -> None:
     """Let `tf.train.Checkpoint` find the scale's variables, which TensorFlow sees only as attributes of the optimizer.
 
@@ -234,7 +201,7 @@ def _apply_on_replicas(
     grads: list[Tensor],
     variables: list[Any],
     measured: GradientMeasurement,
-    unscaled: bool | Tensor,
+    unscaled: bool,
 ) -> None:
     """Apply a step on all replicas or on none; in cross-replica context.
 

@@ -25,25 +25,6 @@ from mpt_cli.precision.scale_state import ScaleAttributesMixin, ScaleState, Step
 Tensor = Any
 
 
-class UnscaledFlag:
-    """Whether gradients come divided by the scale already: what the optimizer was told last.
-
-    Python's own memory, which is all that JAX has: a function compiled by `jax.jit` tells it while it is traced only,
-    and who mixes both ways says it to `apply(unscaled=…)` or `stateless_apply(unscaled=…)`.
-    On TensorFlow `apply_or_skip_tensorflow.UnscaledVariable` remembers it at run time.
-    """
-
-    def __init__(self) -> None:
-        self._told = False
-
-    def set(self, unscaled: bool) -> None:
-        self._told = unscaled
-
-    def get(self) -> bool | Tensor:
-        """Return a bool where it is known, else a boolean scalar of the graph."""
-        return self._told
-
-
 BASE_OPTIONS = {
     "weight_decay": None,
     "clipnorm": None,
@@ -311,8 +292,7 @@ class LossScaleOptimizer(
         self._warned: set[str] = set()
         self._loss_was_scaled = False
         self._scaled_gradients: list[Tensor] | None = None
-        on_tensorflow = keras.backend.backend() == "tensorflow"
-        self._unscaled: UnscaledFlag = backend_step().UnscaledVariable() if on_tensorflow else UnscaledFlag()
+        self._unscaled: bool | None = None  # whether gradients come divided by the scale: what it was told last
         self._rule = rule
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
@@ -358,22 +338,11 @@ class LossScaleOptimizer(
         self._trainable_variables = var_list
         self.built = True
 
-    def measure(
-        self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor = False
-    ) -> GradientMeasurement:
+    def measure(self, grads: list[Tensor], variables: list[Any], unscaled: bool = False) -> GradientMeasurement:
         """Measure whether `grads` are finite and how large, scaled gradients of `variables` unless they are
         `unscaled`."""
         measured = measure(grads, variables, self.rule.reads_largest)
-        if unscaled is False:
-            return measured
-        factor = self.loss_scale if unscaled is True else ops.where(unscaled, self.loss_scale, 1.0)
-        return measured._replace(largest=measured.largest * factor)
-
-    def _divisor(self, unscaled: bool | Tensor) -> Tensor | None:
-        """Return what gradients are divided by, None where they are as they should be."""
-        if unscaled is True or not self.scales:
-            return None
-        return self.loss_scale if unscaled is False else ops.where(unscaled, 1.0, self.loss_scale)
+        return measured._replace(largest=measured.largest * self.loss_scale) if unscaled else measured
 
     @property
     def trained_variables(self) -> list[Any]:
@@ -411,13 +380,13 @@ class LossScaleOptimizer(
         return self.iterations
 
     def apply(
-        self, grads: list[Tensor], trainable_variables: list[Any] | None = None, unscaled: bool | Tensor | None = None
+        self, grads: list[Tensor], trainable_variables: list[Any] | None = None, unscaled: bool | None = None
     ) -> None:
         """Unscale `grads` and hand them to the inner optimizer, or skip the step; then move the scale.
 
         `unscaled` says whether they are divided by the scale already; None: as `scale_loss`, `get_scaled_loss` and
-        `get_unscaled_gradients` tell it, the latest of them. On JAX these tell nothing when a function that calls them
-        comes from the cache of `jax.jit`, so say it there where a program mixes both ways.
+        `get_unscaled_gradients` tell it, the latest of them. A compiled function that calls them tells it while it is
+        traced only, so say it where a program mixes both ways.
 
         Raises ValueError when every gradient is None, or in the cross-replica context of a `tf.distribute` strategy.
         """
@@ -448,10 +417,10 @@ class LossScaleOptimizer(
             return
         backend_step().build_outside(lambda: self.build(variables), variables)
 
-    def apply_inner(self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor) -> None:
+    def apply_inner(self, grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
         """Let the inner optimizer use `grads`, divided by the scale unless they are `unscaled` already."""
-        if unscaled is not True:
-            grads = unscale(grads, variables, self._divisor(unscaled))
+        if not unscaled:
+            grads = unscale(grads, variables, self.loss_scale if self.scales else None)
         self.inner_optimizer.apply(grads, variables)
 
     def finalize_variable_values(self, var_list: list[Any]) -> None:
@@ -505,7 +474,7 @@ class LossScaleOptimizer(
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return `loss * loss_scale` in float32 at least: a float16 loss of 3.0 times 2**15 would be inf."""
-        self._unscaled.set(False)
+        self._tell(unscaled=False)
         return self.multiply_by_scale(loss)
 
     def multiply_by_scale(self, loss: Tensor) -> Tensor:
@@ -531,13 +500,13 @@ class LossScaleOptimizer(
 
         The gradients of it are for you to divide: by `get_unscaled_gradients`, or by `loss_scale` itself. After either,
         `apply_gradients` takes what it is given as it is, as in tf.keras, also when something (clipping, say) was
-        computed from the gradients, in several parts, and out of a `tf.function` that was traced long before. Only the
-        very gradients that were handed to `get_unscaled_gradients` are still divided.
+        computed from the gradients, in several parts. Only the very gradients that were handed to
+        `get_unscaled_gradients` are still divided.
         """
         if callable(loss):
             function = loss
             return lambda: self.get_scaled_loss(function())
-        self._unscaled.set(True)
+        self._tell(unscaled=True)
         return self.multiply_by_scale(loss)
 
     def get_unscaled_gradients(self, grads: list[Tensor]) -> list[Tensor]:
@@ -545,7 +514,7 @@ class LossScaleOptimizer(
         if not self._loss_was_scaled:
             self._warn("get_scaled_loss", "gradients are unscaled, but the loss they came from was not scaled")
         self._scaled_gradients = list(grads)
-        self._unscaled.set(True)
+        self._tell(unscaled=True)
         scale = self.loss_scale if self.scales else None
         return [None if g is None else divide(g, scale) for g in grads]
 
@@ -581,7 +550,7 @@ class LossScaleOptimizer(
         variables = variables_in(params)
         return [self.apply_gradients(zip(self.get_gradients(loss, variables), variables, strict=True))]
 
-    def _take_unscaled(self, grads: Sequence[Tensor]) -> bool | Tensor:
+    def _take_unscaled(self, grads: Sequence[Tensor]) -> bool:
         """Return whether `grads` have been unscaled by hand."""
         given, self._scaled_gradients = self._scaled_gradients, None
         if not self.scales:
@@ -595,7 +564,17 @@ class LossScaleOptimizer(
                 "scale_loss (or get_scaled_loss)",
                 "gradients are divided by the loss scale, but no loss was multiplied by it",
             )
-        return False if any(id(g) in still_scaled for g in grads) else self._unscaled.get()
+        return False if any(id(g) in still_scaled for g in grads) else bool(self._unscaled)
+
+    def _tell(self, unscaled: bool) -> None:
+        if self._unscaled == (not unscaled) and "both" not in self._warned:
+            self._warned.add("both")
+            warnings.warn(
+                "scale_loss and get_scaled_loss are both called: `apply` goes by the latest, which a compiled function "
+                "tells while it is traced only. Say which by `apply(unscaled=…)`.",
+                stacklevel=3,
+            )
+        self._unscaled = unscaled
 
     def _warn(self, method: str, what: str) -> None:
         if method not in self._warned:

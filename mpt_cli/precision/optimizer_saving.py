@@ -85,16 +85,15 @@ class InnerSavingMixin:
 
         Raises ValueError before it is built, and for another number or other shapes.
         """
-        weights, inner = list(weights), self.inner_optimizer
-        if not self.built or len(weights) == len(inner.variables):  # type: ignore[attr-defined]
-            inner.set_weights(weights)
-            return
+        weights, inner = list(weights), self.inner_optimizer.variables
         variables: list[Any] = self.variables  # type: ignore[attr-defined]
-        if [tuple(weight.shape) for weight in weights] != [tuple(v.shape) for v in variables]:
+        if not self.built or len(weights) == len(inner):  # type: ignore[attr-defined]
+            self.inner_optimizer.set_weights(weights)
+            return
+        if len(weights) != len(variables):
             raise ValueError(
-                f"`weights` must be one for each of the {len(variables)} `variables`, or of the "
-                f"{len(inner.variables)} of the inner optimizer, in their shapes. Received: "
-                f"{len(weights)} of shapes {[tuple(weight.shape) for weight in weights]}."
+                f"`weights` must be one for each of the {len(variables)} `variables`, or of the {len(inner)} of the "
+                f"inner optimizer. Received: {len(weights)}."
             )
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)

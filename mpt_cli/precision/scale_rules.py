@@ -10,9 +10,10 @@ so it is written in `keras.ops`; Keras is imported there, since settings read th
 import math
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import Field, asdict, dataclass, field, fields
 from inspect import isabstract
+from operator import ge, gt, le, lt
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeGuard
 
 from mpt_cli import plugins
@@ -70,13 +71,12 @@ class ScaleRule(ABC):
     initial_scale: float = scale_number(2.0**15, "first (fixed: only) scale")
 
     def __post_init__(self) -> None:
-        bounds = {"min_scale": self.lowest, "initial_scale": self.initial_scale, "max_scale": self.highest}
-        for name, value in bounds.items():
-            check_scale(name, value)
+        for declared in fields(self):
+            _check_number(declared, getattr(self, declared.name))
         if any(True for _ in ScaleRule.check(self)):
             raise ValueError(
-                "`initial_scale` must lie between `min_scale` and `max_scale`. Received: "
-                f"{', '.join(f'{name}={value}' for name, value in bounds.items())}."
+                f"`initial_scale` must lie between `min_scale` and `max_scale`. Received: min_scale={self.lowest}, "
+                f"initial_scale={self.initial_scale}, max_scale={self.highest}."
             )
 
     def initial(self) -> RuleState:
@@ -143,11 +143,6 @@ class ScaleRule(ABC):
         """Return where the scale goes on, after `saved` of the same mode or None of another."""
         return self.initial_scale if saved is None else min(max(saved, self.lowest), self.highest)
 
-    def resumed_state(self, saved: Mapping[str, Any], numbers_before: Mapping[str, Any]) -> RuleState:
-        """Return what is not as it was `saved` (by the names of `initial`), as the numbers may be others than
-        before."""
-        return {}
-
     def optimizer_config(self) -> dict[str, Any]:
         """Return the arguments of `LossScaleOptimizer` that make this rule again, as model files store them."""
         return {"rule": {"class_name": type(self).__name__, "config": asdict(self)}}
@@ -184,6 +179,26 @@ def check_count(name: str, value: object) -> int:
     if not _is_number(value) or not (1 <= value < 2**31 and float(value).is_integer()):
         raise ValueError(f"`{name}` must be a whole number from 1 to 2**31 - 1. Received: {name}={value!r}.")
     return int(value)
+
+
+_WITHIN = {"above": gt, "at_least": ge, "below": lt, "at_most": le}
+
+
+def _check_number(declared: "Field[Any]", value: object) -> None:
+    """Raise ValueError, by the name in `LossScaleOptimizer`, unless a number is in the range of its field, as a float32
+    too."""
+    import numpy as np
+
+    name = "dynamic_growth_steps" if declared.name == "growth_steps" else declared.name
+    bounds = declared.metadata.get("bounds", {})
+    if bounds and type(declared.default) is int:
+        check_count(name, value)
+    elif bounds:
+        with np.errstate(over="ignore"):
+            number = float(np.float32(value)) if _is_number(value) else math.nan
+        if not math.isfinite(number) or not all(_WITHIN[kind](number, bound) for kind, bound in bounds.items()):
+            words = " and ".join(f"{kind.replace('_', ' ')} {bound:g}" for kind, bound in bounds.items())
+            raise ValueError(f"`{name}` must be a number {words}. Received: {name}={value!r}.")
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -223,50 +238,28 @@ class DynamicScale(ScaleRule):
     max_scale: float = highest_scale()
     hysteresis: int = number(1, "overflows since the last growth before the scale falls", at_least=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_scale("growth_factor", self.growth_factor)
-        check_scale("backoff_factor", self.backoff_factor)
-        check_count("dynamic_growth_steps", self.growth_steps)
-        check_count("hysteresis", self.hysteresis)
-        if not self.growth_factor > 1:
-            raise ValueError(f"`growth_factor` must be above 1. Received: growth_factor={self.growth_factor}.")
-        if not self.backoff_factor < 1:
-            raise ValueError(f"`backoff_factor` must be below 1. Received: backoff_factor={self.backoff_factor}.")
-
     def initial(self) -> RuleState:
         import numpy as np
 
-        return {
-            **super().initial(),
-            "growth_steps": np.int32(self.growth_steps),
-            "hysteresis_left": np.int32(self.hysteresis),
-        }
+        return {**super().initial(), "hysteresis_left": np.int32(self.hysteresis)}
 
     def advance(self, state: RuleState, measured: "GradientMeasurement") -> RuleState:
         from keras import ops
 
         finite = measured.finite
         scale, applied, left = state["scale"], state["counter"] + 1, ops.maximum(state["hysteresis_left"] - 1, 0)
-        grows = ops.logical_and(finite, applied >= state["growth_steps"])
+        grows = ops.logical_and(finite, applied >= self.growth_steps)
         falls = ops.logical_and(ops.logical_not(finite), left <= 0)
         grown = ops.minimum(scale * self.growth_factor, self.max_scale)
         fallen = ops.maximum(scale * self.backoff_factor, self.min_scale)
         return {
             "scale": ops.where(grows, grown, ops.where(falls, fallen, scale)),
             "counter": ops.where(ops.logical_and(finite, ops.logical_not(grows)), applied, 0),
-            "growth_steps": state["growth_steps"],
             "hysteresis_left": ops.where(grows, self.hysteresis, ops.where(finite, state["hysteresis_left"], left)),
         }
 
     def describe(self, scale: str) -> str:
         return f"{super().describe(scale)}, grows after {self.growth_steps} applied steps"
-
-    def resumed_state(self, saved: Mapping[str, Any], numbers_before: Mapping[str, Any]) -> RuleState:
-        """Return the state; overflows since the last growth count under a new hysteresis too."""
-        more = self.hysteresis - int(numbers_before.get("hysteresis", self.hysteresis))
-        left = max(int(saved["hysteresis_left"]) + more, 0)
-        return {"growth_steps": self.growth_steps, "hysteresis_left": left}
 
     def optimizer_config(self) -> dict[str, Any]:
         """Return the config in Keras's names where it has them; a subclass is stored under its own class."""
@@ -406,19 +399,6 @@ class LogMaxScale(ScaleRule):
     deviations: float = number(3.09, "logmax: standard deviations kept free below log_max", above=0)
     min_scale: float = lowest_scale()
     max_scale: float = highest_scale()
-
-    def __post_init__(self) -> None:
-        import numpy as np
-
-        super().__post_init__()
-        check_scale("deviations", self.deviations)
-        for name in ("beta1", "beta2"):
-            check_scale(name, getattr(self, name))
-            if not np.float32(getattr(self, name)) < 1:
-                raise ValueError(f"`{name}` must be below 1, in float32 too. Received: {name}={getattr(self, name)}.")
-        check_scale("log_max", self.log_max)
-        if not self.log_max <= EXPONENT_BIAS:
-            raise ValueError(f"`log_max` must be at most 127, an exponent of 2. Received: log_max={self.log_max}.")
 
     def initial(self) -> RuleState:
         import numpy as np

@@ -6,7 +6,6 @@ step writes a row into a ring of variables, which costs it two small updates, an
 has gone round once misses none.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from mpt_cli.precision.gradient_check import GradientMeasurement, on_host
 from mpt_cli.precision.keras_internals import KerasSaveable, has_value
-from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_count
+from mpt_cli.precision.scale_rules import RuleState, ScaleRule
 
 TALLY = ("seen", "applied", "skipped", "consecutive_skips", "growths", "backoffs")
 
@@ -87,19 +86,12 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
         """Return one entry of the tally, int32 scalar; `name` is one of `TALLY`."""
         return self.read("tally")[TALLY.index(name)]
 
-    def values(self) -> RuleState:
-        return {name: ops.copy(variable) for name, variable in self.by_name.items()}
-
-    def advance(self, measured: GradientMeasurement, applied: Any) -> tuple[Any, Any]:
-        """Move on by one step; returns the scale before and after it.
-
-        `applied` tells whether the inner optimizer used the gradients: a boolean scalar.
-        """
-        before = self.values()
+    def advance(self, measured: GradientMeasurement, applied: Any) -> None:
+        """Move on by one step; `applied` tells whether the inner optimizer used the gradients: a boolean scalar."""
+        before = {name: ops.copy(variable) for name, variable in self.by_name.items()}
         new = next_values(self.rule, before, measured, applied)
         for name, variable in self.by_name.items():
             variable.assign(new[name])
-        return before["scale"], new["scale"]
 
 
 def next_values(rule: ScaleRule, values: RuleState, measured: GradientMeasurement, applied: Any) -> RuleState:
@@ -172,22 +164,8 @@ class ScaleAttributesMixin:
 
     @property
     def dynamic_growth_steps(self) -> int | None:
-        """Applied steps before a growth, None where the scale does not grow by steps.
-
-        Setting it takes effect in compiled steps too; ValueError where there is nothing to set.
-        """
-        if "growth_steps" not in self.rule.initial():
-            return None
-        return int(self._value("growth_steps"))
-
-    @dynamic_growth_steps.setter
-    def dynamic_growth_steps(self, value: int) -> None:
-        if "growth_steps" not in self.rule.initial():
-            raise ValueError("`dynamic_growth_steps` can't be set: this optimizer's loss scale does not grow by steps.")
-        numbers: dict[str, Any] = {"growth_steps": check_count("dynamic_growth_steps", value)}
-        self._rule = dataclasses.replace(self.rule, **numbers)
-        if self.scale_state:
-            self.scale_state.by_name["growth_steps"].assign(value)
+        """Applied steps before a growth, None where the scale does not grow by steps."""
+        return self.rule.growth_steps
 
     seen_steps = _tally("seen", "Steps so far, applied and skipped")
     applied_steps = _tally("applied", "Steps whose gradients the inner optimizer used")

@@ -176,7 +176,6 @@ class Session(Trainer):
             "progress": asdict(self.progress),
             "ledger": self.counters.position(),
             "scaling_mode": parts.scaling.mode,
-            "scaling_numbers": asdict(parts.scaling.rule),
             "dataset": parts.data.fingerprint,
             "times": self.stopwatch.position(),
             "configured_rate": parts.configured_rate,
@@ -282,14 +281,9 @@ def _is_same_mode(parts: Assembly, checkpoint: Checkpoint) -> bool:
 
 
 def restore_scale(parts: Assembly, checkpoint: Checkpoint) -> float:
-    """Set the scale, and what else the mode's numbers change of its state; returns the scale."""
+    """Set the scale from which the run continues, and return it."""
     state = parts.optimizer.scale_state
     assert state is not None
     scale = scale_at(parts, checkpoint)
     state.scale.assign(scale)
-    if _is_same_mode(parts, checkpoint):
-        saved = {name: checkpoint.arrays.get(f"{SCALE_PREFIX}{name}") for name in state.by_name}
-        before = checkpoint.position["scaling_numbers"]
-        for name, value in parts.scaling.rule.resumed_state(saved, before).items():
-            state.by_name[name].assign(value)
     return scale

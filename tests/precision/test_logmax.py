@@ -90,10 +90,10 @@ def test_the_optimizer_follows_the_gradients_by_the_rule():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"beta1": 1.0}, "`beta1` must be below 1"),
-        ({"beta2": 0.0}, "`beta2` must be a number from"),
-        ({"log_max": 200.0}, "`log_max` must be at most 127"),
-        ({"deviations": float("nan")}, "`deviations` must be a number from"),
+        ({"beta1": 1.0}, "`beta1` must be a number above 0 and below 1"),
+        ({"beta2": 0.0}, "`beta2` must be a number above 0"),
+        ({"log_max": 200.0}, "`log_max` must be a number above 0 and at most 127"),
+        ({"deviations": float("nan")}, "`deviations` must be a number above 0"),
         ({"initial_scale": 0.5, "min_scale": 1.0}, "must lie between"),
     ],
 )

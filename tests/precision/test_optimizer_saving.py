@@ -184,6 +184,6 @@ def test_set_weights_before_it_is_built_or_of_another_number_is_an_error():
         optimizer.set_weights([])
     optimizer.build([keras.Variable(1.0)])
     before = state(optimizer)
-    with pytest.raises(ValueError, match=r"`weights` must be one for each of the 9 `variables`, or of the 4 of the"):
+    with pytest.raises(ValueError, match=r"`weights` must be one for each of the 8 `variables`, or of the 4 of the"):
         optimizer.set_weights(optimizer.variables[:-1])
     assert state(optimizer) == before

@@ -158,7 +158,7 @@ def test_stateless_apply_checks_what_it_is_given():
     with pytest.raises(ValueError, match="needs a built optimizer"):
         optimizer.stateless_apply([], [], [])
     optimizer.build([variable])
-    with pytest.raises(ValueError, match="`optimizer_variables` must have one value for each of the 7 variables"):
+    with pytest.raises(ValueError, match="`optimizer_variables` must have one value for each of the 6 variables"):
         optimizer.stateless_apply([1.0], tensors(1.0), tensors(1.0))
     own = [v.value for v in optimizer.variables]
     with pytest.raises(ValueError, match=r"`grads` must have one value for each of the 1 variables\. Received: 2"):
@@ -210,17 +210,3 @@ def test_iterations_and_the_schedule_follow_applied_steps(mode):
         step(tensors(gradient)[0])
         found.append((int(optimizer.iterations.value), float(optimizer.learning_rate)))
     assert found == [(n, 0.5**n) for n in [1, 1, 2, 2, 2, 3, 4]]
-
-
-def test_growth_steps_set_later_take_effect():
-    optimizer, variable = wrapped(keras.optimizers.SGD(0.0), dynamic_growth_steps=100), keras.Variable(1.0)
-    for steps in (50, 50, 2):
-        optimizer.dynamic_growth_steps = steps
-        before = optimizer.loss_scale
-        optimizer.apply(tensors(0.0), [variable])
-    assert (float(before), float(optimizer.loss_scale)) == (4.0, 8.0)  # what was read earlier stays
-    assert optimizer.dynamic_growth_steps == optimizer.rule.growth_steps == 2
-    with pytest.raises(ValueError, match="`dynamic_growth_steps` must be a whole number"):
-        optimizer.dynamic_growth_steps = 0
-    with pytest.raises(ValueError, match="does not grow by steps"):
-        wrapped(keras.optimizers.SGD(0.0), dynamic=False).dynamic_growth_steps = 3

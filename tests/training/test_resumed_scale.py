@@ -32,9 +32,8 @@ def _parts(mode: str, loss_scale: LossScaleSettings, optimizer: Any = None) -> A
     return SimpleNamespace(settings=settings, scaling=Scaling(_rule(mode, loss_scale)), optimizer=optimizer)
 
 
-def _checkpoint(mode: str = "dynamic", scale: float = 2.0**10, left: int = 1, **position: Any) -> Checkpoint:
-    arrays = {"scale/scale": np.float32(scale), "scale/hysteresis_left": np.int32(left)}
-    return Checkpoint(40, arrays, {"scaling_mode": mode, "scaling_numbers": position})
+def _checkpoint(mode: str = "dynamic", scale: float = 2.0**10) -> Checkpoint:
+    return Checkpoint(40, {"scale/scale": np.float32(scale)}, {"scaling_mode": mode})
 
 
 def test_the_scale_at_a_checkpoint() -> None:
@@ -57,20 +56,12 @@ def test_new_limits_hold_at_once() -> None:
         assert scale_at(parts, _checkpoint()) == scale
 
 
-def test_a_new_hysteresis_counts_the_overflows_since_the_last_growth() -> None:
-    for left, position, now in (
-        (2, {"hysteresis": 2}, 4),
-        (1, {"hysteresis": 2}, 3),
-        (0, {"hysteresis": 2}, 2),
-        (5, {"hysteresis": 9}, 0),
-        (1, {}, 1),
-    ):
-        optimizer = LossScaleOptimizer(keras.optimizers.SGD(), rule=DynamicScale(hysteresis=4))
-        optimizer.build([keras.Variable([1.0])])
-        parts = _parts("dynamic", LossScaleSettings(hysteresis=4, growth_steps=7), optimizer)
-        assert restore_scale(parts, _checkpoint(left=left, **position)) == 2.0**10 == float(optimizer.loss_scale)
-        assert int(optimizer.scale_state.by_name["hysteresis_left"].numpy()) == now
-        assert optimizer.dynamic_growth_steps == 7
+def test_the_scale_is_set_and_new_growth_steps_act() -> None:
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(), rule=DynamicScale(growth_steps=7))
+    optimizer.build([keras.Variable([1.0])])
+    parts = _parts("dynamic", LossScaleSettings(growth_steps=7), optimizer)
+    assert restore_scale(parts, _checkpoint()) == 2.0**10 == float(optimizer.loss_scale)
+    assert optimizer.dynamic_growth_steps == 7
 
 
 @pytest.mark.long
