@@ -244,7 +244,7 @@ def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batc
     return examples._replace(y=final_targets(examples.y, target))
 
 
-def weighted_by_class(data: Examples | Stream, weights: dict[int, float]) -> Any:
+def weighted_by_class(data: Examples | Stream, weights: Mapping[int, float]) -> Any:
     """Return the same with a weight for each example by its class, as Keras's `class_weight`; classes left out have 1.
 
     Targets are class numbers, or rows of which the largest entry says the class. DataError where there is more than one
@@ -255,13 +255,11 @@ def weighted_by_class(data: Examples | Stream, weights: dict[int, float]) -> Any
     return _weighted(data, weights)
 
 
-def _weighted(examples: Examples, weights: dict[int, float]) -> Examples:
+def _weighted(examples: Examples, weights: Mapping[int, float]) -> Examples:
     if not isinstance(examples.y, np.ndarray):
-        raise DataError("trainer.class_weight needs one target whose classes it can weight. Give sample weights.")
+        raise DataError("class_weight needs one target whose classes it can weight. Give sample weights.")
     if examples.sample_weight is not None:
-        raise DataError(
-            "trainer.class_weight and sample weights of the data can't be used together. Multiply them in the loader."
-        )
+        raise DataError("class_weight and sample weights of the data can't be used together. Multiply them.")
     return Examples(examples.x, examples.y, class_factors(examples.y, weights))
 
 

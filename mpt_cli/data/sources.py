@@ -126,7 +126,7 @@ def _read_text(path: str | None) -> tuple[str, str]:
         ) from error
 
 
-_COARSE_VECTOR, _COARSE_SIDE, _HIDDEN = 256, 8, 64
+_SEEN, _HIDDEN = 256, 64  # numbers of an example that the teacher sees, and its hidden units
 
 
 def load_synthetic(settings: Synthetic, seed: int) -> DataSet:
@@ -138,33 +138,12 @@ def load_synthetic(settings: Synthetic, seed: int) -> DataSet:
     if settings.task == "tokens":
         x, y = _random_tokens(settings, rng)
     else:
-        x, seen = _random_inputs(settings, rng)
-        y = _teacher_targets(seen, settings, rng)
+        x = rng.standard_normal((settings.examples, *settings.input_shape), np.float32)
+        y = _teacher_targets(x.reshape(len(x), -1)[:, :_SEEN], settings, rng)
+        x *= np.float32(settings.magnitude)
     classes = None if settings.task == "regression" else settings.num_classes
     raw = RawArrays(f"synthetic {settings.task}", Examples(x, y), num_classes=classes, in_order=True)
     return build_data_set(raw, settings, seed)
-
-
-def _random_inputs(settings: Synthetic, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return inputs (n, *input_shape) and what the teacher sees of them, (n, g).
-
-    Small inputs are independent normals, and the teacher sees them all. Of large ones half the variance is a coarse
-    normal pattern (at most 8 steps along each axis, 256 along a vector), which is what the teacher sees: a dense or
-    pooled layer can find it, and targets of an ImageNet-like shape cost no large matrix product.
-    """
-    shape, count = tuple(settings.input_shape), settings.examples
-    coarse = (min(shape[0], _COARSE_VECTOR),) if len(shape) == 1 else tuple(min(size, _COARSE_SIDE) for size in shape)
-    seen = rng.standard_normal((count, *coarse), np.float32)
-    if coarse == shape:
-        return seen * np.float32(settings.magnitude), seen.reshape(count, -1)
-    x = np.empty((count, *shape), np.float32)
-    share = np.float32(np.sqrt(0.5) * settings.magnitude)
-    places = [np.arange(size) * steps // size for size, steps in zip(shape, coarse, strict=True)]
-    for example, pattern in zip(x, seen, strict=True):  # one at a time: bounds the memory beside the result
-        rng.standard_normal(dtype=np.float32, out=example)
-        example += pattern[np.ix_(*places)]
-        example *= share
-    return x, seen.reshape(count, -1)
 
 
 def _teacher_targets(seen: Array, settings: Synthetic, rng: np.random.Generator) -> Array:

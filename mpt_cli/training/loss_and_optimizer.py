@@ -18,7 +18,7 @@ from keras.optimizers import schedules
 
 from mpt_cli.data.examples import DataSet
 from mpt_cli.errors import DataError, config_error
-from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, has_custom_train_step, head_layers
+from mpt_cli.precision import LossScaleOptimizer, Policy, has_custom_train_step, head_layers
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
 from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer, LossScaleSettings, OptimizerSettings, Schedule
 from mpt_cli.settings.python_references import Reference, is_object, read_object
@@ -413,11 +413,6 @@ def _steps_after_warmup(schedule: Schedule, total_steps: int | None) -> int:
             f"Lower it, train longer, or set {SCHEDULE_KEY}.decay_steps.",
         )
     return total_steps - schedule.warmup_steps
-
-
-def resolve_scaling(settings: LossScaleSettings, model: Any) -> Scaling:
-    """Return the scaling that `mode` means for this model."""
-    return scaling_for(settings, computes_in_float16(model))
 
 
 def scaling_for(settings: LossScaleSettings, needed: bool) -> Scaling:
