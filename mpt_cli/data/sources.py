@@ -267,7 +267,7 @@ def load_data(settings: DataSettings, seed: int, targets_as_given: bool = False)
 
     >>> from mpt_cli.settings.model_data_optimizer_keys import Digits
     >>> load_data(Digits(), seed=0).description
-    'digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes'
+    'digits: 1,438 training and 359 validation examples of shape (8, 8, 1), classes: 10'
     """
     if isinstance(settings, Loader):  # the only one that can leave its targets unchanged
         return load_loader(settings, seed, targets_as_given)
