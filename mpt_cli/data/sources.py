@@ -21,7 +21,6 @@ from mpt_cli.data.batch_streams import (
     open_tf_batches,
     read_arrays,
     seed_tensorflow,
-    warn_of_workers,
 )
 from mpt_cli.data.examples import Array, DataSet, Examples, Stream, draw_examples, in_epochs_of, split_examples
 from mpt_cli.data.paths import readable_file
@@ -196,8 +195,7 @@ def load_loader(settings: Loader, seed: int, targets_as_given: bool = False) -> 
     if isinstance(validation, Stream) and validation.endless:
         raise DataError(f"{title}: the validation dataset never ends. Use dataset.take(n).")
     note = "its own batches" + (", no validation" if validation is None else "")
-    data = build_stream_set(replace(raw, note=note))
-    return replace(data, warnings=warn_of_workers(train, validation))
+    return build_stream_set(replace(raw, note=note))
 
 
 def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int) -> dict[str, Any]:

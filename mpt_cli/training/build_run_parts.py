@@ -152,7 +152,6 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
         *check_numerics(settings, model, data),
         *warn_of_scaling(scaling),
         *warn_of_half_head(model),
-        *data.warnings,
     ]
     plan = BatchPlan(settings.trainer.batch_size, 1, devices=distribution.replicas)
     jit = choose_jit(settings, platform, model, count_steps(settings, plan.steps_per_epoch(data.train)))

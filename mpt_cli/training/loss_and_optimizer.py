@@ -330,23 +330,13 @@ def _build_own_optimizer(settings: CustomOptimizer, total_steps: int | None) -> 
         if common.name in COMMON_ARGUMENTS and value != common.default:
             setattr(optimizer, common.name, value)
     if settings.learning_rate is not None or settings.schedule != Schedule():
-        base = configured_rate(optimizer) if settings.learning_rate is None else settings.learning_rate
+        base = configured_rate(optimizer)
         if not isinstance(base, float):
-            raise config_error(
-                SCHEDULE_KEY,
-                f"must be left out: {settings.object} has a schedule of its own.",
-                None,
-                "Or give optimizer.learning_rate, to put this one in its place.",
-            )
-        put_rate(optimizer, build_learning_rate(settings.schedule, base, total_steps))
+            rule = f"must be left out, as optimizer.learning_rate: {settings.object} has a schedule of its own."
+            raise config_error(SCHEDULE_KEY, rule)
+        base = base if settings.learning_rate is None else settings.learning_rate
+        optimizer.learning_rate = build_learning_rate(settings.schedule, base, total_steps)
     return optimizer
-
-
-def put_rate(optimizer: keras.optimizers.Optimizer, rate: float | schedules.LearningRateSchedule) -> None:
-    """Give an unwrapped optimizer that learning rate, also where it has a schedule so far."""
-    if isinstance(rate, float) and not isinstance(configured_rate(optimizer), float):
-        rate = schedules.CosineDecay(rate, decay_steps=1, alpha=1.0)  # Keras takes no number in place of a schedule
-    optimizer.learning_rate = rate
 
 
 def copied_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

@@ -164,13 +164,6 @@ def test_x_alone_lists_dicts_and_weights_by_output() -> None:
 
 
 @pytest.mark.usefixtures("loaders")
-def test_several_readers_of_a_pydataset_are_told_to_have_no_effect() -> None:
-    [warning] = load_data(Loader(loader="loaders:Rows", kwargs={"workers": 3}), 0, True).warnings
-    assert warning.startswith("data: Rows asks for workers=3, use_multiprocessing=False, which has no effect: ")
-    assert load_data(Loader(loader="loaders:Rows"), 0, True).warnings == ()
-
-
-@pytest.mark.usefixtures("loaders")
 def test_steps_of_an_epoch_are_for_streams() -> None:
     for word, message in (
         ("trainer.steps_per_epoch=3", r"steps_per_epoch: must be left out for data in memory: an epoch is a pass"),
