@@ -42,7 +42,6 @@ from mpt_cli.training.summary_and_exit_code import (
     summarise,
     summarise_cut,
     summarise_failure,
-    unwritten,
 )
 
 if TYPE_CHECKING:
@@ -282,19 +281,14 @@ def _write_record(start: Start, session: "Session", environment: dict[str, Any])
 
 def _run(session: "Session", run: RunDirectory, telemetry: Telemetry) -> Summary:
     try:
-        outcome = session.finish(session.fit(), run.model_keras)
+        summary = summarise(session, run.path, session.finish(session.fit(), run.model_keras))
+        telemetry.flush()  # a summary says that the record is whole
+        write_summary(run.summary_json, summary)
     except BaseException as error:
         summary = summarise_failure(session, run.path, error)
         with suppress(DataError):  # what ended the run matters more
             write_summary(run.summary_json, summary)
         telemetry.finish(summary)
-        raise
-    summary = summarise(session, run.path, outcome)
-    try:
-        telemetry.flush()  # a summary says that the record is whole
-        write_summary(run.summary_json, summary)
-    except DataError as error:
-        telemetry.finish(unwritten(summary, error))
         raise
     if summary.status == "finished":
         for line in expectation_lines(summary_dict(summary), session.parts.settings.expect):

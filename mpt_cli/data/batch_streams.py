@@ -151,20 +151,6 @@ def open_batches(source: Any, again: Callable[[], Any], seed: int, where: str) -
     return Stream(passes, _count(source, where), in_any_order=True)
 
 
-def warn_of_workers(*parts: Any) -> tuple[str, ...]:
-    """Return a sentence where one of the streams is a PyDataset that asks for several readers: it has one here."""
-    passes = [part.read for part in parts if isinstance(part, Stream) and isinstance(part.read, _PyDatasetPasses)]
-    for source in (each.source for each in passes):
-        workers, processes = getattr(source, "workers", 1), getattr(source, "use_multiprocessing", False)
-        if workers > 1 or processes:
-            asked = f"workers={workers}, use_multiprocessing={processes}"
-            return (
-                f"data: {type(source).__name__} asks for {asked}, which has no effect: one thread reads the "
-                "batches, so that runs repeat (docs/guides/data.md).",
-            )
-    return ()
-
-
 def _count(source: Any, where: str) -> int:
     with _users_faults(where):
         return len(source)

@@ -158,7 +158,7 @@ class DataSet(Shapes):
     Regression: float32 targets (n, k) and num_classes = k.
     `max_abs_input` is the largest magnitude among the float inputs, so that a run in float16 can be warned (its largest
     number is 65504); of a stream, that of the first batch. `refused` says why `loss: auto` can't
-    use the targets, where they were left as they came. `warnings` is what the header says of the data.
+    use the targets, where they were left as they came.
     """
 
     train: Examples | Stream
@@ -166,7 +166,6 @@ class DataSet(Shapes):
     fingerprint: str
     description: str
     max_abs_input: float = 0.0
-    warnings: tuple[str, ...] = ()
     refused: DataError | None = None
 
     @property

@@ -21,11 +21,12 @@ def readable_file(path: str, key: str = "data.path") -> Path:
     if not file.exists():
         where = "" if file.is_absolute() else " in the current folder"
         raise DataError(f"{key}: there is no file {file}{where}. {_nearest_name(file)}".rstrip())
-    if not file.is_file():
-        raise DataError(f"{key}: {file} is a folder where a file is needed.")
-    if not os.access(file, os.R_OK):
-        raise DataError(f"{key}: {file} can't be read: permission denied.")
-    if file.stat().st_size == 0:
+    try:
+        with file.open("rb") as stream:
+            is_empty = not stream.read(1)
+    except OSError as error:
+        raise DataError(f"{key}: {file} can't be read: {error.strerror}.") from error
+    if is_empty:
         raise DataError(f"{key}: {file} is empty.")
     return file
 

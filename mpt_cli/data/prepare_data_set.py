@@ -95,14 +95,10 @@ def _to_float32(array: Array) -> Array:
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """What is predicted. `given`: the user set the number of classes, so not every class has to occur.
-
-    `targets_as_given`: the user named the loss, so the targets may be anything and are not checked.
-    """
+    """What is predicted. `targets_as_given`: the user named the loss, so the targets may be anything, unchecked."""
 
     task: str
     num_classes: int | None
-    given: bool = False
     targets_as_given: bool = False
 
 
@@ -115,7 +111,7 @@ def read_target(parts: list[Examples], num_classes: int | None, targets_as_given
     """
     y = parts[0].y
     if not isinstance(y, np.ndarray):
-        return TargetSpec("other", num_classes, given=True, targets_as_given=targets_as_given)
+        return TargetSpec("other", num_classes, targets_as_given)
     outputs, is_whole = y.shape[-1] if y.ndim > 1 else 1, y.dtype.kind in "iu"
     are_said = num_classes is not None and y.ndim == 1 and not targets_as_given
     task = "classification" if is_whole or is_one_hot(y) or are_said else "regression"
@@ -123,14 +119,12 @@ def read_target(parts: list[Examples], num_classes: int | None, targets_as_given
         flags = y.ndim == 2 and outputs > 1 and is_whole and y.size > 0 and y.min() >= 0 and y.max() <= 1
         num_classes = outputs if task == "regression" or flags else max(_count_classes(part.y) for part in parts)
     if targets_as_given:
-        return TargetSpec(task, num_classes, given=True, targets_as_given=True)
+        return TargetSpec(task, num_classes, targets_as_given=True)
     if task == "regression":
         if num_classes not in (None, outputs):
             raise DataError(f"data.num_classes={num_classes}, but the targets are no labels: float, shape {y.shape}.")
         return TargetSpec(task, outputs)
-    if num_classes is not None:
-        return TargetSpec(task, num_classes, given=True)
-    return TargetSpec(task, max(_count_classes(part.y) for part in parts))
+    return TargetSpec(task, num_classes or max(_count_classes(part.y) for part in parts))
 
 
 def is_one_hot(y: Arrays) -> bool:
@@ -169,14 +163,10 @@ def _count_classes(y: Array) -> int:
 def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> None:
     """DataError, with all problems at once, unless the examples can be trained on.
 
-    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them. A
-    single batch may have weights that are all zero, a whole set may not.
+    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them.
     """
-    weights = leaves(examples.sample_weight, "sample_weight")
     problems = shape_problems(examples, is_batch) or not_finite(examples, target.targets_as_given)
     problems = problems or label_problems(examples.y, target)
-    if not problems and not is_batch and weights and not any(weight.any() for _, weight in weights):
-        problems = ["sample_weight is all zeros, so nothing would be learned"]
     if problems:
         raise DataError(f"{where}: " + "; ".join(problems) + ".")
 
@@ -220,10 +210,7 @@ def label_problems(y: Array, target: TargetSpec) -> list[str]:
         return []
     classes = int(target.num_classes or 0)
     is_bad = (y < 0) | (y >= classes) | (y != np.trunc(y))
-    found = _unfit("y", y, is_bad, f"hold class labels, whole numbers from 0 to {classes - 1}")
-    if not found and not target.given and (y.min() > 0 or y.max() == 0):
-        return [f"class labels must begin at 0, of two classes at least; y has {y.min():g} to {y.max():g}"]
-    return found
+    return _unfit("y", y, is_bad, f"hold class labels, whole numbers from 0 to {classes - 1}")
 
 
 def _unfit(name: str, array: Array, is_bad: Array, rule: str) -> list[str]:
@@ -244,7 +231,7 @@ def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batc
     return examples._replace(y=final_targets(examples.y, target))
 
 
-def weighted_by_class(data: Examples | Stream, weights: dict[int, float]) -> Any:
+def weighted_by_class(data: Examples | Stream, weights: Mapping[int, float]) -> Any:
     """Return the same with a weight for each example by its class, as Keras's `class_weight`; classes left out have 1.
 
     Targets are class numbers, or rows of which the largest entry says the class. DataError where there is more than one
@@ -255,13 +242,11 @@ def weighted_by_class(data: Examples | Stream, weights: dict[int, float]) -> Any
     return _weighted(data, weights)
 
 
-def _weighted(examples: Examples, weights: dict[int, float]) -> Examples:
+def _weighted(examples: Examples, weights: Mapping[int, float]) -> Examples:
     if not isinstance(examples.y, np.ndarray):
-        raise DataError("trainer.class_weight needs one target whose classes it can weight. Give sample weights.")
+        raise DataError("class_weight needs one target whose classes it can weight. Give sample weights.")
     if examples.sample_weight is not None:
-        raise DataError(
-            "trainer.class_weight and sample weights of the data can't be used together. Multiply them in the loader."
-        )
+        raise DataError("class_weight and sample weights of the data can't be used together. Multiply them.")
     return Examples(examples.x, examples.y, class_factors(examples.y, weights))
 
 
@@ -276,15 +261,6 @@ def class_factors(y: Array, weights: Mapping[int, float]) -> Array:
     classes, inverse = np.unique(np.round(y).astype(np.int64), return_inverse=True)
     factors = np.array([weights.get(int(each), 1.0) for each in classes], np.float32)
     return factors[inverse].reshape(y.shape)
-
-
-def shape_text(shape: Any) -> str:
-    """Return a shape as text: 8x8x1; of a dict, "image 8x8x1, age 1"."""
-    if isinstance(shape, dict):
-        return ", ".join(f"{key} {shape_text(value)}" for key, value in shape.items())
-    if shape and isinstance(shape[0], (tuple, dict)):
-        return ", ".join(shape_text(part) for part in shape)
-    return "x".join(map(str, shape)) or "a number"
 
 
 def input_shape(x: Any) -> Any:
@@ -314,14 +290,6 @@ def _count_text(part: Examples | Stream) -> str:
     if isinstance(part, Examples):
         return f"{part.size:,}"
     return "endless" if part.endless else "streamed"
-
-
-def _target_text(target: TargetSpec) -> str:
-    if target.num_classes is None:
-        return ""
-    word = "class" if target.task == "classification" else "target"
-    plural = "" if target.num_classes == 1 else "es" if word == "class" else "s"
-    return f", {target.num_classes:,} {word}{plural}"
 
 
 @dataclass(frozen=True)
@@ -363,11 +331,7 @@ def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
     sets = [raw.train] if raw.validation is None else [raw.train, raw.validation]
     parts = [to_numbers(part, title) for part, title in zip(sets, titles, strict=True)]
     target = read_target(parts, raw.num_classes, raw.targets_as_given)
-    held_out = replace(target, given=True)  # a class may be missing there
-    parts = [
-        prepare_examples(part, held_out if place else target, title)
-        for place, (part, title) in enumerate(zip(parts, titles, strict=True))
-    ]
+    parts = [prepare_examples(part, target, title) for part, title in zip(parts, titles, strict=True)]
     _check_alike(parts, raw.title)
     return parts, target
 
@@ -384,11 +348,13 @@ def _check_alike(parts: list[Examples], title: str) -> None:
 
 
 def _described(raw: RawArrays, target: TargetSpec, looked_at: list[Examples]) -> DataSet:
-    """Describe a data set as "digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes"."""
+    """Describe a data set as "digits: 1,438 training and 359 validation examples of shape (8, 8, 1), classes: 10"."""
     seen = look_at(looked_at)
     counts = f"{_count_text(raw.train)} training"
     counts += "" if raw.validation is None else f" and {_count_text(raw.validation)} validation"
-    text = f"{raw.title}: {counts} examples of {shape_text(seen['input_shape'])}{_target_text(target)}"
+    word = "classes" if target.task == "classification" else "targets"
+    outputs = "" if target.num_classes is None else f", {word}: {target.num_classes:,}"
+    text = f"{raw.title}: {counts} examples of shape {seen['input_shape']}{outputs}"
     text += f"; {raw.note}" if raw.note else ""
     return DataSet(
         train=raw.train,

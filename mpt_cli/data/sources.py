@@ -21,7 +21,6 @@ from mpt_cli.data.batch_streams import (
     open_tf_batches,
     read_arrays,
     seed_tensorflow,
-    warn_of_workers,
 )
 from mpt_cli.data.examples import Array, DataSet, Examples, Stream, draw_examples, in_epochs_of, split_examples
 from mpt_cli.data.paths import readable_file
@@ -126,7 +125,7 @@ def _read_text(path: str | None) -> tuple[str, str]:
         ) from error
 
 
-_COARSE_VECTOR, _COARSE_SIDE, _HIDDEN = 256, 8, 64
+_SEEN, _HIDDEN = 256, 64  # numbers of an example that the teacher sees, and its hidden units
 
 
 def load_synthetic(settings: Synthetic, seed: int) -> DataSet:
@@ -138,33 +137,12 @@ def load_synthetic(settings: Synthetic, seed: int) -> DataSet:
     if settings.task == "tokens":
         x, y = _random_tokens(settings, rng)
     else:
-        x, seen = _random_inputs(settings, rng)
-        y = _teacher_targets(seen, settings, rng)
+        x = rng.standard_normal((settings.examples, *settings.input_shape), np.float32)
+        y = _teacher_targets(x.reshape(len(x), -1)[:, :_SEEN], settings, rng)
+        x *= np.float32(settings.magnitude)
     classes = None if settings.task == "regression" else settings.num_classes
     raw = RawArrays(f"synthetic {settings.task}", Examples(x, y), num_classes=classes, in_order=True)
     return build_data_set(raw, settings, seed)
-
-
-def _random_inputs(settings: Synthetic, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return inputs (n, *input_shape) and what the teacher sees of them, (n, g).
-
-    Small inputs are independent normals, and the teacher sees them all. Of large ones half the variance is a coarse
-    normal pattern (at most 8 steps along each axis, 256 along a vector), which is what the teacher sees: a dense or
-    pooled layer can find it, and targets of an ImageNet-like shape cost no large matrix product.
-    """
-    shape, count = tuple(settings.input_shape), settings.examples
-    coarse = (min(shape[0], _COARSE_VECTOR),) if len(shape) == 1 else tuple(min(size, _COARSE_SIDE) for size in shape)
-    seen = rng.standard_normal((count, *coarse), np.float32)
-    if coarse == shape:
-        return seen * np.float32(settings.magnitude), seen.reshape(count, -1)
-    x = np.empty((count, *shape), np.float32)
-    share = np.float32(np.sqrt(0.5) * settings.magnitude)
-    places = [np.arange(size) * steps // size for size, steps in zip(shape, coarse, strict=True)]
-    for example, pattern in zip(x, seen, strict=True):  # one at a time: bounds the memory beside the result
-        rng.standard_normal(dtype=np.float32, out=example)
-        example += pattern[np.ix_(*places)]
-        example *= share
-    return x, seen.reshape(count, -1)
 
 
 def _teacher_targets(seen: Array, settings: Synthetic, rng: np.random.Generator) -> Array:
@@ -217,8 +195,7 @@ def load_loader(settings: Loader, seed: int, targets_as_given: bool = False) -> 
     if isinstance(validation, Stream) and validation.endless:
         raise DataError(f"{title}: the validation dataset never ends. Use dataset.take(n).")
     note = "its own batches" + (", no validation" if validation is None else "")
-    data = build_stream_set(replace(raw, note=note))
-    return replace(data, warnings=warn_of_workers(train, validation))
+    return build_stream_set(replace(raw, note=note))
 
 
 def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int) -> dict[str, Any]:
@@ -288,7 +265,7 @@ def load_data(settings: DataSettings, seed: int, targets_as_given: bool = False)
 
     >>> from mpt_cli.settings.model_data_optimizer_keys import Digits
     >>> load_data(Digits(), seed=0).description
-    'digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes'
+    'digits: 1,438 training and 359 validation examples of shape (8, 8, 1), classes: 10'
     """
     if isinstance(settings, Loader):  # the only one that can leave its targets unchanged
         return load_loader(settings, seed, targets_as_given)

@@ -5,9 +5,8 @@ optimizer and loss-scale mode has. What keys mean together is `settings.checks`'
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import MinLen
 from pydantic.json_schema import GenerateJsonSchema
 
 from mpt_cli.settings.checks import EXPECTED_PARTS, TOLERANCES
@@ -22,10 +21,6 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
 _NUMBER_AS_TEXT = {"type": "string", "pattern": r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?(\s*(\*\*|\^)\s*[+-]?\d+)?\s*$"}
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
-
-
-_Values = list[Any] | str | float | bool | None
-_Grid = Annotated[dict[str, _Values], MinLen(1)]
 
 
 def json_schema() -> Schema:

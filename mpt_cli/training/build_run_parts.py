@@ -27,6 +27,7 @@ from mpt_cli.precision import (
     LossScaleOptimizer,
     Policy,
     audit_layers,
+    computes_in_float16,
     find_bad_combinations,
     has_custom_train_step,
     head_layers,
@@ -43,7 +44,7 @@ from mpt_cli.training.loss_and_optimizer import (
     check_labels,
     compile_model,
     describe_scaling,
-    resolve_scaling,
+    scaling_for,
     warn_of_scaling,
 )
 from mpt_cli.training.model import (
@@ -141,13 +142,12 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
         program = program.with_settings(settings)
     data = data_for(settings, model, data)
     check_layers(settings.backend.name, model)
-    scaling = resolve_scaling(settings.loss_scale, model)
+    scaling = scaling_for(settings.loss_scale, computes_in_float16(model))
     warnings = [
         *warn_of_fault(settings.fault),
         *check_numerics(settings, model, data),
         *warn_of_scaling(scaling),
         *warn_of_half_head(model),
-        *data.warnings,
     ]
     plan = BatchPlan(settings.trainer.batch_size, 1, devices=distribution.replicas)
     jit = choose_jit(settings, platform, model, count_steps(settings, plan.steps_per_epoch(data.train)))

@@ -5,7 +5,7 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING
 
-from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, DataError, MptError
+from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, MptError
 from mpt_cli.signals import SIGNAL_EXIT_CODES, ForcedEnd, signal_of
 from mpt_cli.telemetry.health_and_verdict import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, judge
 from mpt_cli.telemetry.record_types import Summary
@@ -60,19 +60,6 @@ def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
         explanation += f" {'Nothing was' if saved is None else f'Step {saved} is'} saved{lost}."
     ending = conclude_unfinished((_STATUSES[end.number], end.exit_code), session.run_state(), explanation)
     return _summary(session, run_dir, ending)
-
-
-def unwritten(summary: Summary, error: DataError) -> Summary:
-    """Return the summary of a run that came to its end, which could not be written."""
-    status = "failed" if summary.status == "finished" else summary.status
-    verdict = STOPPED if summary.verdict in GOOD_VERDICTS else summary.verdict
-    return replace(
-        summary,
-        status=status,
-        exit_code=BAD_DATA,
-        verdict=verdict,
-        explanation=f"{summary.explanation} The record of its end is not whole: {error}",
-    )
 
 
 def status_of(outcome: Outcome, verdict: str) -> tuple[str, int]:

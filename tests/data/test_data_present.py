@@ -44,7 +44,7 @@ def test_what_is_there_is_sound() -> None:
             Text(path="mesured.csv"),
             "data.path: there is no file mesured.csv in the current folder. Did you mean measured.csv?",
         ),
-        (Text(path="folder"), "data.path: folder is a folder where a file is needed."),
+        (Text(path="folder"), "data.path: folder can't be read: Is a directory."),
     ],
 )
 def test_a_path_without_files_is_said_as_loading_would(source, words) -> None:

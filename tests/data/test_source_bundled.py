@@ -32,5 +32,5 @@ def test_columns_and_targets_have_mean_0_and_deviation_1_in_the_training_split()
         rows, wanted = np.sort(np.concatenate([train, held_out]), axis=0), np.sort(raw, axis=0)
         slope = (wanted[-1] - wanted[0]) / (rows[-1] - rows[0])
         assert (rows - rows[0]) * slope == pytest.approx(wanted - wanted[0], abs=1e-3)  # float32
-    assert data.description.endswith("3 targets; targets and metrics are in standard deviations")
+    assert data.description.endswith("targets: 3; targets and metrics are in standard deviations")
     assert load_data(Tabular(dataset="diabetes"), 0).num_classes == 1

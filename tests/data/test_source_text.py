@@ -23,7 +23,7 @@ def test_the_last_part_is_validation_and_the_description_says_so(write):
     data = load(path, validation_fraction=0.25)
     assert (data.train.size, data.validation.x.tolist()) == (3, [[3, 3, 3]])
     assert data.description == (
-        f"text of {path}: 3 training and 1 validation examples of 3, 4 classes; validation is the last part of the text"
+        f"text of {path}: 3 training and 1 validation examples of shape (3,), classes: 4; validation is the last part of the text"
     )
 
 
