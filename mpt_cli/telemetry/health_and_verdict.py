@@ -99,8 +99,7 @@ def _ends_untrained(run_state: RunState) -> str | None:
     advice = CAUSES[cause].advise(run_state)
     if cause == FORWARD:
         return words + advice
-    where = "" if cause == FIXED else _format_at_scale(run_state)
-    return f"{words}every gradient overflowed{where}. {_as_sentence(advice)}"
+    return f"{words}every gradient overflowed{_format_at_scale(run_state)}. {_as_sentence(advice)}"
 
 
 def _ends_without_loss(run_state: RunState) -> str | None:
