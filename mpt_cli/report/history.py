@@ -75,10 +75,6 @@ class RunHistory:
         return str(self.summary.get("status", "no end on record"))
 
     @property
-    def is_good(self) -> bool:
-        return self.summary.get("exit_code") == 0
-
-    @property
     def verdict(self) -> str:
         return str(self.summary.get("verdict", ""))
 
@@ -88,19 +84,11 @@ class RunHistory:
         return Counter(str(event["kind"]) for event in self.events)
 
     @property
-    def overflows(self) -> list[int]:
-        """Return the steps with gradients that were not finite."""
-        return [event["step"] for event in self.events if event["kind"] == OVERFLOW]
-
-    @property
-    def skipped_steps(self) -> float | None:
-        logged = self.logged("skipped_steps")
-        return self.number("skipped_steps") if self.summary or logged is None else logged.ys[-1]
-
-    @property
     def skips(self) -> list[int]:
         """Return the steps that were skipped; none where what is not finite was applied all the same."""
-        return [] if self.skipped_steps == 0 else self.overflows
+        logged = self.logged("skipped_steps")
+        counted = self.summary.get("skipped_steps") if self.summary or logged is None else logged.ys[-1]
+        return [] if counted == 0 else [event["step"] for event in self.events if event["kind"] == OVERFLOW]
 
     @cached_property
     def scale(self) -> Curve:
@@ -126,10 +114,6 @@ class RunHistory:
     def logged(self, name: str) -> Curve | None:
         """Return a field of the lines within epochs, else of those at their ends."""
         return self.steps.get(name) or self.epochs.get(name)
-
-    def number(self, name: str) -> float | None:
-        """Return a field of the summary as a number; None where it is missing or no number."""
-        return as_number(self.summary.get(name))
 
 
 def read_history(path: str | Path, label: str | None = None) -> RunHistory:
@@ -178,8 +162,7 @@ def _lines_noting_damage(history: RunHistory, path: Path) -> Iterator[dict[str, 
     lost: list[int] = []
     yield from map(printable_tree, read_lines(path, lost.append))
     if lost:
-        were = "s were" if len(lost) > 1 else " was"
-        history.gaps.append(f"{path.name}: {len(lost)} damaged line{were} left out.")
+        history.gaps.append(f"{path.name}: damaged lines left out: {len(lost)}.")
 
 
 def _read_config(history: RunHistory) -> None:

@@ -46,7 +46,7 @@ def severity(history: RunHistory) -> str:
     """Return good, warn or bad, which decides the color of the headline."""
     if not history.summary:
         return "warn"
-    return "bad" if not history.is_good else "good" if history.verdict in GOOD_VERDICTS else "warn"
+    return "bad" if history.summary.get("exit_code") != 0 else "good" if history.verdict in GOOD_VERDICTS else "warn"
 
 
 def outcome_facts(history: RunHistory) -> list[tuple[str, str]]:

@@ -13,7 +13,6 @@ from mpt_cli.report.tables import print_table, text_columns
 from mpt_cli.reproduce.collection import Collection
 from mpt_cli.reproduce.reproduction import Reproduction
 from mpt_cli.runs.expectations import ExpectationCheck
-from mpt_cli.runs.provenance import format_environment
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
@@ -101,9 +100,7 @@ def _details(result: Reproduction) -> Iterator[str]:
     yield from (f"{check.name} was expected, {check.unreported}" for check in result.checks if check.unreported)
     if child.exit_code:
         yield from child.words.splitlines()[-MOST_LINES:]
-    if child.environment and result.target.environment is None:
-        yield f"it ran on {format_environment(child.environment)}"
-    elif child.environment:
+    if child.environment and result.target.environment is not None:
         same = "the environment is that of the first run (your own code is not compared)"
         yield "what is different from the first run:" if result.differences else same
         yield from (f"  {difference}" for difference in result.differences[:MOST_DIFFERENCES])

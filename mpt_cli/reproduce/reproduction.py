@@ -150,25 +150,17 @@ class Reproduction:
         }
 
 
-@dataclass(frozen=True)
-class RerunLimits:
-    """How targets are run: `jobs` at a time, each for so long at most, those that fail again up to `retries` times."""
-
-    jobs: int = 1
-    timeout_seconds: float | None = None
-    retries: int = 0
-
-
 def reproduce(
     targets: Sequence[ReproduceTarget],
     folder: Path,
-    plan: RerunLimits,
+    limits: Limits,
+    retries: int,
     results: dict[int, Reproduction],
     tell: Callable[[Reproduction], None],
 ) -> None:
     """Run every target in its own process under `folder`; put each result into `results`, by number, and `tell` it.
 
-    After Ctrl-C no run is started, and an interrupted one has no result.
+    Those that fail run again up to `retries` times. After Ctrl-C none is started, and an interrupted one has no result.
     """
 
     def record(command: Command, ending: Ending) -> None:
@@ -179,9 +171,8 @@ def reproduce(
             results[number] = _judge(left[number], read_finished(command, ending), earlier)
             tell(results[number])
 
-    limits = Limits(workers=plan.jobs, timeout_seconds=plan.timeout_seconds)
     left = dict(enumerate(targets, 1))
-    for _ in range(plan.retries + 1):
+    for _ in range(retries + 1):
         executor = LocalExecutor()
         with tempfile.TemporaryDirectory() as logs:
             commands = [_target_command(number, target, folder, Path(logs)) for number, target in left.items()]

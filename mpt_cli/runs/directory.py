@@ -151,17 +151,15 @@ class RunDirectory(TelemetryFiles):
     made: tuple[Path, ...] = ()  # by `create`: the directory and those above it that were not there
 
     @classmethod
-    def create(cls, path: str | Path | None, recipe: str, can_resume: bool = False) -> Self:
+    def create(cls, path: str | Path | None, recipe: str) -> Self:
         """Make a new directory: `path`, or runs/<recipe>/<time>-<id>. Nothing that exists is ever written into.
-        `can_resume` is whether the caller could continue a run that is there.
-
         Raises DataError when `path` is a file or holds anything, or when it can't be made.
         """
         chosen = expanded(path) if path is not None else default_path(recipe)
         try:
             made = make_folder(chosen, exist_ok=path is not None)  # two runs never share a drawn name
             run = cls(chosen, made)
-            run._check_unused(can_resume)
+            run._check_unused()
         except FileExistsError as error:
             if path is None and chosen.is_dir():  # begun in the same second, or before the clock was set back
                 return cls.create(None, recipe)
@@ -170,10 +168,10 @@ class RunDirectory(TelemetryFiles):
             raise _cannot_create(chosen, error) from error
         return run
 
-    def _check_unused(self, can_resume: bool) -> None:
+    def _check_unused(self) -> None:
         """Raise DataError where the directory holds anything but the lock of a process that starts there."""
         if any(path.name != LOCK_FILE for path in self.path.iterdir()):
-            go_on = "continue the run in it with resume=auto, " if can_resume and self.checkpoints.is_dir() else ""
+            go_on = "continue the run in it by mpt train … resume=auto, " if self.checkpoints.is_dir() else ""
             raise DataError(
                 f"run_dir {self.path} already exists and is not empty. Nothing in it was changed; {go_on}"
                 "choose another run_dir, or leave it out for a new one."
@@ -199,9 +197,9 @@ class RunDirectory(TelemetryFiles):
         """
         with ExitStack() as stack:
             with Interruption() as early:  # what is made must be known to what takes it back
-                run = cls.create(path, recipe, can_resume=True)
+                run = cls.create(path, recipe)
                 stack.enter_context(run.lock())
-                run._check_unused(can_resume=True)  # another run may have begun, and even ended, before it was held
+                run._check_unused()  # another run may have begun, and even ended, before it was held
                 discard = partial(run.discard_unstarted, run.path.stat())
                 stack.callback(discard)
                 stack.enter_context(at_forced_end(discard))

@@ -190,13 +190,9 @@ ENVIRONMENT: dict[str, Any] = {  # the types of what is read of environment.json
 }
 
 
-ATTEMPT: dict[str, Any] = {  # and of each of the attempts in it
-    "attempt": int,
-    "started_at": str,
-    "command_line": list[str] | None,
+ATTEMPT: dict[str, Any] = {  # and of what is read of each of the attempts in it
     "from_step": int,
     "earlier_seconds": float,
-    "changes": dict[str, Any],
 }
 
 
@@ -207,19 +203,6 @@ def known_environment(run: RunDirectory) -> dict[str, Any]:
     except DataError:
         return {}
     return {} if any(field_problem(ATTEMPT, attempt) for attempt in found.get("attempts", [])) else found
-
-
-def format_environment(environment: Mapping[str, Any]) -> str:
-    """Return in a line where a run ran that this program has started."""
-    versions = [
-        f"{name} {version}"
-        for name, version in environment.get("versions", {}).items()
-        if name in ("tensorflow", "keras", "jax", "numpy")
-    ]
-    machine = environment.get("machine", {})
-    gpus = [gpu["name"] for gpu in machine.get("gpus", [])]
-    cpu = [machine["cpu"]] if machine.get("cpu") else []
-    return ", ".join([f"Python {environment.get('python')}", *versions, *gpus, *cpu])
 
 
 def _facts_that_explain(environment: Mapping[str, Any]) -> dict[str, Any]:

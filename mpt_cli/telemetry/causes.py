@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.record_types import VANISHED
 from mpt_cli.telemetry.run_state import RunState
 
@@ -16,9 +15,8 @@ from mpt_cli.telemetry.run_state import RunState
 class Cause:
     """Why steps go wrong, as far as the state of the run tells, and what to do about it.
 
-    `fits` is asked with how many of the latest skipped steps are in question. In the advice {fixed} is the scale of the
-    settings, {or_slower} what else helps a scale that grows after so many steps, and {overflowing} the layer whose
-    output overflows, {raised} up to where a scale may be raised. The words hold wherever a run was
+    `fits` is asked with how many of the latest skipped steps are in question. In the advice {overflowing} is the
+    layer whose output overflows, and {raised} up to where a scale may be raised. The words hold wherever a run was
     begun: a setting is named by what it is, and by its key where every door takes that.
     """
 
@@ -26,13 +24,11 @@ class Cause:
     advice: str
 
     def advise(self, run_state: RunState) -> str:
-        or_slower = "let it grow more slowly (loss_scale.growth_steps), " if run_state.scaling.growth_steps else ""
         layer = run_state.forward_layer if run_state.scaling.is_needed else None
         kept = f"{keep_in_float32([layer])}; this was not tried; " if layer else ""
         finder = "mpt diagnose, in a script mpt.diagnose(model, x, y), names those that need it"
         overflowing = f"{layer or 'a layer that overflows'} in float32 ({kept}{finder})"
-        fixed, raised = format_scale(run_state.scaling.initial_scale), _raised_scale(run_state)
-        return self.advice.format(fixed=fixed, or_slower=or_slower, overflowing=overflowing, raised=raised)
+        return self.advice.format(overflowing=overflowing, raised=_raised_scale(run_state))
 
 
 def keep_in_float32(layers: Sequence[str]) -> str:
@@ -103,17 +99,14 @@ CAUSES = {
     ),
     FIXED: Cause(
         lambda run_state, _: not run_state.scaling.moves,
-        "the fixed scale {fixed} is too high: lower it (loss_scale.initial_scale), or let it move "
-        "(loss_scale=dynamic).",
+        "the fixed scale is too high: lower it (loss_scale.initial_scale), or let it move (loss_scale=dynamic).",
     ),
     BEYOND: Cause(
         lambda run_state, _: run_state.is_near_floor(2),
         "since no scale is low enough, the cause is nan or a value too large for float16. Try "
         f"{OTHER_POLICY}, a lower learning rate, or clipping gradients by their global norm.",
     ),
-    TOO_HIGH: Cause(
-        _always, "lower the highest scale (loss_scale.max_scale), {or_slower}or try the policy mixed_bfloat16."
-    ),
+    TOO_HIGH: Cause(_always, "lower the highest scale (loss_scale.max_scale), or try the policy mixed_bfloat16."),
     IN_DOUBT: Cause(
         lambda run_state, skips: run_state.applied_steps == 0 and run_state.is_nan_throughout(skips),
         "the gradients held nan and no inf. Either the scale is much too high, or the model or data has a bug. Train "

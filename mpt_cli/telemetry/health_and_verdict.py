@@ -99,8 +99,7 @@ def _ends_untrained(run_state: RunState) -> str | None:
     advice = CAUSES[cause].advise(run_state)
     if cause == FORWARD:
         return words + advice
-    where = "" if cause == FIXED else _format_at_scale(run_state)
-    return f"{words}every gradient overflowed{where}. {_as_sentence(advice)}"
+    return f"{words}every gradient overflowed{_format_at_scale(run_state)}. {_as_sentence(advice)}"
 
 
 def _ends_without_loss(run_state: RunState) -> str | None:
@@ -156,12 +155,10 @@ def _ends_with_spoiled_metrics(run_state: RunState) -> str | None:
         return None
     names, loss = ", ".join(run_state.spoiled_metrics), run_state.loss
     beside = "" if loss is None else f", though the loss in training is {format_number(loss)}"
-    where = (
-        "of the validation data, or the model overflows on it"
-        if "val_loss" in run_state.spoiled_metrics
-        else "it is given, or it adds up more than its dtype holds (keras.config.floatx)"
+    return (
+        f"{names} ended as inf or nan{beside}. Look at the data, whether the model overflows on it, and whether the "
+        "metric adds up more than its dtype holds (keras.config.floatx)."
     )
-    return f"{names} ended as inf or nan{beside}. Look at the values {where}."
 
 
 def _ends_vanished(run_state: RunState) -> str | None:

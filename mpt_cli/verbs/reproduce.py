@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem, config_error, gravest_code, raise_problems
+from mpt_cli.jobs.local_processes import Limits
 from mpt_cli.reproduce.collection import Collection, Selection, collect
 from mpt_cli.reproduce.output import ResultPrinter, write_junit
 from mpt_cli.reproduce.reproduction import (
     Reproduction,
-    RerunLimits,
     ResumeProof,
     reproduce,
     verify_resume,
@@ -46,10 +46,10 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         printer.list_targets()
     else:
-        limits = RerunLimits(arguments.jobs, arguments.timeout, arguments.retries)
+        limits = Limits(workers=arguments.jobs, timeout_seconds=arguments.timeout)
         output = arguments.output or Path(DEFAULT_PARENT) / "reproduce" / random_name()
         try:
-            reproduce(found.targets, expanded(output), limits, by_number, printer.show_result)
+            reproduce(found.targets, expanded(output), limits, arguments.retries, by_number, printer.show_result)
         finally:  # also after a signal
             results = [result for _, result in sorted(by_number.items())]
             printer.finish(results)

@@ -209,7 +209,7 @@ print(counts[2] - counts[1], history.history["loss"])
 
 
 def test_a_fit_keeps_its_function_finds_its_folder_and_shows_its_loss_though_all_is_skipped(tmp_path):
-    """Only the script's lines are printed."""
+    """Only the first takes a sample, and only the script's lines are printed."""
     done = run(tmp_path, HABITS, "loss_scale=fixed", "loss_scale.initial_scale=2**15")
     assert done.stdout == "0 [1521.0, 1521.0]\n" and done.returncode == 4, done.stderr
     assert done.stderr.count("not recorded") == 1

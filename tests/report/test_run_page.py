@@ -165,4 +165,4 @@ def test_damaged_samples_of_layers_cost_themselves_alone(tmp_path):
         file.write(b"\xff\xfe\n" + b"[" * 100_000 + b'\n{"step": 80')
     history = read_history(run)
     assert [line["lowest_exponent"] for line in history.layers] == [-3]
-    assert [gap for gap in history.gaps if "damaged" in gap] == ["layers.jsonl: 4 damaged lines were left out."]
+    assert [gap for gap in history.gaps if "damaged" in gap] == ["layers.jsonl: damaged lines left out: 4."]

@@ -92,4 +92,4 @@ def test_a_line_that_is_too_long_is_left_out_and_said(tmp_path, monkeypatch):
     monkeypatch.setattr(directory, "LONGEST_LINE", 100)
     story = read_history(tmp_path)
     assert list(story.steps["loss"].ys) == [1.0, 3.0]
-    assert "metrics.jsonl: 1 damaged line was left out." in story.gaps
+    assert "metrics.jsonl: damaged lines left out: 1." in story.gaps
