@@ -66,7 +66,6 @@ from mpt_cli.settings.schema import (
 )
 from mpt_cli.settings.search_path import (
     find_recipe,
-    group_files,
     is_shipped,
     recipe_paths,
     searching,
@@ -124,13 +123,13 @@ def compose_files(given: ParsedOverrides, recipe: Recipe, below: Recipe) -> File
 
 
 def _variant_problem(section: str, name: str) -> Problem | None:
-    if name in VARIANTS[section] or (name == PYTHON and section in PROGRAM_VARIANTS):  # the latter of a record
+    if name in VARIANTS[section] or name in variants_of(section):
         return None
-    written, own = f"{section}.{choosing_key(section)}", group_files(section).get(name)
-    if own is None or name in variants_of(section):
-        return GroupChoice(section, name, written).problem()
-    rule = f"must be one of {', '.join(VARIANTS[section])}."
-    return Problem(written, rule, name, f"To choose {own}, put `- {section}: {name}` in the defaults: list.")
+    if name == PYTHON and section in PROGRAM_VARIANTS:  # of a record
+        return None
+    written, rule = f"{section}.{choosing_key(section)}", f"must be one of {', '.join(VARIANTS[section])}."
+    remedy = f"To choose that file, put `- {section}: {name}` in the defaults: list."
+    return GroupChoice(section, name, written).problem() or Problem(written, rule, name, remedy)
 
 
 def _above_defaults(tree: dict[str, Any], variants: dict[str, str]) -> DictConfig:
@@ -263,14 +262,13 @@ def load_variations(configurations: Iterable[Sequence[str]]) -> list[Settings | 
 
 @dataclass
 class Composition:
-    """A command line, composed. `tree` has the keys of files and words, `plain` what their interpolations come to, and
-    `settings` are read from that, each key by itself; what is `found` to be wrong with them is among the problems.
+    """A command line, composed: the keys of files and words (`tree`), and the settings that they come to, each key by
+    itself. What is `found` to be wrong with them is among the problems.
     """
 
     files: Files
     given: ParsedOverrides
     tree: dict[str, Any]
-    plain: dict[str, Any]
     settings: Settings
     problems: list[Problem]
     found: list[Problem]
@@ -374,12 +372,12 @@ def compose(files: Files, given: ParsedOverrides, base: Composition | None = Non
     plain = tree if is_plain else _resolved(_above_defaults(tree, variants), "", problems)
     if "recipe" not in tree:
         plain = {**plain, "recipe": files.recipe.path.stem}
-    is_like_base = is_plain and base is not None and base.plain.keys() <= plain.keys()
+    is_like_base = is_plain and base is not None and base.tree.keys() <= tree.keys()
     settings, wrong = _read(plain, unsure, problems, base if is_like_base else None)
     if files.recipe.is_record:  # perhaps of an earlier version, with keys that are gone and were not set
         unset = [each for each in wrong if each.received in (None, False, [], {}, _GONE.get(each.key))]
         wrong = [each for each in wrong if each not in unset or not unknown_key_problem(each.key, {})]
-    return Composition(files, given, tree, plain, settings, [*problems, *wrong], wrong, unsure)
+    return Composition(files, given, tree, settings, [*problems, *wrong], wrong, unsure)
 
 
 def _variants(node: Any, problems: list[Problem]) -> dict[str, str]:
@@ -399,7 +397,7 @@ def _read(
     plain: dict[str, Any], unsure: Collection[str], known: Sequence[Problem], base: Composition | None
 ) -> tuple[Settings, list[Problem]]:
     """Return the settings, and what is wrong with keys beside what is known; what is as in `base` is not read anew."""
-    kept = base.plain if base else {}
+    kept = base.tree if base else {}
     changed = {name: part for name, part in plain.items() if name not in kept or part is not kept[name]}
     problems = [*known]
     note_secrets(changed, "", problems)

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from mpt_cli.settings.search_path import (
 )
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
+_parser = cache(OverridesParser.create)
 _GRAMMAR_SIGNS = set(",()[]{}'\"$\\")
 
 
@@ -38,7 +40,7 @@ def parse_override(text: str) -> Override:
     ('2024_11_21', 20241121)
     """
     name, _, value = text.partition("=")
-    key, parser = find_key(name.lstrip("+")), OverridesParser.create()
+    key, parser = find_key(name.lstrip("+")), _parser()
     options = () if key is None else key.options
     is_plain = value.lower() not in ("", "null") and not _GRAMMAR_SIGNS & set(value)
     if not {int, float}.isdisjoint(options):
@@ -211,7 +213,7 @@ def with_override(tree: dict[str, Any], override: Override) -> dict[str, Any]:
     What the tree holds is not changed. ValueError or an error of OmegaConf's where that can't be.
     """
     key, value = override.key_or_group, override.value()
-    if "${" in str(value):
+    if isinstance(value, dict) or "${" in str(value):
         OmegaConf.create([value])  # complains of what can't be read
     *above, name = key.split(".")
     held: Any = tree
