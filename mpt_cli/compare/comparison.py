@@ -281,7 +281,9 @@ def _entry(setup: Setup, found: JobResults) -> Entry:
     seconds = {
         job.seed: setup.batch_size / rate
         for job in own
-        if job.status == FINISHED and (rate := job.number("examples_per_second") or job.number("steps_per_second"))
+        if job.status == FINISHED
+        and (rate := job.number("examples_per_second") or job.number("steps_per_second"))
+        and 0 < setup.batch_size / rate < math.inf  # a damaged file has anything
     }
     return Entry(
         setup.overrides, own, found.objective, policy=setup.policy, label=label or setup.policy, seconds=seconds

@@ -228,8 +228,12 @@ def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
         "metrics": means,
         "skipped_steps": sum(int(job.number("skipped_steps") or 0) for job in entry.results),
         "step_seconds": entry.step_seconds,
-        "speed_up": entry.factors,  # and the ends of its interval
-        "is_faster": entry.is_faster,
+        "speed_up": entry.factors
+        and {
+            "factor": entry.factors[0],
+            "interval": entry.factors[1:] or None,
+            "is_faster": entry.is_faster,
+        },
         "peak_memory_bytes": int(max(peaks)) if peaks else None,
         "jobs": [
             {**job_dict(found, job), "run_dir": str(job.run_dir), "step_seconds": entry.seconds.get(seed)}
