@@ -13,7 +13,7 @@ from rich.console import Console
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan.compiled_program import CompileTarget, Planned, assemble_program, plan_problems, prepare_compiler
 from mpt_cli.plan.device import Device, load_device
-from mpt_cli.plan.program_text import Arrays, Exchange, Products, StepReader, parse_module
+from mpt_cli.plan.program_text import Arrays, Exchange, Products, StepReader
 from mpt_cli.report.tables import print_labelled, print_table, text_columns
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
@@ -130,7 +130,7 @@ def make_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
     given, outputs, reused = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes
     temporaries = stats.temp_size_in_bytes
     parts, device = planned.parts, planned.target.device
-    step = StepReader(parse_module(compiled.as_text()), device is not None and device.has_tf32)
+    step = StepReader(compiled.as_text(), device is not None and device.has_tf32)
     return Plan(
         overrides=overrides,
         policy=parts.settings.policy.name,

@@ -11,7 +11,7 @@ the gradients are finite, the step is applied, and the log has a line of it. An 
 import math
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 BYTES = {"pred": 1, "token": 0, "opaque": 0, "bf16": 2}  # others end in their bits: f32, u8, s4
@@ -56,8 +56,7 @@ class Shape(NamedTuple):
         return DTYPES.get(re.sub(r"^(f[48])e.*", r"\1", self.kind), self.kind)
 
 
-@dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One line of a computation. `shapes` are those of the result, of a tuple all its arrays."""
 
     name: str
@@ -65,7 +64,7 @@ class Instruction:
     shapes: tuple[Shape, ...]
     operands: tuple[str, ...]
     attributes: str
-    is_root: bool = False
+    is_root: bool
 
     def attribute(self, word: str) -> str:
         """Return the value of an attribute that is one word or stands in quotes; empty where it is missing."""
@@ -77,14 +76,7 @@ class Instruction:
         """Return the computation that it runs: of a conditional the last, whose condition holds; empty for none."""
         if found := re.search(r"branch_computations=\{([^}]*)\}", self.attributes):
             return found[1].split(",")[-1].strip().lstrip("%")
-        words = {
-            "while": ("body",),
-            "conditional": ("true_computation",),
-            "call": ("to_apply",),
-            "fusion": ("calls",),
-            "async-start": ("calls", "to_apply"),
-        }.get(self.opcode, ())
-        return next(filter(None, map(self.attribute, words)), "")
+        return next(filter(None, map(self.attribute, CALLED.get(self.opcode, ()))), "")
 
     @property
     def layer(self) -> str:
@@ -97,82 +89,46 @@ class Instruction:
         return self.opcode in ("dot", "convolution") or bool(_PRODUCT.match(self.attribute("custom_call_target")))
 
 
-@dataclass
-class Computation:
-    """Instructions by their names, in the order of the text."""
-
-    instructions: dict[str, Instruction] = field(default_factory=dict)
-
-    @property
-    def carried(self) -> set[str]:
-        """Return the names of what the next round begins with, written over what this one had."""
-        every = [*self.instructions.values()]
-        root = next((each for each in every if each.is_root), every[-1])
-        names = set(root.operands)
-        return names | {
-            name for each in every if each.name in names and each.opcode in NO_KERNEL for name in each.operands
-        }
+CALLED = {  # the attributes that name what an instruction runs
+    "while": ("body",),
+    "conditional": ("true_computation",),
+    "call": ("to_apply",),
+    "fusion": ("calls",),
+    "async-start": ("calls", "to_apply"),
+}
+Computation = dict[str, Instruction]  # by their names, in the order of the text
 
 
-@dataclass
-class Module:
-    """The computations of a program by their names, and that at which it begins."""
+def parse_program(text: str) -> tuple[dict[str, Computation], Computation]:
+    """Return the computations of an HLO text by their names, and that at which it begins; ValueError where none is.
 
-    computations: dict[str, Computation]
-    entry: Computation
-
-    def step_body(self) -> Computation:
-        """Return the body of the loop over steps, which is the longest; ValueError where there is no loop."""
-        loops = [self.computations[each.called] for each in self.entry.instructions.values() if each.opcode == "while"]
-        if not loops:
-            raise ValueError("The program must have a loop over steps. Received: one without.")
-        return max(loops, key=lambda body: len(body.instructions))
-
-
-def parse_module(text: str) -> Module:
-    """Parse an HLO text; ValueError where it has no entry.
-
-    >>> module = parse_module('''
+    >>> _, entry = parse_program('''
     ... ENTRY %main (x: f16[4,8]) -> f16[4,4] {
     ...   %x = f16[4,8]{1,0} parameter(0)
-    ...   ROOT %dot = f16[4,4]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+    ...   ROOT %dot = (f16[4,4]{1,0}, /*index=1*/ s32[]) dot(%x, %x), lhs_contracting_dims={1}, metadata={op_name="a/b"}
     ... }''')
-    >>> module.entry.instructions["dot"].operands
-    ('x', 'x')
+    >>> dot = entry["dot"]
+    >>> dot.opcode, dot.shapes[0].bytes, dot.operands, dot.attribute("op_name"), dot.is_root
+    ('dot', 32, ('x', 'x'), 'a/b', True)
     """
     computations: dict[str, Computation] = {}
-    entry, current = None, None
+    entry, current = None, Computation()
     for line in text.splitlines():
-        if current is None:
-            if head := _COMPUTATION.match(line):
-                current = computations[head[2]] = Computation()
-                entry = current if head[1] else entry
-        elif line.startswith("}"):
-            current = None
-        elif (instruction := parse_instruction(line)) is not None:
-            current.instructions[instruction.name] = instruction
+        if head := _COMPUTATION.match(line):
+            current = computations[head[2]] = {}
+            entry = current if head[1] else entry
+        elif found := _INSTRUCTION.match(line):
+            root, name, result, opcode, inside, attributes = found.groups()
+            sizes = [
+                (kind, [int(each.lstrip("<=")) for each in sizes.split(",") if each])
+                for kind, sizes in _LEAF.findall(result)
+            ]
+            operands = () if opcode in ("constant", "parameter") else tuple(_NAME.findall(inside))
+            shapes = tuple(Shape(kind, tuple(each)) for kind, each in sizes)
+            current[name] = Instruction(name, opcode, shapes, operands, attributes or "", bool(root))
     if entry is None:
         raise ValueError(f"An HLO text must have an ENTRY computation. Received: {text[:40]!r}.")
-    return Module(computations, entry)
-
-
-def parse_instruction(line: str) -> Instruction | None:
-    """Parse one line; None where it is no instruction.
-
-    >>> line = '  ROOT %t.1 = (f32[2,3]{1,0}, /*index=1*/ s32[]) tuple(%a, %b.2), metadata={op_name="x/y"}'
-    >>> found = parse_instruction(line)
-    >>> found.opcode, found.shapes[0].bytes, found.operands, found.attribute("op_name"), found.is_root
-    ('tuple', 24, ('a', 'b.2'), 'x/y', True)
-    """
-    if (found := _INSTRUCTION.match(line)) is None:
-        return None
-    root, name, result, opcode, inside, attributes = found.groups()
-    shapes = tuple(
-        Shape(kind, tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size))
-        for kind, sizes in _LEAF.findall(result)
-    )
-    operands = () if opcode in ("constant", "parameter") else tuple(_NAME.findall(inside))
-    return Instruction(name, opcode, shapes, operands, attributes or "", bool(root))
+    return computations, entry
 
 
 NO_KERNEL = {
@@ -244,16 +200,20 @@ class StepReader:
     `has_tf32`: whether the device multiplies float32 as tf32 by default. ValueError where the program has no loop.
     """
 
-    def __init__(self, module: Module, has_tf32: bool) -> None:
-        self.computations, self.has_tf32 = module.computations, has_tf32
+    def __init__(self, text: str, has_tf32: bool) -> None:
+        self.has_tf32 = has_tf32
+        self.computations, entry = parse_program(text)
         self._products: Counter[tuple[str, str]] = Counter()
         self._exchanged: dict[tuple[str, str], list[Shape]] = defaultdict(list)
         self._arrays: dict[tuple[str, str], list[int]] = defaultdict(list)
-        self._read(module.step_body())
+        loops = [self.computations[each.called] for each in entry.values() if each.opcode == "while"]
+        if not loops:
+            raise ValueError("The program must have a loop over steps. Received: one without.")
+        self._read(max(loops, key=len))
 
     def _read(self, computation: Computation) -> None:
-        carried = computation.carried
-        for each in computation.instructions.values():
+        carried = _carried(computation)
+        for each in computation.values():
             if each.called and each.opcode != "fusion":
                 self._read(self.computations[each.called])
             elif each.opcode not in NO_KERNEL and not each.opcode.endswith(("-done", "-update")):
@@ -274,12 +234,12 @@ class StepReader:
             self._products[each.layer, self._dtype(computation, each)] += 1
         elif each.opcode == "fusion":
             inner = self.computations[each.called]
-            for one in inner.instructions.values():
+            for one in inner.values():
                 self._add_products(inner, one)
 
     def _dtype(self, computation: Computation, each: Instruction) -> str:
         """Return the dtype of the multiplication: float32 is tf32 unless a higher precision was asked for."""
-        name = computation.instructions[each.operands[0]].shapes[0].dtype
+        name = computation[each.operands[0]].shapes[0].dtype
         is_tf32 = name == "float32" and self.has_tf32 and not _HIGH_PRECISION.search(each.attributes)
         return "tf32" if is_tf32 else name
 
@@ -304,3 +264,10 @@ class StepReader:
             for (form, layer), sizes in self._arrays.items()
         ]
         return sorted(found, key=lambda arrays: -arrays.bytes)[:count]
+
+
+def _carried(computation: Computation) -> set[str]:
+    """Return the names of what the next round begins with, written over what this one had."""
+    every = [*computation.values()]
+    names = set(next((each for each in every if each.is_root), every[-1]).operands)
+    return names | {name for each in every if each.name in names and each.opcode in NO_KERNEL for name in each.operands}

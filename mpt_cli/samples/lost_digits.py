@@ -6,7 +6,7 @@ same batch in float32, over the variance of those over the examples. Rounding as
 1e-3 (bfloat16, a deep net); at 1 the outputs say nothing about their example.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
@@ -76,22 +76,19 @@ def measure_digits(model: Any, batch: Any, has_loss: bool = True) -> LostDigits 
 
 def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    with computing_in_float32(model):
-        exact = _outputs(model, x)
-    dtypes = set[str]()
-    rounded = _outputs(model, x, dtypes=dtypes)
+    dtypes: list[set[str]] = []
+    rounded, exact = _both_ways(model, lambda: _outputs(model, x, dtypes))
     noise = _noise(rounded, exact)
-    of_targets = _noise_of_targets(dtypes & set(NARROW), y)
+    of_targets = _noise_of_targets(dtypes[0] & set(NARROW), y)
     if of_targets is not None and of_targets > max(LOST, noise or 0.0):
         return LostDigits(of_targets, (TARGETS,))
     if noise is None:
         return None
     if noise <= SMALL_NOISE:
         return LostDigits(noise)
-    noise = min(noise, _noise(*_outputs_in_training(model, x)) or 0.0)
-    rounded_layers = _outputs_of_layers(model, x)[1]
-    with computing_in_float32(model):
-        again, exact_layers = _outputs_of_layers(model, x)
+    # in inference moving statistics that are still far off push values up, which costs digits that training has
+    noise = min(noise, _noise(*_both_ways(model, lambda: _outputs(model, x, [], training=True))) or 0.0)
+    (_, rounded_layers), (again, exact_layers) = _both_ways(model, lambda: _outputs_of_layers(model, x))
     pairs = zip(rounded_layers, exact_layers, strict=False)
     of_layers = [(index, _noise(one, other) or 0.0) for (index, one), (_, other) in pairs]
     loses_a_layer = any(found > LOST_IN_LAYER for _, found in of_layers)
@@ -134,9 +131,7 @@ def _stale_layers(model: Any, batch: Any) -> tuple[str, ...]:
         model(x, training=True)
         return [ops.cast(variable.value, "float32") for _, variable in named]
 
-    rounded = list(map(ops.convert_to_numpy, call_sampled(model, after, x)))
-    with computing_in_float32(model):
-        exact = list(map(ops.convert_to_numpy, call_sampled(model, after, x)))
+    rounded, exact = _both_ways(model, lambda: list(map(ops.convert_to_numpy, call_sampled(model, after, x))))
     moves = [(one == old, other != old) for one, other, old in zip(rounded, exact, before, strict=True)]
     stale = [
         name for (name, _), (stays, moved) in zip(named, moves, strict=True) if 2 * (stays & moved).sum() > moved.sum()
@@ -155,18 +150,20 @@ def _hides_error(targets: Outputs, rounded: Outputs, exact: Outputs) -> bool:
 
 def _raises_loss(model: Any, batch: Any) -> bool:
     """Return whether the loss of the batch is more than `MOST_LOSS` times that in float32."""
-    rounded = _loss(model, batch)
-    with computing_in_float32(model):
-        return rounded > MOST_LOSS * _loss(model, batch) >= 0
-
-
-def _loss(model: Any, batch: Any) -> float:
     lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
 
     def loss(batch: Any) -> Any:
         return pure_loss(model, [[variable.value for variable in variables] for variables in lists], batch)
 
-    return float(call_sampled(model, loss, batch))
+    rounded, exact = _both_ways(model, lambda: float(call_sampled(model, loss, batch)))
+    return bool(rounded > MOST_LOSS * exact >= 0)
+
+
+def _both_ways(model: Any, look: Callable[[], Any]) -> tuple[Any, Any]:
+    """Return what `look` returns of the model as it is, and with every layer in float32."""
+    rounded = look()
+    with computing_in_float32(model):
+        return rounded, look()
 
 
 def _first_examples(arrays: Any) -> Any:
@@ -174,22 +171,12 @@ def _first_examples(arrays: Any) -> Any:
     return keras.tree.map_structure(lambda array: None if array is None else array[:MOST_EXAMPLES], arrays)
 
 
-def _outputs_in_training(model: Any, x: Any) -> tuple[Outputs, Outputs]:
-    """Return the outputs in training, as the model is and in float32.
-
-    In inference moving statistics that are still far off push values up, which costs digits that training has."""
-    rounded = _outputs(model, x, training=True)
-    with computing_in_float32(model):
-        return rounded, _outputs(model, x, training=True)
-
-
-def _outputs(model: Any, x: Any, training: bool = False, dtypes: set[str] | None = None) -> Outputs:
-    """Return those of the model, whose dtypes go into `dtypes`."""
+def _outputs(model: Any, x: Any, dtypes: list[set[str]], training: bool = False) -> Outputs:
+    """Return those of the model, and put their dtypes into `dtypes`."""
 
     def call(x: Any) -> list[Any]:
         outputs = model(x, training=training)
-        if dtypes is not None:
-            dtypes.update(keras.backend.standardize_dtype(out.dtype) for out in keras.tree.flatten(outputs))
+        dtypes.append({keras.backend.standardize_dtype(out.dtype) for out in keras.tree.flatten(outputs)})
         return _float_values(outputs)
 
     return _numbers(call_sampled(model, call, x))

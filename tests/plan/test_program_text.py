@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpt_cli.plan.program_text import Arrays, Exchange, Products, StepReader, parse_module
+from mpt_cli.plan.program_text import Arrays, Exchange, Products, StepReader, parse_program
 
 # The lines are as XLA prints them.
 STEP = """HloModule train, is_scheduled=true
@@ -73,7 +73,7 @@ LINE = "  %y = f16[64,512]{1,0} fusion(%x, %w), kind=kCustom, calls=%product"
 
 def step_with(*lines: str, has_tf32: bool = True) -> StepReader:
     """The step of `STEP` with more instructions before its product."""
-    return StepReader(parse_module(STEP.replace(LINE, "\n".join([*lines, LINE]), 1)), has_tf32)
+    return StepReader(STEP.replace(LINE, "\n".join([*lines, LINE]), 1), has_tf32)
 
 
 def test_products_and_what_goes_between_devices():
@@ -127,7 +127,7 @@ def test_convolutions_attentions_and_inner_loops_are_read():
     body = STEP[STEP.index("%applied (a") : STEP.index("%go (g")].replace("%applied", "%inner").replace("f16[", "f32[")
     text = STEP.replace("%go (g", body.replace("  %half", f"{product}  %half") + "%go (g", 1)
     text = text.replace("  %four =", loop, 1).replace(LINE, "\n".join([image, *calls, LINE]), 1)
-    assert StepReader(parse_module(text), False).products() == [
+    assert StepReader(text, False).products() == [
         Products("layer_0", "bfloat16", 1),
         Products("layer_1", "bfloat16", 1),
         Products("dense", "float16", 1),
@@ -137,6 +137,6 @@ def test_convolutions_attentions_and_inner_loops_are_read():
 
 def test_a_text_without_a_program_or_without_a_loop_is_refused():
     with pytest.raises(ValueError, match=r"must have an ENTRY computation. Received: 'nothing'"):
-        parse_module("nothing")
+        parse_program("nothing")
     with pytest.raises(ValueError, match=r"must have a loop over steps. Received: one without"):
-        StepReader(parse_module("ENTRY %main (x: f32[]) -> f32[] {\n  ROOT %x = f32[] parameter(0)\n}"), True)
+        StepReader("ENTRY %main (x: f32[]) -> f32[] {\n  ROOT %x = f32[] parameter(0)\n}", True)
