@@ -27,7 +27,7 @@ from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, write_summary
 from mpt_cli.runs.provenance import collect_environment
-from mpt_cli.samples.gradient_samples import EAGER_SECONDS, build_sampler
+from mpt_cli.samples.gradient_samples import EAGER_SECONDS, GradientSampler
 from mpt_cli.samples.latest_step import LatestStep, TapedCalls, steps_of
 from mpt_cli.settings.load import resolved_tree
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimizer, LossScaleSettings
@@ -302,7 +302,7 @@ class Recording(Record, ABC):
             self.unchecked = HIDDEN if steps else UNSEEN
             return
         say = self.telemetry.message
-        samplers = [build_sampler(step.model, every, say, is_seeded=step.is_seeded) for step in steps]
+        samplers = [GradientSampler(step.model, every, say, is_seeded=step.is_seeded) for step in steps]
         is_spent = every == "auto" and budget.samples > budget.share * budget.trainings
         if is_spent or not all(sampler.is_affordable(seconds, EAGER_SECONDS) for sampler in samplers):
             self.unchecked = TOO_LONG

@@ -239,7 +239,7 @@ class Examination:
 
     @property
     def places(self) -> RangeMap:
-        return RangeMap.of(self._examined, self._in_float16.probes)
+        return RangeMap(self._examined, self._in_float16.probes)
 
     def _build_examined(self) -> None:
         self._examined = build_copy(self.program, self.policy, self.parts.data)

@@ -183,7 +183,7 @@ def first_non_finite(observed: Sequence[ObservedTensor], loss_is_finite: bool) -
 def observe(model: Any, probes: Probes, ranges: ValueRanges) -> list[ObservedTensor]:
     """Return what went through the innermost layers in the order of time: inputs and outputs in the order of calls,
     then in reverse the gradient that arrives at an output, those of the weights, and that of the input."""
-    places = [place for place in RangeMap.of(model, probes).places if place.part is not None]
+    places = [place for place in RangeMap(model, probes).places if place.part is not None]
     first = next((place for place in places if place.is_trained), None)  # of its input training computes no gradient
     inputs, outputs = np.split(ranges.parts, 2)
     found = []

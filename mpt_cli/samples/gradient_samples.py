@@ -41,26 +41,29 @@ class SampleResult(NamedTuple):
 class GradientSampler:
     """Takes samples every `every_steps` steps, and one at `FIRST_SAMPLE_STEP`, each at the next line of the log.
 
-    Each is two passes outside of the training loop, compiled once where the engine compiles them. With
-    `most_share` one is left out where it would take more than this share of the time since the one before, and the
-    first where compiling it, which takes about `compile_seconds`, is too much for a run as short. One that fails (a
-    model that can't be called without side effects, too little memory) is reported through `say`, and no other is
-    tried. `engine` is what trains the model, where it is one of ours. With `is_seeded` a batch is that of
-    `seeded_loss`.
+    Each is two passes outside of the training loop, compiled once where the engine compiles them. With `auto` steps one
+    is left out where it would take more than `MOST_SHARE` of the time since the one before, and the first where
+    compiling it, which takes about `first_seconds`, is too much for a run as short. One that fails (a model that can't
+    be called without side effects, too little memory) is reported through `say`, and no other is tried. `engine` is
+    what trains the model, where it is one of ours. With `is_seeded` a batch is that of `seeded_loss`.
     """
 
     def __init__(
         self,
         model: Any,
-        every_steps: int,
+        every_steps: int | str,
         say: Callable[[str], None],
-        most_share: float | None = None,
-        compile_seconds: float = 0.0,
         engine: Engine | None = None,
         is_seeded: bool = False,
     ) -> None:
-        self.model, self.every_steps, self.say, self.most_share = model, every_steps, say, most_share
-        self.compile_seconds, self.engine, self.is_seeded = compile_seconds, engine, is_seeded
+        self.model, self.say, self.engine, self.is_seeded = model, say, engine, is_seeded
+        self.is_exact, self.every_steps = isinstance(every_steps, int), EVERY_STEPS
+        if isinstance(every_steps, int):
+            self.every_steps = every_steps
+        elif is_compiled_once(model):
+            self.first_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * len(parts_of(model))
+        else:
+            self.first_seconds = EAGER_SECONDS
         self._works, self.failure = True, ""  # why not, where no sample can be had
         self._ended_at = -math.inf  # of the latest
         self._passes, self._pass_seconds = 0, math.inf  # of the latest, and of the quickest: the first ones compile
@@ -75,11 +78,11 @@ class GradientSampler:
     def is_affordable(self, run_seconds: float, first_seconds: float = 0.0) -> bool:
         """Return whether the next sample takes no more of the time than it may, in a run of `run_seconds` in all; the
         first may take `first_seconds` in any run."""
-        if self.most_share is None:
+        if self.is_exact:
             return True
         if self._ended_at == -math.inf:
-            return self.compile_seconds <= max(MOST_FIRST_SHARE * run_seconds, first_seconds)
-        return self._passes * self._pass_seconds <= self.most_share * (time.monotonic() - self._ended_at)
+            return self.first_seconds <= max(MOST_FIRST_SHARE * run_seconds, first_seconds)
+        return self._passes * self._pass_seconds <= MOST_SHARE * (time.monotonic() - self._ended_at)
 
     def take(self, batch: Any, step: int, scale: float) -> SampleResult | None:
         """Return what a batch `(x, y, sample_weight)` shows at this loss scale; None where that can't be had."""
@@ -110,7 +113,7 @@ class GradientSampler:
             scale /= 4.0
             base = measure(in_float32=False)
         shadow = measure(in_float32=True)
-        places = RangeMap.of(self.model, self._pass(False).probes)
+        places = RangeMap(self.model, self._pass(False).probes)
         updates = None
         if shadow.gradients and not self.is_seeded:
             updates = count_updates(self.model, shadow.gradients, scale)
@@ -158,14 +161,3 @@ class GradientSampler:
             loss = seeded_loss if self.is_seeded else pure_loss
             self._passes_of[key] = GradientPass(self.model, in_float32, few=True, loss=loss)
         return self._passes_of[key]
-
-
-def build_sampler(model: Any, every_steps: int | str, say: Callable[[str], None], **options: Any) -> GradientSampler:
-    """Return a sampler whose interval adapts where `every_steps` is auto, and is exactly so many steps otherwise.
-
-    `options` are further ones of a `GradientSampler`."""
-    if isinstance(every_steps, int):
-        return GradientSampler(model, every_steps, say, **options)
-    compiles = is_compiled_once(model)
-    compile_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * len(parts_of(model)) if compiles else EAGER_SECONDS
-    return GradientSampler(model, EVERY_STEPS, say, MOST_SHARE, compile_seconds, **options)

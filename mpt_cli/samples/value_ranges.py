@@ -98,34 +98,41 @@ class PartRows:
 
     name: str
     part: int | None  # None: its outputs are those of a layer inside, or it was not called
-    weights: tuple[int, ...]
+    weights: dict[int, str]  # rows and paths
+    kernels: set[str]  # the paths of those of the highest rank: a bias alone, whose gradient may be noise, is none
     dtype: str
     output_dtype: str
     is_called: bool
     is_trained: bool
-    kernels: tuple[str, ...] = ()  # the weights of the highest rank: a bias alone, whose gradient may be noise, is none
 
 
-@dataclass(frozen=True)
 class RangeMap:
-    """The places of a model in the order of the forward pass, and the paths of its trainable weights."""
+    """The places of a model in the order of the forward pass, as probes met them in a pass of the model as it is."""
 
-    places: tuple[PartRows, ...]
-    variables: tuple[str, ...]
-
-    @classmethod
-    def of(cls, model: Any, probes: Probes) -> "RangeMap":
-        """Return the places as the probes met them in the pass of the model as it is."""
-        parts, owners = probes.parts, owners_of_weights(model)
+    def __init__(self, model: Any, probes: Probes) -> None:
+        parts, variables, owners = probes.parts, weights_of(model), owners_of_weights(model)
         called = {id(parts[index]) for index in probes.order}
-        order = [*probes.order, *(index for index in range(len(parts)) if index not in probes.order)]
-        found = [_place(index, probes, owners, called) for index in order]
-        variables = weights_of(model)
-        loose = [(v.path, place) for place, v in enumerate(variables) if owners[place] is None]
-        found += [PartRows(path, None, (place,), model.compute_dtype, "", True, True) for path, place in loose]
-        found = [replace(place, kernels=_kernels(place, variables)) for place in found]
-        kept = tuple(place for place in found if place.part is not None or place.weights)
-        return cls(kept, tuple(v.path for v in variables))
+        self.places = []
+        for index in dict.fromkeys([*probes.order, *range(len(parts))]):
+            own = {row: v for row, v in enumerate(variables) if owners[row] == index}
+            inner = [each for each in inner_layers(parts[index]) if id(each) in called]
+            shown = index if index in probes.order and (own or not inner) else None
+            highest = max((len(v.shape) for v in own.values()), default=0)
+            output_dtype = probes.dtypes.get(index, "float32")
+            place = PartRows(
+                name_of(parts[index]),
+                shown,
+                {row: v.path for row, v in own.items()},
+                {v.path for v in own.values() if len(v.shape) == highest},
+                getattr(parts[index], "compute_dtype", None) or output_dtype,
+                output_dtype,
+                index in probes.order,
+                index in probes.trained,
+            )
+            self.places += [place] if own or shown is not None else []
+        for row, v in enumerate(variables):
+            if owners[row] is None:
+                self.places.append(PartRows(v.path, None, {row: v.path}, {v.path}, model.compute_dtype, "", True, True))
 
     def layer_samples(
         self, base: ValueRanges, shadow: ValueRanges, updates: WeightUpdates | None = None
@@ -139,14 +146,14 @@ class RangeMap:
                 if place.is_trained and pair[1][GRADIENT].sum():
                     gradients = (p[GRADIENT] for p in pair)
                     rows.append(_layer_sample(place.name, ACTIVATION_GRADIENTS, place.output_dtype, *gradients))
-            for weight in place.weights:
+            for weight, variable in place.weights.items():
                 own = base.weights[weight], shadow.weights[weight]
                 row = _layer_sample(place.name, WEIGHT_GRADIENTS, place.dtype, *own)
-                rows.append(replace(row, variable=self.variables[weight]))
+                rows.append(replace(row, variable=variable))
                 if updates is not None and updates.dtypes[weight] in NARROW:
                     moved = updates.kept[weight], updates.wanted[weight]
                     row = _layer_sample(place.name, UPDATES, updates.dtypes[weight], *moved)
-                    rows.append(replace(row, variable=self.variables[weight], subnormal=0.0))
+                    rows.append(replace(row, variable=variable, subnormal=0.0))
         return rows
 
     def faults(self, rows: Sequence[LayerSample]) -> dict[str, str]:
@@ -190,23 +197,6 @@ def mean_share(rows: Sequence[LayerSample], name: str) -> float:
 
 
 HALF = "float16"
-
-
-def _place(index: int, probes: Probes, owners: list[int | None], called: set[int]) -> PartRows:
-    part = probes.parts[index]
-    own = tuple(place for place, owner in enumerate(owners) if owner == index)
-    is_called = id(part) in called
-    shows_outputs = is_called and (bool(own) or not any(id(inner) in called for inner in inner_layers(part)))
-    output_dtype = probes.dtypes.get(index, "float32")
-    dtype = getattr(part, "compute_dtype", None) or output_dtype
-    shown, is_trained = index if shows_outputs else None, index in probes.trained
-    return PartRows(name_of(part), shown, own, dtype, output_dtype, is_called, is_trained)
-
-
-def _kernels(place: PartRows, variables: list[Any]) -> tuple[str, ...]:
-    own = [variables[weight] for weight in place.weights]
-    highest = max((len(v.shape) for v in own), default=0)
-    return tuple(v.path for v in own if len(v.shape) == highest)
 
 
 _MAGNITUDES = 2.0 ** (np.arange(INFS) - EXPONENT_BIAS)

@@ -13,7 +13,7 @@ from mpt_cli.engine.backend import Platform, emulated_operations, framework_erro
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.precision.train_step import optimizers_of
-from mpt_cli.samples.gradient_samples import build_sampler
+from mpt_cli.samples.gradient_samples import GradientSampler
 from mpt_cli.samples.value_ranges import is_rounded
 from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer
 from mpt_cli.settings.python_references import Reference
@@ -112,7 +112,7 @@ class Session(Trainer):
         if is_rounded(self.parts.model):
             self.unchecked = NO_SAMPLES_ASKED if every is None else NO_SAMPLE_YET if may_sample else LOSS_IS_ITS_OWN
             if every is not None and may_sample:
-                self.sampler = build_sampler(engine.model, every, self.telemetry.message, engine=engine)
+                self.sampler = GradientSampler(engine.model, every, self.telemetry.message, engine=engine)
 
     def _compiling(self, function: str) -> AbstractContextManager[None]:
         may_go_without = self.parts.settings.backend.name == "tensorflow" and self.parts.jit_compile

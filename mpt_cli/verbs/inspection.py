@@ -3,7 +3,7 @@
 import argparse
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
@@ -21,7 +21,6 @@ from mpt_cli.settings.limits import MOST_BYTES, load_mapping
 from mpt_cli.settings.schema import (
     VARIANTS,
     Settings,
-    all_keys,
     key_versions,
     no_such_key,
     variant_class,
@@ -62,8 +61,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     width = max((len(entry["name"]) for entry in entries), default=0)
     usual, advanced = list[str](), list[str]()
     for entry in entries:
-        lines = [text for text in (entry["description"], entry.get("keys", "")) if text]
-        told = f"{entry['name']:<{width}}  " + f"\n{'':<{width}}  ".join(lines)
+        told = f"{entry['name']:<{width}}  {entry['description']}"
         (advanced if entry.get("advanced") else usual).append(told)
     for told in [*usual, *(["\nadvanced, rarely needed:"] if advanced else []), *advanced]:
         say(told)
@@ -82,17 +80,9 @@ def _recipes() -> list[dict[str, str]]:
 
 
 def _variants(section: str) -> list[dict[str, str]]:
-    """Return each variant with its own keys; the first entry lists the keys that all variants share."""
-    keys = [key for key in all_keys().values() if key.path.startswith(section + ".")]
-    variants = variants_of(section)
-    shared = [key for key in keys if len(key.variants) == len(variants)]
-    own = [key for key in keys if key not in shared]
-    entries = [
-        {"name": name, "description": _describe(cls), "keys": _names(key for key in own if name in key.variants)}
-        for name, cls in variants.items()
-    ]
-    entries += [{"name": name, "description": why, "keys": ""} for name, why in _unusable(section)]
-    return [{"name": "(all)", "description": "", "keys": _names(shared)}, *entries] if _names(shared) else entries
+    """Return each variant, and the modes of other packages that can't be used."""
+    entries = [{"name": name, "description": _describe(cls)} for name, cls in variants_of(section).items()]
+    return entries + [{"name": name, "description": why} for name, why in _unusable(section)]
 
 
 def _unusable(section: str) -> Iterator[tuple[str, str]]:
@@ -107,12 +97,6 @@ def _unusable(section: str) -> Iterator[tuple[str, str]]:
 def _describe(cls: type) -> str:
     """Return the first paragraph of the class's docstring."""
     return inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-
-
-def _names(keys: Iterable[Key]) -> str:
-    """Return the names of the keys within their section; a nested section such as schedule counts as one name."""
-    names = dict.fromkeys(key.path.split(".")[1] for key in keys)
-    return ", ".join(name for name in names if name not in ("name", "mode"))
 
 
 def _files_of(group: str, prefix: str = "") -> list[dict[str, str]]:
@@ -205,22 +189,23 @@ def _copy(source: Path, target: Path) -> None:
 
 def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str], list[str]]:
     """Return the settings, the environment variables that they read, and notes on the recipe."""
+    from mpt_cli.runs.expectations import applicable_expectations
     from mpt_cli.settings.load import load_with_recipe
+    from mpt_cli.settings.overrides import keys_given
     from mpt_cli.sweep.recipe_sweep_section import read_block
 
     with watched_environment(is_closed=arguments.untrusted) as variables:
         settings, recipe = load_with_recipe(arguments.overrides)
         read_block(recipe)  # what is wrong with what only `mpt sweep` reads is told here too
+        expected = applicable_expectations(settings.expect, keys_given(arguments.overrides))
+        settings = replace(settings, expect=expected)
         return settings, [*variables], recipe.notes
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from mpt_cli.runs.expectations import applicable_expectations
     from mpt_cli.settings.load import resolved_yaml
-    from mpt_cli.settings.overrides import keys_given
 
     settings, variables, notes = _settings_of(arguments)
-    settings = replace(settings, expect=applicable_expectations(settings.expect, keys_given(arguments.overrides)))
     imports = imported_functions(settings)
     if arguments.json:
         print_json({"imports": list(imports.values()), "environment": variables, "settings": asdict(settings)})
@@ -244,7 +229,7 @@ def imported_functions(settings: Settings) -> dict[str, str]:
 
 def run_check(arguments: argparse.Namespace) -> int:
     from mpt_cli.data.paths import check_run_present
-    from mpt_cli.runs.expectations import applicable_expectations, check_names
+    from mpt_cli.runs.expectations import check_names
     from mpt_cli.training.run_from_settings import check_repeatable
 
     if arguments.show:
@@ -252,10 +237,8 @@ def run_check(arguments: argparse.Namespace) -> int:
     if arguments.untrusted and arguments.build:
         raise config_error("--build", "imports and runs what the recipe names: it can't be --untrusted.")
     from mpt_cli.settings.load import missing_backend, placed
-    from mpt_cli.settings.overrides import keys_given
 
     settings, variables, told = _settings_of(arguments)
-    settings = replace(settings, expect=applicable_expectations(settings.expect, keys_given(arguments.overrides)))
     check_repeatable(settings)
     built = None
     with placed(arguments.overrides):

@@ -13,10 +13,8 @@ from mpt_cli.precision import Policy
 from mpt_cli.samples.gradient_samples import (
     COMPILE_SECONDS,
     COMPILE_SECONDS_PER_LAYER,
-    MOST_SHARE,
     GradientSampler,
     SampleResult,
-    build_sampler,
 )
 from mpt_cli.telemetry.record_types import UPDATES
 
@@ -175,10 +173,11 @@ def test_weights_that_no_update_moves_are_named_and_half_precision_over_float32_
 
 def test_a_first_sample_that_is_compiled_waits_for_a_run_long_enough_to_pay_for_it_or_for_its_end():
     def sampler(layers):
-        seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * layers if layers else 0.0
-        return GradientSampler(None, 2000, pytest.fail, MOST_SHARE, seconds)
+        found = GradientSampler(keras.Sequential([]), "auto", pytest.fail)
+        found.first_seconds = COMPILE_SECONDS + COMPILE_SECONDS_PER_LAYER * layers if layers else 0.0
+        return found
 
     small, deep = sampler(10), sampler(98)  # 1.5 s and 10.3 s
     assert small.is_affordable(30.1) and not small.is_affordable(29.9) and small.is_affordable(3.0, 2.0)
     assert deep.is_affordable(207.0) and not deep.is_affordable(205.0) and not deep.is_affordable(205.0, 2.0)
-    assert build_sampler(None, 2000, pytest.fail).is_affordable(0.0) and sampler(0).is_affordable(0.0)
+    assert GradientSampler(None, 2000, pytest.fail).is_affordable(0.0) and sampler(0).is_affordable(0.0)
