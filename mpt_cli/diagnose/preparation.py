@@ -7,7 +7,7 @@ Nothing here may import Keras: `training.backend.prepare_backend`, which chooses
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +19,7 @@ from mpt_cli.runs.directory import RunDirectory, make_empty, random_name, read_w
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.format import format_number
-from mpt_cli.telemetry.record_types import OVERFLOW, Event
+from mpt_cli.telemetry.record_types import OVERFLOW, Event, record_from
 
 
 def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
@@ -61,8 +61,7 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
     for earlier in reversed(steps):
         if began - APART <= earlier < began:
             began = earlier
-    known = {field.name: line[field.name] for field in fields(Event) if field.name in line}
-    return OverflowEvent(**{**known, "scale_before": float(line["scale_before"])}, began=began)
+    return replace(record_from(OverflowEvent, line), began=began)
 
 
 @contextmanager

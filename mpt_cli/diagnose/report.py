@@ -47,8 +47,7 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
         rows.append(("scale", "the forward pass itself overflows in float16, at any loss scale: use mixed_bfloat16"))
     elif found.trials and found.highest_safe is None:
         rows.append(("scale", "real float16 passes overflow near the predicted highest scale and well below it"))
-    rows += [("verified", trial_sentence(trial)) for trial in found.trials]
-    return [*rows, ("bfloat16", "mixed_bfloat16 needs no loss scaling: its range is that of float32")]
+    return rows + [("verified", trial_sentence(trial)) for trial in found.trials]
 
 
 def config_lines(found: Diagnosis) -> list[str]:

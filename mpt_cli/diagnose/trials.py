@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from mpt_cli.diagnose.preparation import UNCHANGED_RUN, OverflowEvent, RemedyTrial, find_overflow, on_one_device, ranked
@@ -80,16 +81,13 @@ def _layer_groups(found: "OverflowDiagnosis") -> Iterator[list[str]]:
     from mpt_cli.precision.policy import name_of
 
     layers = {name_of(layer) for layer in inner_layers(found.parts.model)}
-    parts = list(dict.fromkeys(seen.part for seen in found.observed))
-    place = parts.index(found.layer) if found.layer in parts else 0
-    around = [
-        part.rsplit("/", cut)[0]
-        for part in [found.layer or "", *parts[max(place - 1, 0) : place]]
-        for cut in range(1, part.count("/") + 1)
-    ]
+    parts, layer = list(dict.fromkeys(seen.part for seen in found.observed)), found.layer or ""
+    place = parts.index(layer) if layer in parts else 0
+    near = [layer, *parts[max(place - 1, 0) : place]]
+    around = [[str(folder)] for part in near for folder in PurePosixPath(part).parents]
     is_given = found.first is not None and found.first.place == "input"  # by an operation before it
-    takers = [] if is_given else [[found.layer or "", *parts[place + 1 : place + 2]]]
-    for names in ([found.layer or ""], *takers, *([name] for name in around)):
+    takers = [] if is_given else [[layer, *parts[place + 1 : place + 2]]]
+    for names in ([layer], *takers, *around):
         if layers.issuperset(names):
             yield names
 

@@ -2,7 +2,6 @@
 configuration, then what each is made of. Nothing of it is run.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +17,7 @@ from mpt_cli.report.tables import print_labelled, print_table, text_columns
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.overrides import read_grid, varied_values
-from mpt_cli.telemetry.format import format_bytes, format_seconds
+from mpt_cli.telemetry.format import format_bytes
 from mpt_cli.training.run_from_settings import Program
 
 Say = Callable[[str], None]
@@ -51,7 +50,6 @@ class Plan:
     arrays: list[Arrays]
     products: list[Products]
     exchanges: list[Exchange]
-    compile_seconds: float
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -124,8 +122,7 @@ def make_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
     from mpt_cli.engine.step_batches import byte_size
     from mpt_cli.training.build_run_parts import count_parameters
 
-    began, compiled = time.perf_counter(), planned.compile()
-    seconds = time.perf_counter() - began
+    compiled = planned.compile()
     stats = compiled.memory_analysis()
     given, outputs, reused = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes
     temporaries = stats.temp_size_in_bytes
@@ -143,7 +140,6 @@ def make_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
         arrays=step.largest_arrays(8),
         products=step.products(),
         exchanges=step.exchanges(),
-        compile_seconds=seconds,
         warnings=list(parts.warnings),
     )
 
@@ -199,7 +195,7 @@ def details(plan: Plan) -> list[tuple[str, str]]:
         what = f"{each.elements:,} {each.dtype} elements, {format_bytes(each.bytes)}, in {each.count} parts"
         rows.append(("devices", f"{each.opcode} of {what}"))
     rows += [("warning", text) for text in plan.warnings]
-    return [*rows, ("compiled", f"in {format_seconds(plan.compile_seconds)}")]
+    return rows
 
 
 def assumptions(device: Device) -> list[str]:

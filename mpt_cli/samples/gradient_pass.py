@@ -63,13 +63,13 @@ def _stateless(model: Any, state: Sequence[list[Tensor]]) -> Iterator[None]:
 class ValueRanges(NamedTuple):
     """Counts of what flows in one pass, as `gradient_statistics` has them: of the `parts` of the model, shape (parts,
     2, SINK_SIZE), the gradient of the outputs and the outputs; of the `weights`, (weights, SINK_SIZE), their gradients;
-    and `norm`, the sum of squares of the latter and their largest magnitude. `gradients` are those by the weights in
+    and `squares`, the sum of squares of the latter. `gradients` are those by the weights in
     float32, where a weight is kept in half precision and so may not take what they add to it. `loss` is that of the
     pass, not scaled."""
 
     parts: Counts
     weights: Counts
-    norm: Counts
+    squares: Any
     gradients: tuple[Tensor, ...] = ()
     loss: Any = math.nan
 
@@ -85,14 +85,6 @@ def is_narrow(value: Tensor) -> bool:
 
 def wide(value: Tensor) -> Tensor:
     return ops.cast(value, "float32")
-
-
-def _norm(gradients: list[Tensor]) -> Tensor:
-    squares, largest = ops.zeros((), "float32"), ops.zeros((), "float32")
-    for gradient in map(wide, gradients):
-        squares = squares + ops.sum(ops.square(gradient))
-        largest = ops.maximum(largest, ops.max(ops.abs(gradient), initial=0.0))
-    return ops.stack([squares, largest])
 
 
 def is_compiled_once(model: Any) -> bool:
@@ -149,8 +141,8 @@ class GradientPass:
             lists = model.trainable_variables, model.non_trainable_variables, own, model.metrics_variables
             state = backend_step().TrainState(*([variable.value for variable in variables] for variables in lists))
         found: ValueRanges = self._run(state, batch, ops.convert_to_tensor(scale, "float32"))
-        parts, weights, norm = map(np.asarray, found[:3])
-        return ValueRanges(parts, weights, norm, found.gradients, float(found.loss))
+        parts, weights = map(np.asarray, found[:2])
+        return ValueRanges(parts, weights, float(found.squares), found.gradients, float(found.loss))
 
     def _at_scale(self, scale: Tensor, step: Callable[..., Any], *arguments: Any) -> Any:
         self._scale = scale
@@ -202,7 +194,8 @@ class GradientPass:
         ]
         found = [zeros if sink is None else sink for sink, zeros in zip(sinks, self.probes.sinks(), strict=True)]
         is_rounded = self.in_float32 and any(map(is_narrow, weights_of(self.model)))
-        return ValueRanges(ops.stack(found), count_weights(kept), _norm(kept), tuple(kept) if is_rounded else (), loss)
+        squares = sum((ops.sum(ops.square(wide(gradient))) for gradient in kept), ops.zeros((), "float32"))
+        return ValueRanges(ops.stack(found), count_weights(kept), squares, tuple(kept) if is_rounded else (), loss)
 
 
 def rounding_options(few: bool) -> dict[str, Any]:

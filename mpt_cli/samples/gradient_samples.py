@@ -20,7 +20,6 @@ from mpt_cli.telemetry.record_types import DEAD, DIGITS, STALE, UPDATES, WEIGHT_
 
 GRADIENTS = "the sample of the gradients"  # to be compiled
 FIRST_SAMPLE_STEP = 100  # so that a short run has a sample too
-LARGEST_FLOAT16 = 65504.0
 
 EVERY_STEPS, MOST_SHARE = 2000, 0.01  # of an interval that adapts
 # What compiling the first sample takes, in seconds of a core, and for each layer (on JAX and an Intel Xeon an MLP: 0.7
@@ -120,14 +119,9 @@ class GradientSampler:
         rows = places.layer_samples(base, shadow, updates)
         if not base.is_finite:
             return SampleResult(None, rows)
-        squares, largest = (float(value) for value in base.norm)
         weights = [r for r in rows if r.kind == WEIGHT_GRADIENTS]
         moved = [r for r in rows if r.kind == UPDATES and r.values]
-        room = None
-        if largest and places.has_float16:
-            exact, of_all = math.log2(LARGEST_FLOAT16 / largest), places.doublings_to_overflow(shadow)
-            room = exact if of_all is None or exact < of_all + 1 else float(of_all)
-        norm, idle = math.sqrt(squares) / scale, layers_without_loss(self.model)
+        idle = layers_without_loss(self.model)
         faults = {name: fault for name, fault in places.faults(rows).items() if fault != DEAD or name not in idle}
         shown = batch[0][:1] if self.is_seeded else batch  # of the calls the first
         digits = measure_digits(self.model, shown, has_loss=not self.is_seeded)
@@ -135,10 +129,10 @@ class GradientSampler:
             faults |= {**dict.fromkeys(digits.stale, STALE), **dict.fromkeys(digits.layers, DIGITS)}
         sample = GradientSample(
             step,
-            norm,
+            math.sqrt(base.squares) / scale,
             mean_share(weights, "flushed"),
             mean_share(weights, "subnormal"),
-            room,
+            places.doublings_to_overflow(shadow),
             mean_share(moved, "flushed") if moved else None,
             faults=faults,
             output_noise=None if digits is None else digits.noise,

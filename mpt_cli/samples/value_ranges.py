@@ -176,18 +176,14 @@ class RangeMap:
                 found[place.name] = UNMOVED
         return found
 
-    @property
-    def has_float16(self) -> bool:
-        """Return whether a loss scale can be too high here."""
-        return any(HALF in (place.dtype, place.output_dtype) for place in self.places)
-
-    def doublings_to_overflow(self, shadow: ValueRanges) -> int | None:
-        """Return how often the scale could double before a float16 gradient passes 2^16, by their size in float32."""
+    def doublings_to_overflow(self, shadow: ValueRanges) -> float | None:
+        """Return how often the scale could double before a float16 gradient overflows, by their size in float32; None
+        where all are 0."""
         halves = [p for p in self.places if p.is_trained and p.part is not None and p.output_dtype == HALF]
         bound = [shadow.parts[p.part, GRADIENT] for p in halves]
         bound += [shadow.weights[w] for p in self.places if p.dtype == HALF for w in p.weights]
         tops = [top for counts in bound if (top := largest_exponent(counts)) is not None]
-        return 15 - max(tops) if tops else None
+        return 15.0 - max(tops) if tops else None
 
 
 def mean_share(rows: Sequence[LayerSample], name: str) -> float:

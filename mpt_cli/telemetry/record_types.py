@@ -175,10 +175,9 @@ class GradientSample:
     float32 run of the same batch with the same weights.
 
     `norm` is that of all unscaled gradients together; `headroom_doublings` how often the scale could double before a
-    gradient of a weight or output passes 65504, by their sizes in float32, None where all are zero or nothing is in
-    float16. On N replicas
-    (`distribute=mirrored`) the gradients are those of the first before they are added up: of its share of the batch,
-    divided by N. `faults` are the layers that do not train as they would in float32, in the order of the forward pass:
+    gradient of a weight or output passes 65504, by their sizes in float32, None where all are zero there or nothing
+    is in float16. On N replicas (`distribute=mirrored`) the gradients are those of the first before they are added up:
+    of its share of the batch, divided by N. `faults` are the layers that do not train as in float32, in forward order:
     where the outputs vanished (all but a few are 0), overflowed, where the gradients of the weights were flushed, or
     are all 0 in float32 too (dead), where weights of half precision stay as they are, whatever the optimizer adds
     (unmoved), and the one whose rounding leaves the outputs of the model too few digits (digits).

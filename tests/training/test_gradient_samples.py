@@ -47,12 +47,12 @@ def test_what_float16_does_to_gradients():
     sample = look_at(engine, source, 7, 1.0).sample
     assert (sample.step, sample.flushed_share, sample.subnormal_share) == (7, 1 / 3, 1 / 3)
     assert sample.norm == pytest.approx(math.hypot(2.0**-10, 2.0**-24), rel=1e-6)
-    assert sample.headroom_doublings == pytest.approx(math.log2(65504) + 10)
+    assert sample.headroom_doublings == 25
 
     lifted = look_at(engine, source, 7, 2.0**11).sample
     assert (lifted.flushed_share, lifted.subnormal_share) == (0.0, 0.0)
     assert lifted.norm == pytest.approx(math.hypot(2.0**-10, 2.0**-24, 2.0**-25), rel=1e-6)
-    assert lifted.headroom_doublings == pytest.approx(math.log2(65504) - 1)
+    assert lifted.headroom_doublings == 14
 
 
 def test_the_room_above_the_scale_is_of_gradients_that_training_computes():
@@ -63,13 +63,13 @@ def test_the_room_above_the_scale_is_of_gradients_that_training_computes():
     model = keras.Sequential([keras.Input((1,)), layers.Activation("linear", dtype="mixed_float16"), dense])
     engine = tiny_run(data, model=model, loss=product, batch=1).engine
     sample = look_at(engine, engine.to_device(data), 1, 1.0).sample
-    assert sample.headroom_doublings == pytest.approx(math.log2(65504) + 10)
+    assert sample.headroom_doublings == 25
 
 
 def test_all_flushed_and_all_zero_are_two_things():
     engine, source = linear_engine([1.0, 0.5], 2.0**-26)
     sample = look_at(engine, source, 1, 1.0).sample
-    assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (1.0, 0.0, None)
+    assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (1.0, 0.0, 41)
     nothing, source = linear_engine([0.0, 0.0], 1.0)
     sample = look_at(nothing, source, 1, 1.0).sample
     assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (0.0, 0.0, None)
