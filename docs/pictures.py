@@ -82,9 +82,10 @@ def gradients_picture(found: dict[str, Any]) -> str:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpt", "font.size": 9}):
         figure = Figure(figsize=(8, 7), layout="constrained")
         for axes, (title, scale) in zip(figure.subplots(2, 1, sharex=True), scales.items(), strict=True):
-            for place, (kind, label) in enumerate((("activations", "of outputs"), ("weights", "of weights"))):
-                counts = exponent_counts([layer[kind] for layer in found["layers"] if layer[kind]])
-                xs = [exponent + math.log2(scale) for exponent in counts]
+            kinds = (("activation_gradients", "of outputs"), ("weight_gradients", "of weights"))
+            for place, (kind, label) in enumerate(kinds):
+                counts = exponent_counts([row for row in found["verification"]["layers"] if row["kind"] == kind])
+                xs = [exponent + math.log2(scale / found["recommended_initial_scale"]) for exponent in counts]
                 total, flushed = (
                     sum(counts.values()),
                     sum(n for x, n in zip(xs, counts.values(), strict=True) if x < -25),
@@ -107,7 +108,7 @@ def exponent_counts(gradients: list[dict[str, Any]]) -> dict[int, int]:
     counts = Counter[int]()
     for each in gradients:
         if each["dtype"] == "float16":
-            counts.update({int(exponent): n for exponent, n in each["histogram"].items()})
+            counts.update({each["lowest_exponent"] + place: n for place, n in enumerate(each["exponents"]) if n})
     return dict(sorted(counts.items()))
 
 

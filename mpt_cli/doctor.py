@@ -5,15 +5,12 @@
 
 import importlib.util
 import json
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import BAD_DATA, OK, install_command
 from mpt_cli.jobs.local_processes import call, module_command
 from mpt_cli.machine import machine_facts
-from mpt_cli.runs.directory import DEFAULT_PARENT
 from mpt_cli.runs.provenance import NAMED_PACKAGES, installed_packages
 from mpt_cli.settings.schema import BACKENDS
 from mpt_cli.telemetry.format import format_bytes
@@ -36,23 +33,21 @@ PROBE_SECONDS = 180.0
 def doctor() -> dict[str, Any]:
     """Examine this machine and return the report of `--json`; takes seconds for each backend, to import it.
 
-    The exit code is 0 when runs can be written and the backend works that a run would have: the default one, or the
-    other where that is not installed; else 3.
+    The exit code is 0 when the backend works that a run would have: the default one, or the other where that is not
+    installed; else 3.
     """
-    packages, machine, parent = installed_packages(), machine_facts(), Path(DEFAULT_PARENT).absolute()
+    packages, machine = installed_packages(), machine_facts()
     backends = [{"name": name, **probe_backend(name)} for name in BACKENDS]
     default = next((each for each in backends if each["installed"]), backends[0])
-    is_ready = default["works"] and _is_writable(parent)
+    ready = f"ready: mpt train conf=digits_cnn backend={default['name']}"
     versions = {name: packages[name] for name in NAMED_PACKAGES if name in packages}
     return {
-        "exit_code": OK if is_ready else BAD_DATA,
+        "exit_code": OK if default["works"] else BAD_DATA,
         "versions": {"mpt": __version__, "python": sys.version.split()[0], **versions},
         "machine": machine,
         "backends": backends,
         "missing": _missing_packages(machine, backends[0]),
-        "runs_parent": str(parent),
-        "runs_parent_writable": _is_writable(parent),
-        "result": f"ready: mpt train conf=digits_cnn backend={default['name']}" if is_ready else "NOT ready: see above",
+        "result": ready if default["works"] else "NOT ready: see above",
     }
 
 
@@ -89,16 +84,9 @@ def _missing_packages(machine: dict[str, Any], default: dict[str, Any]) -> list[
     return missing
 
 
-def _is_writable(folder: Path) -> bool:
-    """Return whether the folder, or the nearest one above it that exists, can be written; nothing is made."""
-    while not folder.exists():
-        folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-
-
 def doctor_report_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the whole report as label and text."""
-    machine, writable = report["machine"], "can be written" if report["runs_parent_writable"] else "can NOT be written"
+    machine = report["machine"]
     cores = f"{machine['usable_cores']} of {machine['cpu_cores']} cores"
     gpus = [f"{gpu['name']}, {gpu['memory']}, driver {gpu['driver']}" for gpu in machine["gpus"]]
     return [
@@ -112,7 +100,6 @@ def doctor_report_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
             for each in report["backends"]
         ],
         *[("missing", "{name}, for {purpose}: {install}".format_map(each)) for each in report["missing"]],
-        ("runs", f"{report['runs_parent']} {writable}"),
         ("result", report["result"]),
     ]
 

@@ -298,7 +298,6 @@ def diagnose(
     if problems := [Problem(name, f"must be >= {low}.", value) for name, (value, low) in least.items() if value < low]:
         raise ConfigError(problems)
     from mpt_cli.diagnose.diagnosis import diagnose as examine
-    from mpt_cli.diagnose.float32_examination import ExaminationRequest
     from mpt_cli.samples.value_ranges import is_rounded
     from mpt_cli.training import run_from_model as given
 
@@ -310,7 +309,7 @@ def diagnose(
     policy = policy or (None if is_rounded(model) else "mixed_float16")
     tree = {"trainer": {"epochs": epochs, "batch_size": size, "save_model": False}}
     settings = given_settings(model, RunArguments(policy, loss_scale, tree=tree))
-    program, request = given.ModelProgram(settings, model, data, policy), ExaminationRequest(after_steps, batches)
+    program = given.ModelProgram(settings, model, data, policy)
     say: Callable[[str], None] = (lambda text: None) if quiet else partial(print, flush=True)
     with given.model_kept(model, data, size):
-        return examine(program, program.prepare_backend(), request, say)
+        return examine(program, program.prepare_backend(), say, after_steps, batches)

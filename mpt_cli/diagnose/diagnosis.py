@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, floor, log2
 from typing import Any
 
-from mpt_cli.diagnose.float32_examination import Examination, ExaminationRequest
+from mpt_cli.diagnose.float32_examination import Examination
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
 from mpt_cli.engine.backend import Platform
 from mpt_cli.errors import config_error
@@ -105,20 +105,21 @@ class Diagnosis:
 
 
 def diagnose(
-    program: Program, platform: Platform, request: ExaminationRequest, say: Callable[[str], None]
+    program: Program, platform: Platform, say: Callable[[str], None], after_steps: int = 0, batches: int = 8
 ) -> Diagnosis:
-    """Measure, recommend, verify. Leaves nothing behind; `say` hears what is going on.
+    """Measure so many batches after so many steps of training, recommend, verify. Leaves nothing behind; `say` hears
+    what is going on.
 
     Raises ConfigError for what would keep `mpt train` from starting and for steps that the run does not have,
     NumericalError where the loss or its gradients are not finite in float32.
     """
     settings = program.settings
     say(f"{settings.recipe}: building it and a copy to be measured")
-    examination = Examination(program, platform, request)
-    _check_step(request, examination.parts)
-    trained = f" after {request.after_steps} steps of training" if request.after_steps else ""
-    say(f"measuring {request.batches} batches{trained}")
-    examination.measure_at(request.after_steps)
+    examination = Examination(program, platform, batches)
+    _check_step(after_steps, examination.parts)
+    trained = f" after {after_steps} steps of training" if after_steps else ""
+    say(f"measuring {batches} batches{trained}")
+    examination.measure_at(after_steps)
     digits = examination.digits
     if kept := [] if digits is None else digits.remedy:
         say(f"half precision loses digits; keeping {', '.join(kept)} in float32")
@@ -126,12 +127,12 @@ def diagnose(
     return replace(_with_layers_in_float32(examination, _verify(examination, kept, say), say), digits=digits)
 
 
-def _check_step(request: ExaminationRequest, parts: Assembly) -> None:
+def _check_step(after_steps: int, parts: Assembly) -> None:
     """Raise ConfigError where the step lies after the end of the run."""
     steps = parts.total_steps
-    if steps is not None and request.after_steps > steps:
+    if steps is not None and after_steps > steps:
         remedy = "Let it be longer: trainer.epochs, in Python epochs=."
-        raise config_error("--after-steps", f"must be at most the {steps} of the run.", request.after_steps, remedy)
+        raise config_error("--after-steps", f"must be at most the {steps} of the run.", after_steps, remedy)
 
 
 def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
@@ -184,12 +185,12 @@ def _first_lossy_layers(found: Diagnosis) -> dict[str, str]:
 
 def _verify(examination: Examination, kept: list[str], say: Callable[[str], None]) -> Diagnosis:
     """Try the recommended scale, one below and those around the edge on real float16 passes."""
-    settings, batches = examination.settings, examination.request.batches
+    settings = examination.settings
     found = Diagnosis(
         settings,
         examination.platform,
         examination.policy,
-        batches,
+        examination.batches,
         examination.step,
         examination.loss,
         examination.loss_scale,

@@ -24,7 +24,6 @@ from mpt_cli.samples.lost_digits import measure_digits
 from mpt_cli.samples.value_ranges import HALF, RangeMap, is_rounded, mean_share
 from mpt_cli.settings.schema import PolicySettings
 from mpt_cli.telemetry.record_types import ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS, LayerSample
-from mpt_cli.telemetry.step_counters import StepRecords
 from mpt_cli.training.build_run_parts import Assembly, assemble, build_metrics
 from mpt_cli.training.run_from_settings import Program
 from mpt_cli.user_code import model_problem
@@ -45,16 +44,20 @@ class RunStepper:
             self._start_epoch()
         self.parts.train_feed.start(self.epoch, self.step_in_epoch)
 
-    def train_to(self, step: int) -> None:
-        """Train until `step` steps are done, skipped ones included; ConfigError where the data end before."""
-        self.start_feed()
-        while self.step < step:
-            self._train(min(self.parts.train_feed.plan.capacity, step - self.step))
+    def train_to(self, step: int) -> list[tuple[float, bool]]:
+        """Train until `step` steps are done, skipped ones included; return the loss of each and whether it was applied.
 
-    def take_step(self) -> StepRecords:
-        """Train the next step, of the next epoch where this one is at its end."""
+        ConfigError where the data end before.
+        """
         self.start_feed()
-        return self._train(1)
+        found: list[tuple[float, bool]] = []
+        while self.step < step:
+            chunk = self._next_chunk(min(self.parts.train_feed.plan.capacity, step - self.step))
+            block = self.parts.engine.train(chunk.source, chunk.batch_indices, chunk.count)
+            self.step += chunk.count
+            self.step_in_epoch += chunk.count
+            found += zip(map(float, block.loss), map(bool, block.finite), strict=True)
+        return found
 
     def peek_batches(self, count: int) -> list[Any]:
         """Return the next `count` batches as `(x, y, sample_weight)` on the device, and leave them to the run."""
@@ -67,13 +70,6 @@ class RunStepper:
             self.step_in_epoch += chunk.count
         self.epoch, self.step_in_epoch = here
         return batches
-
-    def _train(self, most: int) -> StepRecords:
-        chunk = self._next_chunk(most)
-        block = self.parts.engine.train(chunk.source, chunk.batch_indices, chunk.count)
-        self.step += chunk.count
-        self.step_in_epoch += chunk.count
-        return block
 
     def _next_chunk(self, most: int) -> StepChunk:
         chunk = self.parts.train_feed.take(most)
@@ -129,14 +125,6 @@ def _variables(model: Any) -> list[Any]:
     return [variable for variable in model.variables if not is_overwritten(variable)]
 
 
-@dataclass(frozen=True)
-class ExaminationRequest:
-    """What to measure: after how many steps of training, and on how many batches."""
-
-    after_steps: int = 0
-    batches: int = 8
-
-
 GRADIENTS = (ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS)
 # doublings above and below the predicted highest scale within which the real one is looked for
 FARTHEST, FARTHEST_BELOW = 3, 32
@@ -149,9 +137,9 @@ class Examination:
     half precision leaves of the outputs, of the run's own model where it has half precision; None where they can't be
     compared. Then `trials` of scales."""
 
-    def __init__(self, program: Program, platform: Platform, request: ExaminationRequest) -> None:
+    def __init__(self, program: Program, platform: Platform, batches: int) -> None:
         assert program.settings.seed is not None
-        self.program, self.settings, self.platform, self.request = program, program.settings, platform, request
+        self.program, self.settings, self.platform, self.batches = program, program.settings, platform, batches
         self.parts = assemble(program, platform, program.load_data())
         self.policy = self.settings.policy
         if not computes_in_float16(self.parts.model):
@@ -162,7 +150,7 @@ class Examination:
         """Train up to `step` of the run and measure there; NumericalError where float32 itself is not finite."""
         self._stepper.train_to(step)
         self.step, self._weights = step, weights_and_state(self.parts.model)
-        self._batches = self._stepper.peek_batches(self.request.batches)
+        self._batches = self._stepper.peek_batches(self.batches)
         is_measured = is_rounded(self.parts.model)
         self.digits = measure_digits(self.parts.model, self._batches[0]) if is_measured else None
         self._build_examined()
@@ -177,7 +165,7 @@ class Examination:
 
     def layers(self) -> list[LayerRange]:
         """Return what was measured of each layer, in the dtypes of the model as it is examined now."""
-        return layer_ranges(self.places, self._in_float16.probes, self._reference)
+        return layer_ranges(self.places, self._reference)
 
     def keep_in_float32(self, names: Sequence[str]) -> None:
         """Examine the model with these layers in float32 from now on."""

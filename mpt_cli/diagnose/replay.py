@@ -18,7 +18,7 @@ from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector
 from mpt_cli.errors import DataError
 from mpt_cli.precision import has_custom_train_step
-from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
+from mpt_cli.precision.gradients import INFS, NANS
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
@@ -65,18 +65,14 @@ FORWARD, BACKWARD = "forward", "backward"
 
 @dataclass(frozen=True)
 class ObservedTensor:
-    """What went through one place of the model: the `phase` it did so in, and how large it was.
-
-    `place` is the part's input, its output or its weights; in the backward pass their gradients are meant.
-    `largest_exponent` is that of the finite magnitudes, None where there are none.
-    """
+    """What went through one place of the model, and in which `phase`: the part's input, its output or its weights; in
+    the backward pass their gradients are meant."""
 
     phase: str
     part: str
     kind: str
     dtype: str
     place: str
-    largest_exponent: int | None
     infs: int
     nans: int
 
@@ -119,14 +115,6 @@ class OverflowDiagnosis:
         """
         return self.first.part if self.first is not None else self.overflow.layer if self.overflowed_again else None
 
-    @property
-    def before(self) -> list[ObservedTensor]:
-        """Return up to three tensors of the same phase that were the last finite ones."""
-        if self.first is None:
-            return []
-        earlier = self.observed[: list(self.observed).index(self.first)]
-        return [seen for seen in earlier if seen.phase == self.first.phase and seen.largest_exponent is not None][-3:]
-
 
 def examine_overflow(
     run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
@@ -142,7 +130,7 @@ def examine_overflow(
     batch = stepper.peek_batches(1)[0]
     optimizer = optimizers_of(model).get(overflow.optimizer or "", parts.optimizer)
     scale, state = float(optimizer.loss_scale), collect_state(model)
-    again = not stepper.take_step().finite[0]
+    again = not stepper.train_to(stepper.step + 1)[-1][1]
     restore_state(model, state)
     bad_weights = [v.path for v in weights_of(model) if not np.isfinite(_on_host(v.value)).all()]
     own = type(model).__name__ if has_custom_train_step(model) else None
@@ -190,8 +178,7 @@ def observe(model: Any, probes: Probes, ranges: ValueRanges) -> list[ObservedTen
 
     def note(phase: str, place: PartRows, kind: str, counts: Counts) -> None:
         layer, sizes = type(probes.parts[place.part or 0]).__name__, (int(counts[INFS]), int(counts[NANS]))
-        exponent = largest_exponent(counts)
-        found.append(ObservedTensor(phase, place.name, layer, place.output_dtype, kind, exponent, *sizes))
+        found.append(ObservedTensor(phase, place.name, layer, place.output_dtype, kind, *sizes))
 
     for place in places:
         note(FORWARD, place, INPUT, inputs[place.part, VALUE])
@@ -242,7 +229,6 @@ def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) ->
         "loss_scale_in_the_run": found.overflow.scale_before,
         "layer": found.layer,
         "first": None if first is None else asdict(first),
-        "before": [asdict(seen) for seen in found.before],
         "bad_weights": found.bad_weights,
         "largest_input": found.largest_input,
         "explanation": [text for _, text in overflow_sentences(found, trials)],
@@ -259,11 +245,6 @@ def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) 
     if variables:
         rows.append(("weights", f"not finite even before the step: {variables}"))
     rows += [("layer", text) for text in _layer_sentences(found)]
-    rows += [
-        ("before", f"{_place_phrase(seen)}: at most 2^{seen.largest_exponent + 1}")
-        for seen in found.before
-        if seen.largest_exponent is not None
-    ]
     return [*rows, *remedy_rows(trials)]
 
 
@@ -281,7 +262,8 @@ def _layer_sentences(found: OverflowDiagnosis) -> Iterator[str]:
     if first is None:
         yield _unseen_sentence(found)
         return
-    yield f"{first.part} ({first.kind}): {_place_phrase(first)} holds {first.infs} inf and {first.nans} nan"
+    where = f"{PLACE_PHRASES[first.phase, first.place]} {first.part}"
+    yield f"{first.part} ({first.kind}): {where} holds {first.infs} inf and {first.nans} nan"
     if first is next(seen for seen in found.observed if seen.phase == first.phase):
         yield f"no layer caused it: {_origin(found, first)}"
 
@@ -311,7 +293,3 @@ def _unseen_sentence(found: OverflowDiagnosis) -> str:
             "computes differently, and so does a run that is not deterministic"
         )
     return f"{why}. The run named the gradient of {variable}" if variable else why
-
-
-def _place_phrase(seen: ObservedTensor) -> str:
-    return f"{PLACE_PHRASES[seen.phase, seen.place]} {seen.part}"

@@ -3,7 +3,7 @@
 The JSON is the contract of `mpt diagnose --json` and of diagnosis.json.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from math import floor, log2
 from typing import Any
@@ -21,17 +21,12 @@ from mpt_cli.diagnose.diagnosis import (
     lead_sentences,
     trial_sentence,
 )
-from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange
+from mpt_cli.diagnose.safe_windows import LayerRange
 from mpt_cli.precision.gradients import (
-    EXPONENT_BIAS,
-    INFS,
-    ZEROS,
     SafeScales,
     share_flushed,
-    share_subnormal,
 )
 from mpt_cli.report.tables import TableColumn, print_labelled, print_table
-from mpt_cli.samples.probes import Counts
 from mpt_cli.telemetry.format import format_fraction, format_scale
 
 
@@ -85,8 +80,8 @@ def _faults(found: Diagnosis) -> Iterator[str]:
 def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
     """Return everything that was found. Scales are plain numbers.
 
-    `layers` have the gradients of outputs and weights counted by their magnitudes. A layer whose gradients flow in
-    another dtype than float16 has no window.
+    A layer whose gradients flow in another dtype than float16 has no window. The layers of `verification` have the
+    values of the float32 passes counted by their magnitudes, at the recommended scale.
     """
     return {
         "status": "ok",
@@ -115,23 +110,10 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
         "digits": None if found.digits is None else found.digits._asdict(),
         "advice": [text for _, text in sentences(found)],
         "layers": [
-            {
-                **vars(layer),
-                "safe_window": _window_content(layer.window),
-                "activations": _gradients_content(layer.activations),
-                "weights": _gradients_content(layer.weights),
-            }
-            for layer in found.layers
+            {"name": row.name, "compute_dtype": row.compute_dtype, "safe_window": _window_content(row.window)}
+            for row in found.layers
         ],
     }
-
-
-def _gradients_content(found: GradientCounts | None) -> dict[str, Any] | None:
-    """Return how many gradients lie from 2^key up to twice that, without scaling."""
-    if found is None:
-        return None
-    histogram = {place - EXPONENT_BIAS: int(n) for place, n in enumerate(found.counts[:INFS]) if n}
-    return {"dtype": found.dtype, "zeros": int(found.counts[ZEROS]), "histogram": histogram}
 
 
 def _window_content(window: SafeScales | None, is_safe: bool = True) -> dict[str, Any] | None:
@@ -142,8 +124,7 @@ def _window_content(window: SafeScales | None, is_safe: bool = True) -> dict[str
 
 
 LEAD_ROWS = 3  # sentences, before the table
-LEGEND = """max 2^: exponent of the largest gradient; ×S: share flushed to zero at loss scale S;
-subnormal: share below 2^-14 at the run's scale, where bits are lost"""
+LEGEND = "max 2^: exponent of the largest gradient; ×S: share flushed to zero at loss scale S"
 
 
 def print_diagnosis(found: Diagnosis, file: str, console: Console) -> None:
@@ -167,8 +148,7 @@ def _columns(found: Diagnosis) -> list[TableColumn[LayerRange]]:
     return [
         TableColumn("layer", lambda layer: layer.name, is_number=False),
         TableColumn("max 2^", _largest_cell),
-        *(TableColumn(f"×{format_scale(scale)}", partial(_share_cell, share_flushed, scale)) for scale in scales),
-        TableColumn("subnormal", partial(_share_cell, share_subnormal, own)),
+        *(TableColumn(f"×{format_scale(scale)}", partial(_flushed_cell, scale)) for scale in scales),
         TableColumn("safe scales", _safe_cell),
     ]
 
@@ -178,9 +158,9 @@ def _largest_cell(layer: LayerRange) -> str:
     return str(max(exponents)) if exponents else "-"
 
 
-def _share_cell(share: Callable[[Counts, float], float], scale: float, layer: LayerRange) -> str:
+def _flushed_cell(scale: float, layer: LayerRange) -> str:
     power = 2.0 ** floor(log2(scale))  # at or below `scale`: counts are by powers of two
-    shares = [share(g.counts, power) for g in layer.gradients if g.is_float16]
+    shares = [share_flushed(g.counts, power) for g in layer.gradients if g.is_float16]
     return format_fraction(max(shares, default=None))
 
 

@@ -13,8 +13,7 @@ from mpt_cli.precision.gradients import (
     largest_exponent,
     safe_scales,
 )
-from mpt_cli.precision.policy import name_of
-from mpt_cli.samples.probes import GRADIENT, Counts, Probes
+from mpt_cli.samples.probes import GRADIENT, Counts
 from mpt_cli.samples.value_ranges import HALF, RangeMap, ValueRanges
 
 
@@ -68,9 +67,7 @@ class LayerRange:
     """One layer; what it does not have (weights, a gradient of its output) is None."""
 
     name: str
-    kind: str
     compute_dtype: str
-    variable_dtype: str
     activations: GradientCounts | None
     weights: GradientCounts | None
 
@@ -83,18 +80,16 @@ class LayerRange:
         return common_window([found.window for found in self.gradients])
 
 
-def layer_ranges(places: RangeMap, probes: Probes, counted: ValueRanges) -> list[LayerRange]:
+def layer_ranges(places: RangeMap, counted: ValueRanges) -> list[LayerRange]:
     """Return a row for each layer of the examined model that has gradients, in call order."""
-    parts = {name_of(part): part for part in probes.parts}
     rows = []
     for place in places.places:
-        part, own, outputs, weights = parts.get(place.name), list(place.weights), None, None
+        outputs = weights = None
         if place.is_trained and place.part is not None and counted.parts[place.part, GRADIENT].sum():
             outputs = GradientCounts(counted.parts[place.part, GRADIENT], place.output_dtype, False)
-        if own:
-            weights = GradientCounts(counted.weights[own].sum(axis=0), place.dtype, True)
-        variable_dtype = getattr(part, "variable_dtype", place.dtype)
-        rows.append(LayerRange(place.name, type(part).__name__, place.dtype, variable_dtype, outputs, weights))
+        if place.weights:
+            weights = GradientCounts(counted.weights[[*place.weights]].sum(axis=0), place.dtype, True)
+        rows.append(LayerRange(place.name, place.dtype, outputs, weights))
     return [row for row in rows if row.gradients]
 
 

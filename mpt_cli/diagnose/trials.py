@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mpt_cli.diagnose.replay import OverflowDiagnosis
 
 MOST_SECONDS = 1800.0
-MOST_LOOKED_AT = 200  # steps, one at a time; those between a checkpoint far before and these are trained in one go
+MOST_LOOKED_AT = 200  # steps: not those between a checkpoint far before and these
 SLOWER, LOWER = (10, 1000), (2**8, 2**16)  # divisors of the learning rate, and of the loss scale that overflowed
 FIRST_SCALE = "loss_scale.initial_scale"
 
@@ -119,17 +119,8 @@ def main(arguments: Sequence[str]) -> None:
     state = parts.optimizer.scale_state
     if state is not None and any(word.startswith(FIRST_SCALE) for word in words):  # and its scale
         state.scale.assign(parts.scaling.initial_scale)
-    end = overflow.step - 1 + int(steps)
-    stepper.train_to(max(stepper.step, end - MOST_LOOKED_AT))
-    blocks = [stepper.take_step() for _ in range(end - stepper.step)]
-    print(
-        json.dumps(
-            {
-                "losses": [float(block.loss[0]) for block in blocks],
-                "applied": [bool(block.finite[0]) for block in blocks],
-            }
-        )
-    )
+    losses, applied = zip(*stepper.train_to(overflow.step - 1 + int(steps))[-MOST_LOOKED_AT:], strict=True)
+    print(json.dumps({"losses": losses, "applied": applied}))
 
 
 if __name__ == "__main__":

@@ -289,6 +289,12 @@ def configured_rate(optimizer: Any) -> Any:
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else float(rate)
 
 
+def copied_optimizer(optimizer: Any) -> Any:
+    """Return one that is configured as `optimizer` is now, without its state."""
+    rate = configured_rate(optimizer)
+    return type(optimizer).from_config(optimizer.get_config(), custom_objects={type(rate).__name__: type(rate)})
+
+
 def begin_averages(optimizer: Any) -> None:
     """Start the moving averages of a built optimizer at the weights, which Keras does in step 0 only."""
     averages = optimizer._model_variables_moving_average

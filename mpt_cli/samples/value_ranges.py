@@ -13,10 +13,10 @@ import numpy as np
 from keras import ops
 
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
-from mpt_cli.precision.keras_internals import call_behind, compiled_loss_weights, configured_rate, inner_layers
+from mpt_cli.precision.keras_internals import call_behind, compiled_loss_weights, copied_optimizer, inner_layers
 from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.precision.rounded_weights import NARROW
-from mpt_cli.samples.gradient_pass import ValueRanges, is_narrow, wide
+from mpt_cli.samples.gradient_pass import ValueRanges, wide
 from mpt_cli.samples.probes import GRADIENT, VALUE, Counts, Probes, Tensor, count_weights, owners_of_weights, weights_of
 from mpt_cli.telemetry.record_types import (
     ACTIVATION_GRADIENTS,
@@ -70,8 +70,7 @@ def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> Weig
     if model.optimizer.rounding_seed is not None:
         return None
     weights, inner = weights_of(model), model.optimizer.inner_optimizer
-    rate = configured_rate(inner)
-    twin = type(inner).from_config(inner.get_config(), custom_objects={type(rate).__name__: type(rate)})
+    twin = copied_optimizer(inner)
     twin.gradient_accumulation_steps = None
     copies = [keras.Variable(wide(v.value), dtype="float32", trainable=True) for v in weights]
     twin.build(copies)
@@ -79,7 +78,7 @@ def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> Weig
     if len(slots) != len(twin.variables):
         return None
     for own, slot in zip(twin.variables, slots, strict=True):
-        own.assign(ops.cast(wide(slot.value) if is_narrow(slot) else ops.copy(slot.value), own.dtype))
+        own.assign(ops.copy(ops.cast(slot.value, own.dtype)))
     twin.apply([ops.convert_to_tensor(gradient) / scale for gradient in gradients], copies)
     before = [wide(v.value) for v in weights]
     rounded = [wide(ops.cast(copy.value, v.dtype)) for copy, v in zip(copies, weights, strict=True)]

@@ -19,7 +19,7 @@ from keras.optimizers import schedules
 from mpt_cli.data.examples import DataSet
 from mpt_cli.errors import DataError, config_error
 from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, has_custom_train_step, head_layers
-from mpt_cli.precision.keras_internals import call_behind, configured_rate
+from mpt_cli.precision.keras_internals import call_behind, configured_rate, copied_optimizer
 from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer, LossScaleSettings, OptimizerSettings, Schedule
 from mpt_cli.settings.python_references import Reference, is_object, read_object
 from mpt_cli.settings.schema import Settings, TrainerSettings
@@ -360,12 +360,6 @@ def put_rate(optimizer: keras.optimizers.Optimizer, rate: float | schedules.Lear
     if isinstance(rate, float) and not isinstance(configured_rate(optimizer), float):
         rate = schedules.CosineDecay(rate, decay_steps=1, alpha=1.0)  # Keras takes no number in place of a schedule
     optimizer.learning_rate = rate
-
-
-def copied_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Return one that is configured as `optimizer` is now, without its state."""
-    rate = configured_rate(optimizer)
-    return type(optimizer).from_config(optimizer.get_config(), custom_objects={type(rate).__name__: type(rate)})
 
 
 def build_learning_rate(

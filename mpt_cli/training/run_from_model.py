@@ -27,13 +27,13 @@ from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import DataError, config_error
 from mpt_cli.models.build import set_trained
 from mpt_cli.precision import LossScaleOptimizer, has_custom_train_step, layers_of
-from mpt_cli.precision.keras_internals import compiled_loss_weights, policies_kept
+from mpt_cli.precision.keras_internals import compiled_loss_weights, copied_optimizer, policies_kept
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.precision.train_step import can_be_called, has_custom_compute_loss, unwrapped
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimizer
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
 from mpt_cli.training.build_run_parts import build_metrics
-from mpt_cli.training.loss_and_optimizer import COMMON_ARGUMENTS, copied_optimizer
+from mpt_cli.training.loss_and_optimizer import COMMON_ARGUMENTS
 from mpt_cli.training.model import policy_of, put_under_policy, replace_optimizers
 from mpt_cli.training.run_from_settings import Program
 

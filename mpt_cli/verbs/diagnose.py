@@ -49,11 +49,9 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
         set_import_variables(replace(settings, policy=replace(settings.policy, name="mixed_float16")))
         platform = prepare_backend(settings)  # chooses the backend: before anything that imports Keras
         from mpt_cli.diagnose.diagnosis import diagnose
-        from mpt_cli.diagnose.float32_examination import ExaminationRequest
         from mpt_cli.diagnose.report import diagnosis_content, print_diagnosis
 
-        request = ExaminationRequest(arguments.after_steps or 0, arguments.batches or 8)
-        found = diagnose(Program(settings), platform, request, say)
+        found = diagnose(Program(settings), platform, say, arguments.after_steps or 0, arguments.batches or 8)
         content = {**diagnosis_content(found), "directory": str(directory)}
         write_json(directory / DIAGNOSIS, content)
     if arguments.json:

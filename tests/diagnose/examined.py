@@ -7,7 +7,6 @@ import keras
 from backends import BACKEND
 
 from mpt_cli.diagnose.diagnosis import Diagnosis, diagnose
-from mpt_cli.diagnose.float32_examination import ExaminationRequest
 from mpt_cli.engine.backend import Platform
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
@@ -29,7 +28,7 @@ def net_settings(net: str, *words: str) -> Settings:
 
 
 def diagnosed(net: str, *words: str, **request: Any) -> Diagnosis:
-    return diagnose(Program(net_settings(net, *words)), PLATFORM, ExaminationRequest(**request), lambda text: None)
+    return diagnose(Program(net_settings(net, *words)), PLATFORM, lambda text: None, **request)
 
 
 def unnamed(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:

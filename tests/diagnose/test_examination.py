@@ -10,7 +10,7 @@ from backends import only_on
 from examined import PLATFORM, diagnosed, net_settings
 
 from mpt_cli.data.sources import load_data
-from mpt_cli.diagnose.float32_examination import Examination, ExaminationRequest, RunStepper
+from mpt_cli.diagnose.float32_examination import Examination, RunStepper
 from mpt_cli.errors import ConfigError, NumericalError
 from mpt_cli.samples.gradient_pass import GradientPass
 from mpt_cli.training.build_run_parts import assemble
@@ -26,7 +26,7 @@ def test_weights_are_bit_identical_with_and_without_measuring_between_the_steps(
     plain = assemble(Program(settings), PLATFORM, load_data(settings.data, 0))
     RunStepper(plain).train_to(5)
     keras.utils.set_random_seed(0)
-    measured = Examination(Program(settings), PLATFORM, ExaminationRequest(batches=2))
+    measured = Examination(Program(settings), PLATFORM, 2)
     for step in (0, 2, 5):  # an epoch has 3 steps
         measured.measure_at(step)
     measured.try_scale(2.0**30)
@@ -68,7 +68,7 @@ def test_a_device_that_cannot_do_float16_is_said_without_a_traceback(monkeypatch
         return call(own, batch, scale)
 
     call, settings = GradientPass.__call__, net_settings("sequential")
-    examination = Examination(Program(settings), PLATFORM, ExaminationRequest(batches=1))
+    examination = Examination(Program(settings), PLATFORM, 1)
     monkeypatch.setattr(GradientPass, "__call__", refuse)
     rule = "policy.name: can't be computed on this device: .* Diagnose it on a GPU, or with the other backend."
     with pytest.raises(ConfigError, match=rule):

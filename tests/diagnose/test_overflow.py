@@ -55,8 +55,6 @@ def test_a_layer_that_overflows_in_the_forward_pass(tmp_path, capsys):
     assert content["first"]["place"] == "output" and content["first"]["infs"] > 0
     assert content["overflowed_again"] and content["loss_scale"] == content["loss_scale_in_the_run"]
     assert content["replayed_from_step"] == 5
-    before = content["before"][-1]
-    assert before["place"] == "input" and before["largest_exponent"] in (-1, 0)  # a tanh is below 1
     assert content["remedies"][0]["words"] == ["policy.overrides={" + content["layer"] + ": float32}"]
 
 
@@ -65,9 +63,6 @@ def test_a_gradient_that_overflows_on_its_way_back(tmp_path, capsys):
     content = found(trained(tmp_path / "r", *net("steep"), *scale), capsys)
     assert content["layer"].endswith("/gate") and content["first"]["phase"] == "backward"
     assert content["first"]["place"] == "input"  # it arrives in order and leaves 2**12 times as large
-    arriving = content["before"][-1]
-    assert arriving["part"].endswith("/gate") and arriving["place"] == "output" and arriving["infs"] == 0
-    assert 4 <= arriving["largest_exponent"] <= 15
     assert content["step"] == 12
     assert ["loss_scale=dynamic"] in [remedy["words"] for remedy in content["remedies"]]
 

@@ -72,7 +72,7 @@ def test_all_flushed_and_all_zero_are_two_things():
     assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (1.0, 0.0, 41)
     nothing, source = linear_engine([0.0, 0.0], 1.0)
     sample = look_at(nothing, source, 1, 1.0).sample
-    assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (0.0, 0.0, None)
+    assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (0.0, 0.0, 15)
 
 
 def test_a_batch_that_overflows_is_looked_at_a_little_lower_and_gives_no_sample_where_it_still_does():
