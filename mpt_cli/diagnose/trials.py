@@ -59,14 +59,10 @@ def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
     scale = found.overflow.scale_before
     lower = dict.fromkeys(max(scale / divisor, scaling.floor or 0.0) for divisor in LOWER)
     is_lowered = scaling.scales and isfinite(found.loss)
-    kept = ", ".join(f"{name}: {policy}" for name, policy in settings.policy.overrides.items())
-    groups = [
-        ", ".join([*([kept] if kept else []), *(f"{name}: float32" for name in names)])
-        for names in _layer_groups(found)
-    ]
+    groups = [{**settings.policy.overrides, **dict.fromkeys(names, "float32")} for names in _layer_groups(found)]
     words = [[f"{FIRST_SCALE}={each!r}"] for each in lower if is_lowered and each < scale]
     words += [["loss_scale=dynamic"]] if scaling.scales and not scaling.moves else []
-    words += [[f"policy.overrides={{{group}}}"] for group in dict.fromkeys(groups)]
+    words += [[f"policy.overrides={group}".replace("'", "")] for group in dict.fromkeys(map(str, groups))]
     rate = getattr(settings.optimizer, "learning_rate", None)
     words += [[f"optimizer.learning_rate={rate / divisor:g}"] for divisor in SLOWER if rate]
     wider = ("mixed_bfloat16", "float32") if settings.policy.name.endswith("_float16") else ()

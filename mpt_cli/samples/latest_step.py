@@ -223,7 +223,9 @@ class TapedCalls:
             self._kept[id(model)] = model, lambda: batch
         elif all(tensor.shape.is_fully_defined() for tensor in tensors):
             forms = [(tensor.shape, tensor.dtype) for tensor in tensors]
-            *copies, is_made = outside(lambda: _variables([*forms, ((), tf.bool)]))
+            *copies, is_made = outside(
+                lambda: [tf.Variable(tf.zeros(*form), trainable=False) for form in [*forms, ((), tf.bool)]]
+            )
             for copy, tensor in zip(copies, tensors, strict=True):
                 copy.assign(tensor)
             is_made.assign(True)
@@ -257,10 +259,3 @@ class TapedCalls:
         read = ((model, read()) for model, read in self._kept.values())
         latest = {id(model): LatestStep(model, batch, is_seeded=True) for model, batch in read if batch is not None}
         return list(latest.values())
-
-
-def _variables(forms: list[tuple[Any, Any]]) -> list[Any]:
-    """Return variables of zeros of these shapes and dtypes."""
-    import tensorflow as tf
-
-    return [tf.Variable(tf.zeros(*form), trainable=False) for form in forms]

@@ -5,7 +5,7 @@ backward, what float16 flushed to zero, holds in fewer bits or lost to overflow.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
@@ -140,19 +140,17 @@ class RangeMap:
         rows = []
         for place in self.places:
             if place.part is not None:
-                pair = base.parts[place.part], shadow.parts[place.part]
-                rows.append(_layer_sample(place.name, ACTIVATIONS, place.output_dtype, *(p[VALUE] for p in pair)))
-                if place.is_trained and pair[1][GRADIENT].sum():
-                    gradients = (p[GRADIENT] for p in pair)
-                    rows.append(_layer_sample(place.name, ACTIVATION_GRADIENTS, place.output_dtype, *gradients))
-            for weight, variable in place.weights.items():
-                own = base.weights[weight], shadow.weights[weight]
-                row = _layer_sample(place.name, WEIGHT_GRADIENTS, place.dtype, *own)
-                rows.append(replace(row, variable=variable))
-                if updates is not None and updates.dtypes[weight] in NARROW:
-                    moved = updates.kept[weight], updates.wanted[weight]
-                    row = _layer_sample(place.name, UPDATES, updates.dtypes[weight], *moved)
-                    rows.append(replace(row, variable=variable, subnormal=0.0))
+                both = base.parts[place.part], shadow.parts[place.part]
+                rows.append(_layer_sample(place, ACTIVATIONS, place.output_dtype, *(each[VALUE] for each in both)))
+                if place.is_trained and both[1][GRADIENT].sum():
+                    gradients = [each[GRADIENT] for each in both]
+                    rows.append(_layer_sample(place, ACTIVATION_GRADIENTS, place.output_dtype, *gradients))
+            for weight in place.weights:
+                both = base.weights[weight], shadow.weights[weight]
+                rows.append(_layer_sample(place, WEIGHT_GRADIENTS, place.dtype, *both, weight))
+                if updates is not None and (dtype := updates.dtypes[weight]) in NARROW:
+                    both = updates.kept[weight], updates.wanted[weight]
+                    rows.append(_layer_sample(place, UPDATES, dtype, *both, weight))
         return rows
 
     def faults(self, rows: Sequence[LayerSample]) -> dict[str, str]:
@@ -160,12 +158,13 @@ class RangeMap:
         trains = any(row.values for row in rows if row.kind == WEIGHT_GRADIENTS)
         found: dict[str, str] = {}
         for place in self.places:
-            own = [row for row in rows if row.layer == place.name]
-            kernels = [row for row in own if row.variable in place.kernels and row.kind == WEIGHT_GRADIENTS]
-            updates = [row for row in own if row.variable in place.kernels and row.kind == UPDATES]
-            if any(row.kind == ACTIVATIONS and row.overflowed for row in own):
+            own = [row for row in rows if row.layer == place.name and row.variable in (None, *place.kernels)]
+            outputs, kernels, updates = (
+                [row for row in own if row.kind == kind] for kind in (ACTIVATIONS, WEIGHT_GRADIENTS, UPDATES)
+            )
+            if any(row.overflowed for row in outputs):
                 found[place.name] = OVERFLOWED
-            elif any(row.kind == ACTIVATIONS and row.is_lost for row in own):
+            elif any(row.is_lost for row in outputs):
                 found[place.name] = VANISHED
             elif kernels and all(row.is_lost for row in kernels):
                 found[place.name] = FLUSHED
@@ -198,16 +197,18 @@ _MAGNITUDES = 2.0 ** (np.arange(INFS) - EXPONENT_BIAS)
 _SMALLEST_NORMAL = EXPONENT_BIAS - 14  # the slot of float16's
 
 
-def _layer_sample(layer: str, kind: str, dtype: str, base: Counts, shadow: Counts) -> LayerSample:
+def _layer_sample(
+    place: PartRows, kind: str, dtype: str, base: Counts, shadow: Counts, weight: int | None = None
+) -> LayerSample:
     low, high = base.astype(np.float64), shadow.astype(np.float64)
     values, size = high[:INFS].sum(), max(low.sum(), 1.0)
     occupied = np.flatnonzero(high[:INFS])
     first = int(occupied[0]) if occupied.size else None
     bad = low[INFS : NANS + 1].sum() - high[INFS : NANS + 1].sum()
-    small = low[SUBNORMALS:_SMALLEST_NORMAL].sum() if dtype == HALF else 0.0
+    small = low[SUBNORMALS:_SMALLEST_NORMAL].sum() if dtype == HALF and kind != UPDATES else 0.0
     sums = [float(counts[:INFS] @ _MAGNITUDES) for counts in (low, high)]
     return LayerSample(
-        layer,
+        place.name,
         kind,
         dtype,
         int(values),
@@ -217,6 +218,7 @@ def _layer_sample(layer: str, kind: str, dtype: str, base: Counts, shadow: Count
         _share(*sums),
         None if first is None else first - EXPONENT_BIAS,
         () if first is None else tuple(int(n) for n in high[first : occupied[-1] + 1]),
+        None if weight is None else place.weights[weight],
     )
 
 
