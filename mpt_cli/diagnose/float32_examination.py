@@ -67,7 +67,6 @@ class RunStepper:
         while len(batches) < count:
             chunk = self._next_chunk(count - len(batches))
             batches += [self.parts.engine.batch(chunk.source, row) for row in chunk.batch_indices[: chunk.count]]
-            self.step_in_epoch += chunk.count
         self.epoch, self.step_in_epoch = here
         return batches
 
@@ -180,16 +179,15 @@ class Examination:
         An operation such as x * 2 computes in the dtype of what it is given, and so do those that follow it.
         """
         parts, consumers = parts_of(self._examined), self._in_float32.probes.consumers
-        places = {name_of(part): index for index, part in enumerate(parts)}
-        around = {places[name] for name in names if name in places}
-        around |= {taker for name in sent_back if name in places for taker in consumers.get(places[name], ())}
-        for _ in parts:
-            plain = {index for index in around if not isinstance(parts[index], keras.Layer)}
-            makers = {maker for maker, takers in consumers.items() if takers & plain}
-            more = makers | {taker for index in plain for taker in consumers.get(index, ())}
-            if more <= around:
-                break
-            around |= more
+        places, around = {name_of(part): index for index, part in enumerate(parts)}, set[int]()
+        pending = [places[name] for name in names if name in places]
+        pending += [taker for name in sent_back if name in places for taker in consumers.get(places[name], ())]
+        while pending:
+            index = pending.pop()
+            if index not in around and not isinstance(parts[index], keras.Layer):
+                pending += [maker for maker, takers in consumers.items() if index in takers]
+                pending += consumers.get(index, ())
+            around.add(index)
         return [name_of(parts[index]) for index in sorted(around) if isinstance(parts[index], keras.Layer)]
 
     def try_scale(self, scale: float) -> ScaleTrial:

@@ -61,7 +61,7 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
     for earlier in reversed(steps):
         if began - APART <= earlier < began:
             began = earlier
-    return replace(record_from(OverflowEvent, line), began=began)
+    return OverflowEvent(**vars(record_from(Event, line)), began=began)
 
 
 @contextmanager

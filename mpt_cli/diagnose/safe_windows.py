@@ -13,8 +13,9 @@ from mpt_cli.precision.gradients import (
     largest_exponent,
     safe_scales,
 )
+from mpt_cli.samples.gradient_pass import ValueRanges
 from mpt_cli.samples.probes import GRADIENT, Counts
-from mpt_cli.samples.value_ranges import HALF, RangeMap, ValueRanges
+from mpt_cli.samples.value_ranges import HALF, RangeMap
 
 
 def add_up(passes: Sequence[ValueRanges]) -> ValueRanges:

@@ -25,12 +25,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device: what the program is given, what it makes, what of that it makes in place of what it was
-    given, what it needs meanwhile, and the most at once."""
+    """Bytes on one device: what the program is given, what it needs meanwhile, and the most at once."""
 
     arguments: int
-    outputs: int
-    reused: int
     temporaries: int
     peak: int
 
@@ -124,8 +121,8 @@ def make_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
 
     compiled = planned.compile()
     stats = compiled.memory_analysis()
-    given, outputs, reused = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes
-    temporaries = stats.temp_size_in_bytes
+    given, temporaries = stats.argument_size_in_bytes, stats.temp_size_in_bytes
+    made = stats.output_size_in_bytes - stats.alias_size_in_bytes  # not in place of what it was given
     parts, device = planned.parts, planned.target.device
     step = StepReader(compiled.as_text(), device is not None and device.has_tf32)
     return Plan(
@@ -134,7 +131,7 @@ def make_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
         batch_size=parts.settings.trainer.batch_size,
         devices=planned.target.count,
         parameters=count_parameters(parts.model),
-        memory=Memory(given, outputs, reused, temporaries, given + outputs - reused + temporaries),
+        memory=Memory(given, temporaries, given + made + temporaries),
         held_bytes=(byte_size(parts.data.validation) or 0) if parts.train_feed.is_resident else 0,
         usable_bytes=0 if device is None else device.usable_bytes,
         arrays=step.largest_arrays(8),
