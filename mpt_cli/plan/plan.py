@@ -188,9 +188,7 @@ def details(plan: Plan) -> list[tuple[str, str]]:
     rows += [("wide", f"{each.layer}: {each.count} products in {each.dtype}") for each in wide[:MOST_LINES]]
     if len(wide) > MOST_LINES:
         rows.append(("wide", f"and {len(wide) - MOST_LINES} more layers"))
-    for each in plan.exchanges:
-        what = f"{each.elements:,} {each.dtype} elements, {format_bytes(each.bytes)}, in {each.count} parts"
-        rows.append(("devices", f"{each.opcode} of {what}"))
+    rows += [("devices", f"{each.opcode} of {each.elements:,} {each.dtype} elements") for each in plan.exchanges]
     rows += [("warning", text) for text in plan.warnings]
     return rows
 

@@ -180,9 +180,7 @@ class Exchange:
 
     opcode: str
     dtype: str
-    count: int
     elements: int
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,7 @@ class StepReader:
         self.has_tf32 = has_tf32
         self.computations, entry = parse_program(text)
         self._products: Counter[tuple[str, str]] = Counter()
-        self._exchanged: dict[tuple[str, str], list[Shape]] = defaultdict(list)
+        self._exchanged: Counter[tuple[str, str]] = Counter()
         self._arrays: dict[tuple[str, str], list[int]] = defaultdict(list)
         loops = [self.computations[each.called] for each in entry.values() if each.opcode == "while"]
         if not loops:
@@ -224,7 +222,7 @@ class StepReader:
         if opcode in COLLECTIVES:
             shapes = each.shapes[len(each.shapes) // 2 :] if each.opcode == "all-gather-start" else each.shapes
             for shape in shapes:
-                self._exchanged[opcode, shape.dtype].append(shape)
+                self._exchanged[opcode, shape.dtype] += shape.elements
         for shape in () if is_carried else each.shapes:
             self._arrays[f"{shape.dtype} {list(shape.sizes)}", each.layer].append(shape.bytes)
         self._add_products(computation, each)
@@ -249,10 +247,7 @@ class StepReader:
 
     def exchanges(self) -> list[Exchange]:
         """Return what goes between devices, by kind and dtype."""
-        return [
-            Exchange(*kind, len(shapes), sum(shape.elements for shape in shapes), sum(shape.bytes for shape in shapes))
-            for kind, shapes in sorted(self._exchanged.items())
-        ]
+        return [Exchange(*kind, elements) for kind, elements in sorted(self._exchanged.items())]
 
     def largest_arrays(self, count: int) -> list[Arrays]:
         """Return the largest arrays that a step makes; equal forms of a layer are added up.

@@ -317,7 +317,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     device = load_device(arguments.device)
     plans = plan(arguments.overrides, arguments.device, arguments.devices, lambda text: say(text, sys.stderr))
     if arguments.json:
-        content = {"device": device.description, "memory": format_bytes(device.memory_bytes), "ran": False}
+        content = {"device": device.description, "memory": format_bytes(device.memory_bytes)}
         print_json({**content, "plans": [each.as_dict() for each in plans]})
     else:
         print_plans(device, plans, PrintableConsole(sys.stdout))
