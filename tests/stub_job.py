@@ -79,7 +79,7 @@ def main(manner: str, run_dir: Path, value: float, more: str = "{}") -> None:
         signal.signal(signal.SIGTERM, lambda *_: terminated(run_dir))
         write(run_dir)
         (run_dir / "summary.json").unlink()
-        lines = [{"step": 100, "val_accuracy": 0.1, "loss": 0.25, "epoch_end": True}]
+        lines = [{"step": 100, "val_accuracy": 0.1, "loss": 0.25, "skipped_steps": 0, "epoch_end": True}]
         (run_dir / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
         time.sleep(60)
     if manner == "saves" and not run_dir.exists():

@@ -1,9 +1,9 @@
-"""What of this machine is there, and how cores and GPUs are shared among the processes that run at a time."""
+"""How many processes run at a time on this machine by default, and the share of its cores and GPUs that each has."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from mpt_cli.machine import cores_of_process
 
@@ -15,6 +15,7 @@ THREAD_VARIABLES = (
     "TF_NUM_INTEROP_THREADS",
     "NPROC",  # XLA's, under JAX
 )
+Item = TypeVar("Item")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -35,6 +36,13 @@ def available_bytes() -> int | None:
     if limit.isdigit() and used.isdigit():
         found.append(max(0, int(limit) - int(used)))
     return min(found, default=None)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def fitting_workers(jobs: int, gpus: int) -> int:
@@ -65,45 +73,13 @@ def cores_each(workers: int) -> int | None:
     return cores // workers if 1 < workers <= cores else None
 
 
-def least_used_cores(count: int, taken: Sequence[frozenset[int]]) -> frozenset[int]:
-    """Return `count` cores, those that the fewest `taken` shares have; empty where there are no more than these.
+def least_used(items: Sequence[Item], count: int, taken: Sequence[Collection[Item]], most: float) -> list[Item] | None:
+    """Return `count` of the items, those that the fewest `taken` shares have; None while too many of all are in `most`
+    shares already.
 
-    >>> least_used_cores(10_000, [])
-    frozenset()
+    >>> least_used("abc", 2, ["a", "c"], most=1), least_used("abc", 2, ["a", "c"], most=2)
+    (None, ['b', 'a'])
     """
-    cores = sorted(os.sched_getaffinity(0))
-    if count >= len(cores):
-        return frozenset()
-    return frozenset(sorted(cores, key=lambda core: sum(core in share for share in taken))[:count])
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
-
-
-def free_gpus(names: Sequence[str], count: int, workers: int, taken: Sequence[Sequence[str]]) -> list[str] | None:
-    """Return up to `count` GPUs, those that the fewest `taken` shares have; None while too few are free. With more
-    workers than GPUs, several jobs share one. Without any GPUs, every job gets none.
-    """
-    wanted, most = min(count, len(names)), max(1, -(-workers // max(1, len(names))))
-    load = {name: sum(name in share for share in taken) for name in names}
-    free = sorted((name for name in names if load[name] < most), key=load.__getitem__)[:wanted]
-    return free if len(free) == wanted else None
-
-
-@dataclass(frozen=True)
-class Share:
-    """What of this machine a command has to itself. No cores: it may use them all; no list of GPUs: there are none."""
-
-    gpus: Sequence[str] | None = None
-    cores: frozenset[int] = frozenset()
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """Return the variables that show it its GPUs and no others."""
-        if self.gpus is None:
-            return {}
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus) or "-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    load = {item: sum(item in share for share in taken) for item in items}
+    free = sorted((item for item in items if load[item] < most), key=load.__getitem__)
+    return free[:count] if len(free) >= count else None

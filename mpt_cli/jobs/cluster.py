@@ -4,7 +4,6 @@ Each runs under the program in `job_process`; both sides know of it by the files
 
 import json
 import signal
-import sys
 import time
 import uuid
 from abc import abstractmethod
@@ -15,9 +14,8 @@ from typing import Any, ClassVar
 
 from mpt_cli.errors import TERMINATED
 from mpt_cli.files import write_json
-from mpt_cli.jobs.capacity import Share
-from mpt_cli.jobs.job_process import KILL, ClusterJob, CommandFiles, read_note
-from mpt_cli.jobs.local_processes import Command, Executor, Running, Subject
+from mpt_cli.jobs.job_process import CommandFiles, read_note
+from mpt_cli.jobs.local_processes import Command, Executor, Running
 
 MOST_OF_ARRAY = 1000  # jobs in one, as Slurm has it by default (MaxArraySize)
 LOOK_SECONDS = 10.0  # between two questions to a cluster about all of its jobs
@@ -56,12 +54,13 @@ class Cluster(Executor):
         self.folder = folder
         self.silence = ""  # why there is no answer
         self._states: dict[str, ClusterJobState] = {}
+        self._attached = set[Path]()
         self._looked_at = self._answered_at = time.monotonic()
 
     @abstractmethod
-    def hand_over(self, jobs: Sequence[ClusterJob], list_file: Path, at_a_time: int) -> list[str]:
-        """Submit the jobs, of which `list_file` has the commands, and return their ids; CannotStart where the cluster
-        refuses them.
+    def hand_over(self, commands: Sequence[Mapping[str, Any]], list_file: Path, at_a_time: int) -> list[str]:
+        """Submit a job for each of the commands, which are the lines of `list_file`, and return their ids; CannotStart
+        where the cluster refuses them.
         """
 
     @abstractmethod
@@ -70,43 +69,43 @@ class Cluster(Executor):
 
     @abstractmethod
     def cancel(self, job_id: str) -> None:
-        """Ask it to end, and end it by force where it does not; also one that waits."""
+        """Ask it to end; the cluster ends it by force where it does not. Also one that waits."""
 
-    def why(self, job_id: str) -> str:
-        """Return what its files say of why it failed, if anything."""
-        return ""
-
-    def start(self, command: Command[Subject], share: Share) -> "ClusterCommand[Subject]":
-        if not command.is_submitted:
+    def start(self, command: Command) -> "ClusterCommand":
+        if command.log not in self._attached:
             self.submit([command], 1)
-        return ClusterCommand(command, share, self)
+        return ClusterCommand(command, self)
 
-    def submit(self, commands: Sequence[Command[Any]], at_a_time: int) -> list[str]:
+    def submit(self, commands: Sequence[Command], at_a_time: int) -> list[str]:
         """Hand over all of them, of which so many are to run at a time, and note each one's job id beside its log."""
-        jobs = [ClusterJob(_as_dict(command)) for command in commands]
-        parts = [jobs[first : first + MOST_OF_ARRAY] for first in range(0, len(jobs), MOST_OF_ARRAY)]
+        parts = [commands[first : first + MOST_OF_ARRAY] for first in range(0, len(commands), MOST_OF_ARRAY)]
         return [job_id for part in parts for job_id in self._submit(part, max(1, at_a_time // len(parts)))]
 
-    def _submit(self, jobs: Sequence[ClusterJob], at_a_time: int) -> list[str]:
-        for job in jobs:
-            job.files.clear()
+    def _submit(self, commands: Sequence[Command], at_a_time: int) -> list[str]:
         self.folder.mkdir(parents=True, exist_ok=True)
         list_file = (self.folder / f"{uuid.uuid4().hex}.jsonl").resolve()
-        list_file.write_text("".join(f"{json.dumps(job.command)}\n" for job in jobs))
-        job_ids = self.hand_over(jobs, list_file, at_a_time)
-        for job, job_id in zip(jobs, job_ids, strict=True):
+        handed = [_as_dict(command) for command in commands]
+        list_file.write_text("".join(f"{json.dumps(each)}\n" for each in handed))
+        for command in commands:
+            CommandFiles(command.log).clear()
+        job_ids = self.hand_over(handed, list_file, at_a_time)
+        for command, job_id in zip(commands, job_ids, strict=True):
             self._states[job_id] = ClusterJobState("submitted", waits=True)
-            write_json(job.files.submitted, {"job_id": job_id, "cluster": self.name, "submitted_at": time.time()})
+            note = {"job_id": job_id, "cluster": self.name, "submitted_at": time.time()}
+            write_json(CommandFiles(command.log).submitted, note)
         return job_ids
 
     def under_way(self, logs: Iterable[Path]) -> set[Path]:
-        """Return the logs of commands that it was given before, by any process, and that have not ended."""
+        """Return the logs of commands that it was given before, by any process, and that have not ended; `start` only
+        waits for these.
+        """
         notes = {log: read_note(CommandFiles(log).submitted) for log in logs}
         found = {log: note["job_id"] for log, note in notes.items() if note.get("cluster") == self.name}
         if unknown := {*found.values()}.difference(self._states):
             self._states |= dict.fromkeys(unknown, ClusterJobState("not known"))
             self._look()
-        return {log for log, job_id in found.items() if not self.state(job_id).is_over}
+        self._attached = {log for log, job_id in found.items() if not self.state(job_id).is_over}
+        return self._attached
 
     def state(self, job_id: str) -> ClusterJobState:
         """Return the state of a job that was submitted or found under way, by the latest answer, which is at most
@@ -144,26 +143,29 @@ class Cluster(Executor):
         self._looked_at = min(self._looked_at, time.monotonic() - LOOK_SECONDS + SOON_SECONDS)
 
 
-def _as_dict(command: Command[Any]) -> dict[str, Any]:
-    """Return the command as another machine takes it, with whole paths and none of this one's environment."""
+def _as_dict(command: Command) -> dict[str, Any]:
+    """Return the command as another machine takes it: with whole paths, without this one's environment and Python."""
     return {
-        "arguments": [*command.arguments],
+        "arguments": [*command.arguments[1:]],
         "cwd": str((command.cwd or Path()).resolve()),
         "environment": {**command.environment},
         "log": str(command.log.resolve()),
-        "python": sys.executable,
     }
 
 
-class ClusterCommand(Running[Subject]):
+class ClusterCommand(Running):
     """A job of a cluster: it has ended where its machine has written so, or where the cluster says so."""
 
-    def __init__(self, command: Command[Subject], share: Share, cluster: Cluster) -> None:
-        super().__init__(command, share)
+    def __init__(self, command: Command, cluster: Cluster) -> None:
+        super().__init__(command)
         self._cluster, self._files = cluster, CommandFiles(command.log)
         self._job_id = str(read_note(self._files.submitted)["job_id"])
         self._ending: dict[str, Any] = {}
         self._over_at: float | None = None
+
+    @property
+    def _state(self) -> ClusterJobState:
+        return self._cluster.state(self._job_id)
 
     @property
     def seconds(self) -> float:
@@ -173,16 +175,14 @@ class ClusterCommand(Running[Subject]):
             began_at = self._files.began.stat().st_mtime
         except OSError:
             return 0.0
-        return 0.0 if self._cluster.state(self._job_id).waits else max(0.0, time.time() - began_at)
+        return 0.0 if self._state.waits else max(0.0, time.time() - began_at)
 
     @property
     def waits_for(self) -> str:
-        waits = self._cluster.state(self._job_id).waits or self._cluster.silence
-        return self._cluster.describe(self._files.log) if waits else ""
+        return self._cluster.describe(self._files.log) if self._state.waits or self._cluster.silence else ""
 
     def poll(self) -> int | None:
-        if not self._ending:
-            self._ending = read_note(self._files.ending) or self._ending_of_lost()
+        self._ending = read_note(self._files.ending) or self._ending_of_lost()
         if self._ending:
             self.note = self._ending["note"]
             self._cluster.forget(self._job_id)
@@ -190,18 +190,16 @@ class ClusterCommand(Running[Subject]):
 
     def _ending_of_lost(self) -> dict[str, Any]:
         """Return how it ended where it is over and has left no file about its end for long enough; else nothing."""
-        cluster, state = self._cluster, self._cluster.state(self._job_id)
-        if not state.is_over:
+        if not self._state.is_over:
             self._over_at = None
             return {}
         self._over_at = self._over_at or time.monotonic()
         if self._files.began.exists() and time.monotonic() - self._over_at <= ENDING_SECONDS:
             return {}
-        why = cluster.why(self._job_id)
-        note = f"the job was lost. {cluster.name} job {self._job_id}: {state}{f', {why}' if why else ''}"
+        note = f"the job was lost. {self._cluster.name} job {self._job_id}: {self._state}"
         return {"exit_code": TERMINATED, "seconds": self.seconds, "note": "" if self._asked_at else note}
 
     def _signal(self, number: signal.Signals) -> None:
-        self._files.stop.write_text(KILL if number == signal.SIGKILL else "")
+        self._files.stop.touch()
         self._cluster.cancel(self._job_id)
         self._cluster.look_soon()

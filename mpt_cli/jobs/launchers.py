@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem, config_error, first_line, install_command
-from mpt_cli.jobs.capacity import THREAD_VARIABLES, fitting_workers, thread_environment
+from mpt_cli.jobs.capacity import THREAD_VARIABLES, cores_each, fitting_workers, thread_environment
 from mpt_cli.jobs.local_processes import Executor, LocalExecutor
+from mpt_cli.machine import visible_gpus
 from mpt_cli.redaction import REDACTED
 from mpt_cli.settings.key_type import read_number
 
@@ -47,7 +48,7 @@ class Launcher(ABC):
         """Return what sweep.json holds of it."""
         return {"name": self.name, "settings": dict(self.settings)}
 
-    def workers(self, jobs: int, gpus: int = 0) -> int:
+    def workers(self, jobs: int, wants_gpus: bool = False) -> int:
         """Return how many jobs run at a time by default."""
         return min(jobs, MOST_AT_A_TIME)
 
@@ -56,8 +57,8 @@ class Launcher(ABC):
         return {}
 
     @abstractmethod
-    def executor(self, folder: Path) -> Executor:
-        """Return what starts the commands. `folder` takes the files of the launcher. Imports its library."""
+    def executor(self, folder: Path, workers: int = 1) -> Executor:
+        """Return what starts the commands, so many at a time. `folder` is for the library, which it imports."""
 
 
 class LocalLauncher(Launcher):
@@ -72,14 +73,14 @@ class LocalLauncher(Launcher):
             remedy = "Name one with --launcher submitit or --launcher ray."
             raise config_error("launcher", "settings are for another launcher than local.", None, remedy)
 
-    def workers(self, jobs: int, gpus: int = 0) -> int:
-        return fitting_workers(jobs, gpus)
+    def workers(self, jobs: int, wants_gpus: bool = False) -> int:
+        return fitting_workers(jobs, len(visible_gpus(os.environ)) if wants_gpus else 0)
 
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
         return thread_environment(workers, environment)
 
-    def executor(self, folder: Path) -> Executor:
-        return LocalExecutor()
+    def executor(self, folder: Path, workers: int = 1) -> Executor:
+        return LocalExecutor(workers, cores_each(workers))
 
 
 class SubmititLauncher(Launcher):
@@ -111,7 +112,7 @@ class SubmititLauncher(Launcher):
         threads = self.settings.get("cpus_per_task")
         return {} if threads is None else dict.fromkeys(THREAD_VARIABLES, threads)
 
-    def executor(self, folder: Path) -> "SlurmCluster":
+    def executor(self, folder: Path, workers: int = 1) -> "SlurmCluster":
         from mpt_cli.jobs.submitit_executor import SlurmCluster
 
         return SlurmCluster(self.settings, folder / self.name)
@@ -147,7 +148,7 @@ class RayLauncher(Launcher):
     def address(self) -> str:
         return str(self.settings.get("address") or os.environ.get("RAY_ADDRESS", ""))
 
-    def executor(self, folder: Path) -> Executor:
+    def executor(self, folder: Path, workers: int = 1) -> Executor:
         from mpt_cli.jobs.ray_executor import RayCluster
 
         given = {"num_cpus": "1", **self.settings}

@@ -12,39 +12,38 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil, inf
 from multiprocessing import spawn, util
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from multiprocessing.spawn import spawn_main as spawn_main
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from mpt_cli.files import open_regular
-from mpt_cli.jobs.capacity import Share
+from mpt_cli.jobs.capacity import least_used
 from mpt_cli.jobs.job_process import signal_group, start_process
+from mpt_cli.machine import visible_gpus
 from mpt_cli.signals import GRACE_SECONDS
-
-Subject = TypeVar("Subject")
 
 
 @dataclass(frozen=True)
-class Command(Generic[Subject]):
+class Command:
     """What is to be run. `name` is unique among those that run together.
 
     `subject` is what the caller wants back with its ending, and is never looked at. Standard error goes to the end of
-    `log`. Its `environment` comes on top of that of the machine it runs on. `gpus` is how many
-    it wants at most, `cores` how many it may use at most, where what it comes to hangs on that. `is_submitted`: a
-    cluster was given it before, by this process or an earlier one, and it is only waited for.
+    `log`. Its `environment` comes on top of that of the machine it runs on. `gpus` is how many it wants at most,
+    `cores` how many it may use at most, where what it comes to hangs on that.
     """
 
     name: str
     arguments: Sequence[str]
-    subject: Subject
+    subject: Any
     log: Path
     cwd: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 0
     cores: int | None = None
-    is_submitted: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,26 +79,22 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """How much at a time and for how long. `gpus` are named where this machine has some; `cores_each`: how many a
-    command has to itself; None: all, as the others.
-    """
+    """How much at a time and for how long."""
 
     workers: int = 1
-    gpus: Sequence[str] = ()
-    cores_each: int | None = None
     timeout_seconds: float | None = None
     grace_seconds: float = GRACE_SECONDS
 
 
-class Running(ABC, Generic[Subject]):
+class Running(ABC):
     """A command that was started, or given to a cluster in whose queue it may wait. Used from one thread; nothing here
     waits for longer than a library's own call.
     """
 
     note = ""  # what its cluster says of its end
 
-    def __init__(self, command: Command[Subject], share: Share) -> None:
-        self.command, self.share = command, share
+    def __init__(self, command: Command) -> None:
+        self.command = command
         self.cause: str | None = None
         self._is_killed = False
         self._asked_at: float | None = None
@@ -161,8 +156,8 @@ class Executor(ABC):
     poll_seconds: float  # between two looks at what runs
 
     @abstractmethod
-    def start(self, command: Command[Subject], share: Share) -> Running[Subject]:
-        """Start a command; CannotStart where that fails."""
+    def start(self, command: Command) -> Running | None:
+        """Start a command; CannotStart where that fails, None while there is no room for it beside those that run."""
 
     def under_way(self, logs: Iterable[Path]) -> set[Path]:
         """Return the logs of commands that an earlier process started and that continue without it: none here."""
@@ -170,38 +165,72 @@ class Executor(ABC):
 
 
 class LocalExecutor(Executor):
-    """Processes of this machine."""
+    """Processes of this machine. So many `workers` share its GPUs; each has `cores_each` to itself, by default all."""
 
     poll_seconds = 0.05
 
-    def start(self, command: Command[Subject], share: Share) -> "LocalProcess[Subject]":
-        environment = {**command.environment, **share.variables}
+    def __init__(self, workers: int = 1, cores_each: int | None = None) -> None:
+        self._workers, self._cores_each = workers, cores_each
+        self._running: list[LocalProcess] = []
+
+    @cached_property
+    def gpus(self) -> list[str]:
+        return visible_gpus(os.environ)
+
+    def start(self, command: Command) -> "LocalProcess | None":
+        self._running = [running for running in self._running if running.is_alive]
+        gpus, cores = self._gpus_for(command), self._cores_for(command)
+        if gpus is None:
+            return None
+        shown = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {}
         try:
             with open(command.log, "ab", opener=open_regular) as log:
-                process = start_process(command.arguments, command.cwd, environment, log, share.cores)
+                process = start_process(command.arguments, command.cwd, {**command.environment, **shown}, log, cores)
         except (OSError, subprocess.SubprocessError) as error:
             raise CannotStart(str(error)) from error
-        return LocalProcess(command, share, process)
+        self._running.append(LocalProcess(command, process, gpus, cores))
+        return self._running[-1]
+
+    def _gpus_for(self, command: Command) -> list[str] | None:
+        """Return those that it gets; None while too few are free. More workers than GPUs share them."""
+        if not command.gpus or not self.gpus:
+            return []
+        wanted, most = min(command.gpus, len(self.gpus)), ceil(self._workers / len(self.gpus))
+        return least_used(self.gpus, wanted, [running.gpus for running in self._running], most)
+
+    def _cores_for(self, command: Command) -> list[int]:
+        """Return those that it is kept to; empty for all."""
+        cores, count = sorted(os.sched_getaffinity(0)), command.cores or self._cores_each
+        if count is None or count >= len(cores):
+            return []
+        return least_used(cores, count, [running.cores for running in self._running], inf) or []
 
 
-class LocalProcess(Running[Subject]):
+class LocalProcess(Running):
     """A process of this machine, and its group."""
 
-    def __init__(self, command: Command[Subject], share: Share, process: "subprocess.Popen[Any]") -> None:
-        super().__init__(command, share)
+    def __init__(
+        self, command: Command, process: "subprocess.Popen[Any]", gpus: Sequence[str], cores: Sequence[int]
+    ) -> None:
+        super().__init__(command)
         self._process, self._started_at = process, time.monotonic()
+        self.gpus, self.cores = gpus, cores
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.returncode is None
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._started_at
 
     def poll(self) -> int | None:
-        if self._process.returncode is None and self._process.poll() is not None:
+        if self.is_alive and self._process.poll() is not None:
             signal_group(self._process.pid, signal.SIGKILL)
         return self._process.returncode
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._process.returncode is None:
+        if self.is_alive:
             signal_group(self._process.pid, number)
 
 

@@ -3,30 +3,24 @@
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic
 
-from mpt_cli.errors import MptError
-from mpt_cli.jobs.capacity import Share, free_gpus, least_used_cores
-from mpt_cli.jobs.local_processes import CannotStart, Command, Ending, Executor, Limits, LocalExecutor, Running, Subject
+from mpt_cli.jobs.local_processes import CannotStart, Command, Ending, Executor, Limits, LocalExecutor, Running
 from mpt_cli.signals import Interruption, raise_for
 
 KILL_SECONDS = 5.0  # for the news of an end that was forced: a cluster may be slow to tell
 
 
-class Observer(Generic[Subject]):
+class Observer:
     """Is told what happens in the queue. A subclass overrides what concerns it."""
 
-    def started(self, running: Running[Subject]) -> None:
-        """Note that a command was started."""
-
-    def tick(self, running: Sequence[Running[Subject]]) -> None:
+    def tick(self, running: Sequence[Running]) -> None:
         """Look at what runs, many times a second; may `stop` it."""
 
-    def ended(self, command: Command[Subject], ending: Ending) -> None:
+    def ended(self, command: Command, ending: Ending) -> None:
         """Note that a command has ended, with all that it left running."""
 
 
-class Queue(Generic[Subject]):
+class Queue:
     """Runs commands in their order. `record` is called with each ending before anyone else hears of it.
 
     The next command is asked for only when there is room for it: what comes last may depend on how the first ended.
@@ -36,15 +30,15 @@ class Queue(Generic[Subject]):
         self,
         limits: Limits,
         executor: Executor,
-        record: Callable[[Command[Subject], Ending], None],
-        observers: Sequence[Observer[Subject]] = (),
+        record: Callable[[Command, Ending], None],
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.limits, self.executor, self.record, self.observers = limits, executor, record, observers
-        self.running: list[Running[Subject]] = []
-        self._source: Iterator[Command[Subject]] = iter(())
-        self._next: Command[Subject] | None = None
+        self.running: list[Running] = []
+        self._source: Iterator[Command] = iter(())
+        self._next: Command | None = None
 
-    def run(self, commands: Iterable[Command[Subject]]) -> signal.Signals | None:
+    def run(self, commands: Iterable[Command]) -> signal.Signals | None:
         """Run commands until all have ended, or a signal asks to stop: then end what runs and return the signal.
 
         A second Ctrl-C kills it.
@@ -52,55 +46,35 @@ class Queue(Generic[Subject]):
         self._source = iter(commands)
         with Interruption() as interruption:
             try:
-                self._run_all(interruption)
+                while self.running or self._peek() is not None:
+                    if interruption.requested is not None:
+                        self._stop_all()
+                    self._look()
+                    self._start_what_fits()
+                    time.sleep(self.executor.poll_seconds)
             except KeyboardInterrupt:
                 pass
-            except MptError:  # of an observer: what runs can't help it, and may save
-                self._stop_all()
-                self._run_all(interruption)
-                raise
             finally:
                 self._kill_all()
         return interruption.requested
 
-    def _run_all(self, interruption: Interruption) -> None:
-        while self.running or self._peek() is not None:
-            if interruption.requested is not None:
-                self._stop_all()
-            self._look()
-            self._start_what_fits()
-            time.sleep(self.executor.poll_seconds)
-
-    def _peek(self) -> Command[Subject] | None:
+    def _peek(self) -> Command | None:
         if self._next is None:
             self._next = next(self._source, None)
         return self._next
 
     def _start_what_fits(self) -> None:
         while len(self.running) < self.limits.workers and (command := self._peek()) is not None:
-            share = self._share_for(command)
-            if share is None:
+            try:
+                running = self.executor.start(command)
+            except CannotStart as error:
+                self._next = None
+                self._record_ending(command, Ending(None, 0.0, note=f"it could not be started: {error}"))
+                continue
+            if running is None:
                 return
             self._next = None
-            self._start(command, share)
-
-    def _share_for(self, command: Command[Subject]) -> Share | None:
-        """Return what of the machine the command gets beside those that run; None while too few GPUs are free."""
-        taken = [running.share for running in self.running]
-        gpus = free_gpus(self.limits.gpus, command.gpus, self.limits.workers, [share.gpus or () for share in taken])
-        count = command.cores or self.limits.cores_each
-        cores = frozenset[int]() if count is None else least_used_cores(count, [share.cores for share in taken])
-        return None if gpus is None else Share(gpus if self.limits.gpus else None, cores)
-
-    def _start(self, command: Command[Subject], share: Share) -> None:
-        try:
-            running = self.executor.start(command, share)
-        except CannotStart as error:
-            self._record_ending(command, Ending(None, 0.0, note=f"it could not be started: {error}"))
-            return
-        self.running.append(running)
-        for observer in self.observers:
-            observer.started(running)
+            self.running.append(running)
 
     def _look(self) -> None:
         for running in list(self.running):
@@ -108,12 +82,12 @@ class Queue(Generic[Subject]):
         for observer in self.observers:
             observer.tick(self.running)
 
-    def _end(self, running: Running[Subject], ending: Ending | None) -> None:
+    def _end(self, running: Running, ending: Ending | None) -> None:
         if ending is not None:
             self.running.remove(running)
             self._record_ending(running.command, ending)
 
-    def _record_ending(self, command: Command[Subject], ending: Ending) -> None:
+    def _record_ending(self, command: Command, ending: Ending) -> None:
         self.record(command, ending)
         for observer in self.observers:
             observer.ended(command, ending)
@@ -134,7 +108,7 @@ class Queue(Generic[Subject]):
             time.sleep(LocalExecutor.poll_seconds)
 
 
-def run_one(command: Command[Any], executor: Executor) -> Ending:
+def run_one(command: Command, executor: Executor) -> Ending:
     """Run one command to its end. A signal ends the command first, with its grace, and then this program."""
     endings: list[Ending] = []
     raise_for(Queue(Limits(), executor, lambda _, ending: endings.append(ending)).run([command]))

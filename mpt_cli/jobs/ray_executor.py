@@ -12,7 +12,6 @@ from typing import Any
 
 from mpt_cli.errors import DataError, first_line
 from mpt_cli.jobs.cluster import Cluster, ClusterJobState, NoAnswer
-from mpt_cli.jobs.job_process import ClusterJob
 from mpt_cli.jobs.local_processes import CannotStart, module_command
 from mpt_cli.signals import GRACE_SECONDS
 
@@ -31,7 +30,7 @@ class RayCluster(Cluster):
         super().__init__(folder)
         self._options, self._client = options, _connect(address)
 
-    def hand_over(self, jobs: Sequence[ClusterJob], list_file: Path, at_a_time: int) -> list[str]:
+    def hand_over(self, commands: Sequence[Mapping[str, Any]], list_file: Path, at_a_time: int) -> list[str]:
         """Submit the one job that is started at a time."""
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": f"{GRACE_SECONDS:.0f}"}  # before it kills what it asked to end
         program = shlex.join(module_command("mpt_cli.jobs.job_process", str(list_file)))

@@ -13,7 +13,7 @@ from submitit.core import utils
 from submitit.slurm.slurm import SlurmInfoWatcher
 
 from mpt_cli.jobs.cluster import Cluster, ClusterJobState, NoAnswer
-from mpt_cli.jobs.job_process import ClusterJob
+from mpt_cli.jobs.job_process import run_command
 from mpt_cli.jobs.local_processes import CannotStart, call
 from mpt_cli.settings.key_type import read_number
 
@@ -66,12 +66,12 @@ class SlurmCluster(Cluster):
         executor.update_parameters(**self._parameters, slurm_signal_delay_s=delay, **more)
         return executor
 
-    def hand_over(self, jobs: Sequence[ClusterJob], list_file: Path, at_a_time: int) -> list[str]:
-        name = jobs[0].files.log.stem if len(jobs) == 1 else self.folder.parent.parent.name
+    def hand_over(self, commands: Sequence[Mapping[str, Any]], list_file: Path, at_a_time: int) -> list[str]:
+        name = Path(commands[0]["log"]).stem if len(commands) == 1 else self.folder.parent.parent.name
         executor = self.prepared(list_file, name=name, slurm_array_parallelism=at_a_time)
         try:
             with executor.batch():
-                submitted = [executor.submit(job) for job in jobs]
+                submitted = [executor.submit(run_command, command) for command in commands]
         except (OSError, utils.FailedSubmissionError, utils.FailedJobError) as error:  # the last is sbatch's own
             raise CannotStart(" ".join(str(error).split())) from error
         return [job.job_id for job in submitted]
@@ -93,16 +93,17 @@ class SlurmCluster(Cluster):
         if answer.exit_code != 0 and "Invalid job id" not in answer.stderr:
             raise NoAnswer(f"{program[0]}: {answer.why or ' '.join(answer.stderr.split())}")
         found = SlurmInfoWatcher().read_info(f"JobID|State|Reason\n{answer.stdout}")  # it knows what an array is called
-        return {job_id: _state(row["State"], row["Reason"]) for job_id, row in found.items()}
+        return {job_id: self._state(job_id, row["State"], row["Reason"]) for job_id, row in found.items()}
+
+    def _state(self, job_id: str, word: str, reason: str) -> ClusterJobState:
+        first, stderr = re.split(r"[ +]", word, maxsplit=1)[0], utils.JobPaths(self.folder, job_id).stderr
+        is_over = first in _IS_OVER
+        where = f", see {stderr}" if is_over and stderr.exists() else ""
+        return ClusterJobState(word, f"{reason}{where}", waits=first in _WAITS, is_over=is_over)
 
     def cancel(self, job_id: str) -> None:
         """Ask it to end; the cluster kills it after its KillWait (30 s)."""
         call(["scancel", job_id], _ANSWER_SECONDS)
-
-    def why(self, job_id: str) -> str:
-        """Return where its log is."""
-        stderr = utils.JobPaths(self.folder, job_id).stderr
-        return f"see {stderr}" if stderr.exists() else ""
 
 
 def _value(text: str) -> Any:
@@ -121,8 +122,3 @@ def _take_options(values: dict[str, Any], prefix: str) -> dict[str, Any]:
     names = [name for name in values if name.startswith(prefix)]
     found = {name.removeprefix(prefix): values.pop(name) for name in names}
     return {name: True if text == "true" else text for name, text in found.items() if text != "false"}
-
-
-def _state(word: str, reason: str) -> ClusterJobState:
-    first = re.split(r"[ +]", word, maxsplit=1)[0]
-    return ClusterJobState(word, reason, waits=first in _WAITS, is_over=first in _IS_OVER)

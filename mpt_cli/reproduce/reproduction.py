@@ -67,7 +67,7 @@ class FinishedProcess:
 
 def run_command(
     verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: Mapping[str, Any] | None = None
-) -> Command[RunDirectory]:
+) -> Command:
     """Return `mpt VERB overrides…` on the run directory, quiet, with its output in `log`.
 
     It gets as many threads and cores as the run of the environment.json `as_in` had, because sums depend on them.
@@ -76,7 +76,7 @@ def run_command(
     return Command(log.stem, words, run, log, environment=thread_variables(facts), cores=recorded_cores(facts))
 
 
-def read_finished(command: Command[RunDirectory], ending: Ending) -> FinishedProcess:
+def read_finished(command: Command, ending: Ending) -> FinishedProcess:
     """Return how the process ended; one that could not be started counts as failed for want of a file or of memory."""
     if ending.exit_code is None:
         return FinishedProcess(command.subject, BAD_DATA, ending.note)
@@ -182,7 +182,7 @@ def reproduce(
     After Ctrl-C no run is started, and an interrupted one has no result.
     """
 
-    def record(command: Command[RunDirectory], ending: Ending) -> None:
+    def record(command: Command, ending: Ending) -> None:
         if ending.cause in (None, "timeout"):
             number = numbers[command.name]
             before = results.get(number)
@@ -203,7 +203,7 @@ def reproduce(
 
 def _target_command(
     number: int, target: ReproduceTarget, folder: Path, logs: Path, retry: int
-) -> Command[RunDirectory]:
+) -> Command:
     # unique also where two recipes have one name
     run = RunDirectory(folder / f"{number}-{Path(target.name).stem}{f'-retry{retry}' if retry else ''}")
     overrides = [*target.words, format_override("run_dir", str(run.path))]

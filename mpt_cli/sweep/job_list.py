@@ -6,7 +6,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -111,12 +111,9 @@ class Job:
     @property
     def command(self) -> str:
         """Return the command that runs it outside the sweep, to the same bits where the job was deterministic."""
-        return self.with_variables(shell_command(self.verb, *self.words), _RESULT_VARIABLE, CONFIG_DIR)
-
-    def with_variables(self, command: str, *names: str) -> str:
-        """Return the command behind these variables of the job, as a shell takes them."""
+        names = _RESULT_VARIABLE, CONFIG_DIR
         kept = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items() if name in names]
-        return " ".join([*kept, command])
+        return " ".join([*kept, shell_command(self.verb, *self.words)])
 
 
 @dataclass(frozen=True)
@@ -190,21 +187,6 @@ def make_plan(
     if is_here:
         check_here(settings, say)
     return _plan_of(points, settings, say)
-
-
-def grow_plan(plan: SweepPlan, more: SweepPlan) -> SweepPlan:
-    """Return the plan with those jobs of `more` whose configuration none of its own has."""
-    known = {*map(repr, load_each(job.words for job in plan.jobs))}
-    asked = load_each(job.words for job in more.jobs)
-    new = [job for job, settings in zip(more.jobs, asked, strict=True) if repr(settings) not in known]
-    every = [*plan.jobs, *new]
-    varied = [*dict.fromkeys([*plan.varied, *varied_keys(job.words for job in every)])]
-    jobs = []
-    for number, job in enumerate(every, 1):
-        overrides = varied_values(job.words, varied)
-        name = job.name if number <= len(plan.jobs) else job_name(number, overrides)
-        jobs.append(replace(job, number=number, name=name, overrides=overrides))
-    return replace(plan, varied=varied, jobs=jobs)
 
 
 def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None:

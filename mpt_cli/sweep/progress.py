@@ -3,8 +3,10 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import starmap
 from typing import Any, Self, TextIO, TypeVar
 
 from rich.live import Live
@@ -65,14 +67,18 @@ class Screen:
 PLAIN_SECONDS, LIVE_SECONDS = 30.0, 0.5  # between two looks at what runs: as lines that stay, and as lines that change
 
 
-class RunningLines:
-    """What runs just now: in a terminal below the lines that stay, changed in place; elsewhere said again now and then.
-    A context manager: it gives the terminal back."""
+class JobLines:
+    """The jobs of a sweep, as the process that runs it and one that watches show them: a line that stays for each that
+    has ended; what runs just now in a terminal below these, changed in place, elsewhere said again now and then.
 
-    def __init__(self, screen: Screen) -> None:
-        self.screen = screen
+    A context manager: it gives the terminal back.
+    """
+
+    def __init__(self, screen: Screen, sweep: SweepDirectory, count: int) -> None:
+        self.screen, self._sweep, self._count = screen, sweep, count
         self._live = None if screen.live is None else Live(console=screen.live, transient=True)
         self._shown_at = -math.inf
+        self._ended: dict[str, JobResult] = {}
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -83,67 +89,53 @@ class RunningLines:
         if self._live is not None:
             self._live.stop()
 
+    def tell(self, result: JobResult) -> None:
+        """Say how a job ended, once."""
+        if self._ended.get(result.job.name) != result:
+            self._ended[result.job.name] = result
+            place = f"[{len(self._ended):>{len(str(self._count))}}/{self._count}]"
+            self.screen.say(f"{place} {format_result(result)}", "" if result.is_good else "red")
+
     @property
     def is_due(self) -> bool:
         return time.monotonic() - self._shown_at >= (PLAIN_SECONDS if self._live is None else LIVE_SECONDS)
 
-    def show(self, lines: Sequence[str]) -> None:
+    def show(self, jobs: Iterable[tuple[Job, str, float | None]]) -> None:
+        """Show the jobs that have not ended: what a cluster says of each while it waits, else its seconds, if they are
+        known.
+        """
         self._shown_at = time.monotonic()
+        lines = [*starmap(partial(format_job, self._sweep), jobs), self.overall()]
         if self._live is not None:
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"))
             return
         for line in lines:
             self.screen.say(line)
 
+    def overall(self) -> str:
+        """Return how many jobs are done, and how long one takes."""
+        bad = sum(not result.is_good for result in self._ended.values())
+        seconds = [result.seconds for result in self._ended.values() if result.seconds is not None]
+        parts = [f"{len(self._ended)} of {self._count} jobs done"]
+        parts += [f"{bad} not good"] if bad else []
+        parts += [f"{format_seconds(statistics.fmean(seconds))} each"] if seconds else []
+        return ", ".join(parts)
 
-class SweepProgress(RunningLines, Observer[Job]):
+
+class SweepProgress(JobLines, Observer):
     """Shows the queue on `screen`."""
 
-    def __init__(self, screen: Screen, sweep: SweepDirectory, count: int, workers: int) -> None:
-        super().__init__(screen)
-        self._shown_at = time.monotonic()
-        self._sweep, self._count, self._workers = sweep, count, workers
-        self._done: list[float] = []  # seconds of each job that has ended
-        self._failed = 0
-        self._is_ending = False
+    _is_ending = False
 
-    def started(self, running: Running[Job]) -> None:
-        if self.screen.live is None:
-            word = "submitted" if running.waits_for else "started"
-            self.screen.say(f"{self._place()} {word:<9} {running.command.name}")
-
-    def tick(self, running: Sequence[Running[Job]]) -> None:
+    def tick(self, running: Sequence[Running]) -> None:
         if not self._is_ending and any(child.cause == "interrupt" for child in running):
             self._is_ending = True
             self.screen.say("ending the running jobs, with a checkpoint of each that trains; Ctrl-C again kills them")
-        if self.is_due:
-            lines = [
-                format_job(self._sweep, child.command.subject, child.waits_for, child.seconds) for child in running
-            ]
-            self.show([*lines, self.overall(running)])
+        if self.is_due and running:
+            self.show((child.command.subject, child.waits_for, child.seconds) for child in running)
 
-    def ended(self, command: Command[Job], ending: Ending) -> None:
-        self._done.append(ending.seconds)
-        result = read_job(self._sweep, command.subject)
-        self._failed += not result.is_good
-        self.screen.say(f"{self._place()} {format_result(result)}", "" if result.is_good else "red")
-
-    def _place(self) -> str:
-        width = len(str(self._count))
-        return f"[{len(self._done):>{width}}/{self._count}]"
-
-    def overall(self, running: Sequence[Running[Job]]) -> str:
-        """Return how many jobs are done, and about how long the others take by the mean of these, less what running
-        jobs have had.
-        """
-        parts = [f"{len(self._done)} of {self._count} jobs done"]
-        parts += [f"{self._failed} not good"] if self._failed else []
-        if self._done:
-            mean = statistics.fmean(self._done)
-            spent = sum(min(mean, child.seconds) for child in running)
-            seconds = max(0.0, mean * (self._count - len(self._done)) - spent) / self._workers
-            parts.append(f"about {format_seconds(seconds)} left")
-        return ", ".join(parts)
+    def ended(self, command: Command, ending: Ending) -> None:
+        self.tell(read_job(self._sweep, command.subject))
 
 
 def format_job(sweep: SweepDirectory, job: Job, waits_for: str = "", seconds: float | None = None) -> str:

@@ -15,7 +15,7 @@ from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.picture import MOST_DRAWN, Picture
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
-from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
+from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN, SEED, Configuration, JobResult, JobResults, SweepResults
 from mpt_cli.sweep.hyperparameters import importances, job_label, parallel_chart
 from mpt_cli.sweep.paired import FEWEST_SEEDS, LEVEL, MOST_SEEDS, count_seeds
@@ -166,7 +166,7 @@ def best_lines(found: SweepResults) -> list[str]:
     return [
         _line(title, f"{best.job.name}, {_reached(found, best)}"),
         _line("", best.job.command),
-        *(_line("", line) for line in (lead_sentence(found), seeds_command(found)) if line),
+        _line("", lead_sentence(found)),
     ]
 
 
@@ -212,17 +212,6 @@ def _names(rows: Sequence[Configuration]) -> str:
     """Return the names of configurations by what they vary."""
     named = [job_label(row.results[0], SEED) or "the other" for row in rows]
     return "; ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else "")
-
-
-def seeds_command(found: SweepResults) -> str:
-    """Return the command for as many seeds as may tell the first from the others; empty where that is told, or nothing
-    would, and after a search, which takes no further seeds.
-    """
-    wanted = found.first_place.seeds if len(found.ranked[0].finished) >= FEWEST_SEEDS else FEWEST_SEEDS
-    if not found.first_place.not_told_apart or wanted is None or found.plan.search is not None:
-        return ""
-    command = shell_command("sweep", "--resume", found.directory.path, f"{SEED}=range({wanted})")
-    return found.plan.jobs[0].with_variables(command, CONFIG_DIR)
 
 
 def ending_lines(found: JobResults, page: Path | None = None) -> list[str]:
@@ -303,7 +292,6 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
         kind="bad" if best is None else "good" if found.first_place.is_shown else "",
         counts=f"{'' if best is None else lead_sentence(found) + ' '}{counts_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
-        seeds_command="" if best is None else seeds_command(found),
         configurations=PageTable(
             "In order of their rank; a rank leads to its first run",
             columns(found),

@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import OK, DataError, config_error
-from mpt_cli.jobs.capacity import cores_each
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher
-from mpt_cli.jobs.local_processes import CannotStart, Command, Ending, Executor, Limits, mpt_command
+from mpt_cli.jobs.local_processes import CannotStart, Command, Ending, Limits, mpt_command
 from mpt_cli.jobs.queue import Queue
-from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.directory import (
     FAILED,
-    FINISHED,
     JobResult,
     SweepDirectory,
     SweepResults,
@@ -29,13 +26,12 @@ from mpt_cli.sweep.directory import (
     read_results,
     sweep_exit_code,
 )
-from mpt_cli.sweep.job_list import Job, Search, SweepPlan, choose_objective, grow_plan, job_count, make_plan
-from mpt_cli.sweep.overrides import override_key, values_of
+from mpt_cli.sweep.job_list import Job, Search, SweepPlan, job_count, make_plan
+from mpt_cli.sweep.overrides import values_of
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.recipe_sweep_section import swept_words
 from mpt_cli.sweep.report import write_results
 
-NO_METRIC = "the first training of the script reported no metric, as a loop without fit"
 Launch = Callable[[Job, Path], Sequence[str]]
 
 
@@ -71,11 +67,9 @@ class Options:
 
     def limits(self, jobs: Sequence[Job], count: int) -> Limits:
         """Return the limits for so many jobs, of which these are known."""
-        has_pool = self.launcher.is_here and (not jobs or any(job.gpus for job in jobs))
-        gpus = visible_gpus(environ) if has_pool else []
-        workers = max(1, min(self.workers or self.launcher.workers(count, len(gpus)), count))
-        cores = cores_each(workers) if self.launcher.is_here else None
-        return Limits(workers, gpus, cores, self.timeout_seconds, self.grace_seconds)
+        wants_gpus = not jobs or any(job.gpus for job in jobs)
+        workers = max(1, min(self.workers or self.launcher.workers(count, wants_gpus), count))
+        return Limits(workers, self.timeout_seconds, self.grace_seconds)
 
     def job_environment(self, workers: int) -> dict[str, str]:
         """Return the variables that give each of several jobs at a time its share, and the folders it finds its files
@@ -124,73 +118,43 @@ def plan_new(
     return replace(plan, facts=plan_facts(["mpt", "sweep", *overrides], options)), path
 
 
-def resume_sweep(
-    path: str, options: Options, screen: Screen, trials: int | None = None, words: Sequence[str] = ()
-) -> tuple[SweepResults, int]:
+def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options) -> SweepPlan:
+    """Write the plan, with the share of the cores of each job, and return it so."""
+    shared = options.job_environment(options.limits(plan.jobs, plan.wanted).workers)
+    plan = replace(plan, jobs=[replace(job, environment=shared) for job in plan.jobs])
+    sweep.write_plan(plan)
+    return plan
+
+
+def resume_sweep(path: str, options: Options, screen: Screen, trials: int | None = None) -> tuple[SweepResults, int]:
     """Run what is missing or not good in an earlier sweep. A failed job starts afresh, an interrupted one continues.
 
-    `trials` is how many a search is to have in all; `words` say what a grid is to vary besides: each in place of the
-    sweep's own of that key.
+    `trials` is how many a search is to have in all.
     """
     sweep = SweepDirectory.open(path)
     with sweep.lock():
-        before = sweep.read_plan()
-        plan = changed_plan(sweep, before, options, screen, trials, words)
+        plan = read_plan_again(sweep, options, trials)
         options.check_detach(plan.search)
         if plan.search is not None:
             plan.search.check()
-        return _run(sweep, begin(sweep, plan, options, len(before.jobs)), options, screen)
+        sweep.write_plan(plan)
+        return _run(sweep, plan, options, screen)
 
 
-def changed_plan(
-    sweep: SweepDirectory,
-    plan: SweepPlan,
-    options: Options,
-    screen: Screen,
-    trials: int | None = None,
-    words: Sequence[str] = (),
-) -> SweepPlan:
-    """Return the plan with what the command line changes in it."""
-    if options.objective is not None:
-        plan = _with_objective(sweep, plan, options.objective)
-    if plan.search is not None and words:
-        rule = "must be given without words where the sweep is a search: it continues in its original space."
-        raise config_error("--resume", rule, " ".join(words), "--trials N makes it longer.")
+def read_plan_again(sweep: SweepDirectory, options: Options, trials: int | None) -> SweepPlan:
+    """Return the plan with what the command line changes in it; ConfigError where that can't be changed."""
+    plan, objective = sweep.read_plan(), options.objective
+    if objective is not None:
+        if plan.search is not None:
+            again = shell_command("report", sweep.path)
+            rule = "must be left out where a search goes on."
+            raise config_error("--objective", rule, objective, f"`{again} --objective …` ranks by another.")
+        read_results(sweep, objective)  # ConfigError where no job reports it
+        plan = replace(plan, facts={**plan.facts, "objective": objective})
     if trials is not None:
         if plan.search is None:
             raise config_error("--trials", "is for a sweep that was begun with it.", trials)
         plan = replace(plan, search=replace(plan.search, trials=trials))
-    if not words:
-        return plan
-    given = {*map(override_key, words)}
-    own = split_overrides(plan.facts["command_line"][2:])[0]
-    asked = [*(word for word in own if override_key(word) not in given), *words]
-    with swept_words(asked) as grids:
-        more = make_plan(*grids, is_here=options.launcher.is_here, say=screen.say)
-    grown = grow_plan(plan, more)
-    count = len(grown.jobs) - len(plan.jobs)
-    screen.say(f"{job_count(count)} more, {len(more.jobs) - count} there already")
-    return grown
-
-
-def _with_objective(sweep: SweepDirectory, plan: SweepPlan, objective: str) -> SweepPlan:
-    """Return the plan ranked by another objective; ConfigError where no job reports it, and for a search that has used
-    one already.
-    """
-    results = read_results(sweep, objective).results
-    used = choose_objective(plan.facts["objective"], [])
-    if plan.search is not None and any(used.value(result.summary) is not None for result in results):
-        rule, again = f"must stay {used.name} where a search goes on.", shell_command("report", sweep.path)
-        raise config_error("--objective", rule, objective, f"`{again} --objective …` ranks by another.")
-    return replace(plan, facts={**plan.facts, "objective": objective})
-
-
-def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options, begun: int = 0) -> SweepPlan:
-    """Write the plan, with the share of the cores of each job behind those that have `begun`; return it so."""
-    shared = options.job_environment(options.limits(plan.jobs, plan.wanted - begun).workers)
-    new = [replace(job, environment=shared) for job in plan.jobs[begun:]]
-    plan = replace(plan, jobs=[*plan.jobs[:begun], *new])
-    sweep.write_plan(plan)
     return plan
 
 
@@ -201,9 +165,7 @@ def _run(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Scree
     finally:
         found = read_results(sweep)
         write_results(found)
-    if options.detach:
-        return found, OK
-    return found, exit_code(stopped_by, found.results)
+    return found, OK if options.detach else exit_code(stopped_by, found.results)
 
 
 @dataclass(frozen=True)
@@ -214,11 +176,6 @@ class SweepRun:
     plan: SweepPlan
     options: Options
     screen: Screen
-
-    @property
-    def working_directory(self) -> Path:
-        """Return the directory that the sweep was started in."""
-        return Path(self.plan.facts["working_directory"])
 
     def run(self) -> signal.Signals | None:
         """Run the jobs of the plan that are not good yet, and those that its search makes after them, each as a process
@@ -232,69 +189,55 @@ class SweepRun:
         if plan.search is not None:
             from mpt_cli.sweep.search import SearchJobs
 
-            shared = left[0].environment if left else self.options.job_environment(limits.workers)
-            search = SearchJobs(sweep, plan, plan.search, shared)
+            search = SearchJobs(sweep, plan, plan.search, self.options.job_environment(limits.workers))
             search.tell_ended_jobs()
         if not count:
             say(f"{sweep.path}: nothing is left to run")
             return None
         say(f"{job_count(count)}, {limits.workers} at a time, in {sweep.path}")
-        executor = self.options.launcher.executor(sweep.path / "logs")
-        known = self._commands_of(left, executor)
-        going_on = sum(command.is_submitted for command in known)
-        if going_on:
-            say(f"{job_count(going_on)} of them were submitted before and are waited for")
+        executor = self.options.launcher.executor(sweep.path / "logs", limits.workers)
+        under_way = executor.under_way([sweep.log(job) for job in left if sweep.read_ending(job) is None])
+        fresh = [job for job in left if sweep.log(job) not in under_way]
+        self._make_way(fresh)
+        if under_way:
+            say(f"{job_count(len(under_way))} of them were submitted before and are waited for")
         if self.options.detach and isinstance(executor, Cluster):
-            say(self._hand_over([command for command in known if not command.is_submitted], limits, executor))
+            say(self._hand_over([*map(self._command, fresh)], limits, executor))
             return None
-        limits = replace(limits, workers=max(limits.workers, going_on))
-        with SweepProgress(self.screen, sweep, count, limits.workers) as progress:
+        limits = replace(limits, workers=max(limits.workers, len(under_way)))
+        jobs = chain((job for job in left if job not in fresh), fresh, search.new_jobs() if search else ())
+        with SweepProgress(self.screen, sweep, count) as progress:
             queue = Queue(limits, executor, self._record, [progress, *([search] if search else [])])
-            stopped_by = queue.run(chain(known, map(self._command, search.new_jobs() if search else ())))
+            stopped_by = queue.run(map(self._command, jobs))
         if stopped_by is None and search is not None and (why := search.missing_trials_sentence()):
             say(why)
         return stopped_by
 
-    def _commands_of(self, jobs: Sequence[Job], executor: Executor) -> list[Command[Job]]:
-        """Return the commands of these jobs. Those that a cluster still has are only waited for; the runs of failed
-        ones are set aside. DataError where one runs that the cluster does not have.
+    def _make_way(self, jobs: Sequence[Job]) -> None:
+        """Have these jobs count as not run, and set the runs of failed ones aside. DataError where one runs that nobody
+        here knows of.
         """
         sweep = self.sweep
-        under_way = executor.under_way([sweep.log(job) for job in jobs if sweep.read_ending(job) is None])
-        fresh = [job for job in jobs if sweep.log(job) not in under_way]
-        for run in map(sweep.run, fresh):
+        for run in map(sweep.run, jobs):
             if run.lock_file.exists():
                 with run.lock():
                     pass
-        for job in fresh:
+        for job in jobs:
             if read_job(sweep, job).status == FAILED:
                 sweep.set_aside(job)
-        made = [self._command(job, is_submitted=sweep.log(job) in under_way) for job in jobs]
-        return sorted(made, key=lambda command: not command.is_submitted)
+            sweep.ending_json(job).unlink(missing_ok=True)
 
-    def _command(self, job: Job, is_submitted: bool = False) -> Command[Job]:
-        sweep, cwd = self.sweep, self.working_directory
-        if not is_submitted:
-            sweep.ending_json(job).unlink(missing_ok=True)  # from here on the job counts as not run
+    def _command(self, job: Job) -> Command:
+        """Return the command of a job, run in the directory that the sweep was started in."""
+        sweep, cwd = self.sweep, Path(self.plan.facts["working_directory"])
         run_dir = (sweep.path if cwd == Path.cwd() else sweep.path.resolve()) / job.name
-        arguments, log = self.options.launch(job, run_dir), sweep.log(job)
-        return Command(job.name, arguments, job, log, cwd, job.environment, job.gpus, is_submitted=is_submitted)
+        arguments = self.options.launch(job, run_dir)
+        return Command(job.name, arguments, job, sweep.log(job), cwd, job.environment, job.gpus)
 
-    def _record(self, command: Command[Job], ending: Ending) -> None:
+    def _record(self, command: Command, ending: Ending) -> None:
         self.sweep.write_ending(command.subject, ending)
-        if command.subject.verb == "run":
-            self._check_objective(read_job(self.sweep, command.subject))
 
-    def _check_objective(self, result: JobResult) -> None:
-        """Raise ConfigError for an objective that a script does not report; say so where none was asked for. What it
-        reports is known once it has run."""
-        if result.status != FINISHED:
-            return
-        objective = choose_objective(self.plan.facts["objective"], [result.summary])
-        if objective.value(result.summary) is None and result.job == self.plan.jobs[0]:
-            self.screen.say(f"quality can't be compared: {NO_METRIC}. The rest is: speed, memory, skips")
-
-    def _hand_over(self, commands: Sequence[Command[Job]], limits: Limits, cluster: Cluster) -> str:
+    def _hand_over(self, commands: Sequence[Command], limits: Limits, cluster: Cluster) -> str:
         """Submit them; return as what, and how to see them."""
         try:
             job_ids = cluster.submit(commands, limits.workers) if commands else []

@@ -234,7 +234,7 @@ def _pruner(name: str | None) -> optuna.pruners.BasePruner:
     return builders.get(name, optuna.pruners.NopPruner)()
 
 
-class SearchJobs(Observer[Job]):
+class SearchJobs(Observer):
     """The jobs of a search: makes one after another, and tells the study what became of each. `plan` is the sweep's as
     it stands, which is written again with each new job; new jobs have the environment of `shared`.
     """
@@ -284,7 +284,7 @@ class SearchJobs(Observer[Job]):
             elif trial.state == TrialState.RUNNING:
                 self._tell(number)
 
-    def tick(self, running: Sequence[Running[Job]]) -> None:
+    def tick(self, running: Sequence[Running]) -> None:
         if self._search.pruner is None or time.monotonic() - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
@@ -298,7 +298,7 @@ class SearchJobs(Observer[Job]):
     def _course(self, job: Job, objective: Objective) -> list[float]:
         return [*map(objective.sort_key, metric_by_epoch(self.sweep.run(job).metrics_jsonl, objective.name))]
 
-    def ended(self, command: Command[Job], ending: Ending) -> None:
+    def ended(self, command: Command, ending: Ending) -> None:
         self._tell(command.subject.number)
 
     def _tell(self, number: int) -> None:

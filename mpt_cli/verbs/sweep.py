@@ -21,8 +21,8 @@ from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import print_results, results_dict
 from mpt_cli.sweep.run import (
     Options,
-    changed_plan,
     plan_new,
+    read_plan_again,
     resume_sweep,
     start_sweep,
 )
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     words, launcher_words = split_launcher_overrides(arguments.overrides)
-    search = _check_sweep(arguments)
+    search = _check_sweep(arguments, words)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(
         arguments.jobs,
@@ -47,7 +47,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _dry_run(arguments, words, options, search, screen)
     found, code = (
-        resume_sweep(arguments.resume, options, screen, arguments.trials, words)
+        resume_sweep(arguments.resume, options, screen, arguments.trials)
         if arguments.resume
         else start_sweep(words, options, screen, search)
     )
@@ -71,7 +71,7 @@ def _dry_run(
 ) -> int:
     if arguments.resume:
         sweep = SweepDirectory.open(arguments.resume)
-        plan = changed_plan(sweep, sweep.read_plan(), options, screen, arguments.trials, words)
+        plan = read_plan_again(sweep, options, arguments.trials)
         plan = replace(plan, jobs=[job for job in plan.jobs if not read_job(sweep, job).is_good])
     else:
         plan, path = plan_new(words, options, search, screen)
@@ -91,7 +91,7 @@ def _problems_of_jobs(arguments: argparse.Namespace) -> list[Problem]:
     return problems
 
 
-def _check_sweep(arguments: argparse.Namespace) -> Search | None:
+def _check_sweep(arguments: argparse.Namespace, words: list[str]) -> Search | None:
     """Return the search that the options ask for, None for a grid and where a sweep is resumed."""
     problems = [*_problems_of_jobs(arguments), *minimum_problems(1, trials=arguments.trials)]
     given = {name: getattr(arguments, name) for name in ("sampler", "sampler_seed", "pruner")}
@@ -100,6 +100,9 @@ def _check_sweep(arguments: argparse.Namespace) -> Search | None:
     if not is_new_search:
         rule = "is for a new search: give --trials too, and no --resume."
         problems += [Problem(f"--{name.replace('_', '-')}", rule, value) for name, value in given.items()]
+    if arguments.resume is not None and words:
+        remedy = "Other jobs are a new sweep."
+        problems.append(Problem("--resume", "must be given without overrides.", " ".join(words), remedy))
     raise_problems(problems)
     return Search(arguments.trials, **given) if is_new_search else None
 

@@ -78,8 +78,8 @@ def _print_new_lines(path: Path, offset: int) -> int:
 
 
 def _watch_sweep(path: Path) -> int:
-    from mpt_cli.sweep.directory import NOT_RUN, RUNNING, WAITING, JobResult, sweep_exit_code
-    from mpt_cli.sweep.progress import RunningLines, Screen, find_cluster, format_job, format_result, job_states
+    from mpt_cli.sweep.directory import NOT_RUN, RUNNING, WAITING, sweep_exit_code
+    from mpt_cli.sweep.progress import JobLines, Screen, find_cluster, job_states
     from mpt_cli.verbs.report import result_kind
 
     kind = result_kind(path)
@@ -87,24 +87,19 @@ def _watch_sweep(path: Path) -> int:
         why = "it has no config.yaml, sweep.json or compare.json" if path.is_dir() else "it does not exist"
         raise DataError(f"{path} is not the directory of a run, a sweep or a comparison: {why}.")
     sweep = kind.directory(path)
-    screen = Screen(sys.stdout)
-    told: dict[str, JobResult] = {}
-    cluster = find_cluster(sweep)
-    with RunningLines(screen) as below:
+    screen, cluster = Screen(sys.stdout), find_cluster(sweep)
+    with JobLines(screen, sweep, sweep.read_plan().wanted) as lines:
         for abandoned in watch_directory(path, SWEEP_LOOK_SECONDS):
             jobs = job_states(sweep, cluster)
             running = [job for job in jobs if job.status == RUNNING]
             queued = [job for job in jobs if job.status == WAITING]
             results = [job for job in jobs if job.status not in (RUNNING, WAITING, NOT_RUN)]
             for result in results:
-                if told.get(result.job.name) != result:
-                    told[result.job.name] = result
-                    screen.say(format_result(result), "" if result.is_good else "red")
+                lines.tell(result)
             if abandoned >= LOOKS_TO_BE_SURE and not running and not queued:
                 break
-            if below.is_due:
-                lines = [format_job(sweep, each.job, each.reason) for each in [*running, *queued[:MOST_QUEUED]]]
-                below.show([*lines, f"{len(results)} of {len(jobs)} jobs done, {len(running)} running"])
+            if lines.is_due:
+                lines.show((each.job, each.reason, None) for each in [*running, *queued[:MOST_QUEUED]])
     code = sweep_exit_code(results) if len(results) == len(jobs) else TERMINATED
     kind.print_table(kind.read(sweep), screen, None)
     return code

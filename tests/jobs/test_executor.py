@@ -11,16 +11,14 @@ import time
 import pytest
 from command import is_alive, wait_for
 
-from mpt_cli.jobs.capacity import Share
 from mpt_cli.jobs.local_processes import Command, LocalExecutor, call
 from mpt_cli.jobs.queue import run_one
 
 PARENT = """
 import sys, time
-from mpt_cli.jobs.capacity import Share
 from mpt_cli.jobs.local_processes import Command, LocalExecutor
 executor = LocalExecutor()
-handles = [executor.start(Command(str(i), ["sh", "-c", "echo $$ >> pids; trap '' TERM; sleep 60"], None, "log"), Share())
+handles = [executor.start(Command(str(i), ["sh", "-c", "echo $$ >> pids; trap '' TERM; sleep 60"], None, "log"))
            for i in range(3)]
 handles[1].kill()
 while handles[1].poll() is None:
@@ -56,7 +54,7 @@ def test_a_command_has_its_folder_log_and_environment_a_group_of_its_own_and_ign
     command = Command(
         "one", [sys.executable, "-c", SHOWN, "a b"], None, tmp_path / "log", cwd=tmp_path, environment={"A.B": "c"}
     )
-    handle = LocalExecutor().start(command, Share())
+    handle = LocalExecutor().start(command)
     wait_for(lambda: handle.poll() is not None)
     assert handle.poll() == 0
     python = [signal.SIGPIPE, signal.SIGXFSZ]  # those that Python itself ignores

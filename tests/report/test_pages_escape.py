@@ -77,7 +77,6 @@ def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show():
         kind="good",
         counts=EVIL,
         best_command=[EVIL],
-        seeds_command=EVIL,
         configurations=TABLE,
         lines=2,
         importances=[Importance(EVIL, 0.5, 0.1), Importance(EVIL)],

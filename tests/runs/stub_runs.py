@@ -5,7 +5,6 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from mpt_cli.jobs.capacity import Share
 from mpt_cli.jobs.local_processes import Command, Running
 
 SUMMARY: dict[str, Any] = {
@@ -55,7 +54,7 @@ class StubExecutor(contextlib.nullcontext):
     def __enter__(self) -> "StubExecutor":
         return self
 
-    def start(self, command: Command, share: Share) -> StubRun:
-        run = StubRun(command, share)
+    def start(self, command: Command) -> StubRun:
+        run = StubRun(command)
         run.code = self.run(command)
         return run

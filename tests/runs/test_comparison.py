@@ -67,7 +67,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stand-ins for the three runs: how the whole one ends, and what the resumed one does differently."""
     plan: dict[str, Any] = {"status": "finished", "steps": 10, "changes": {}, "killed": -9}
 
-    def run_one(command: Command[RunDirectory], _: Executor) -> Ending:
+    def run_one(command: Command, _: Executor) -> Ending:
         assert command.log is not None
         if "__killed" in command.arguments:
             command.log.write_text("mpt: it ended\n")

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import stub_job
 from command import is_alive, wait_for
 
-from mpt_cli.jobs.capacity import Share
 from mpt_cli.jobs.launchers import LocalLauncher, SubmititLauncher
 from mpt_cli.jobs.local_processes import Command, Executor, Running
 from mpt_cli.sweep.directory import SweepResults
@@ -32,7 +32,7 @@ def stub_command(run_dir: Path, manner: str = "good", value: float = 0.5) -> lis
     return [sys.executable, "-S", str(STUB), manner, str(run_dir), str(value)]
 
 
-def stub_work(folder: Path, number: int, manner: str = "good", gpus: int = 0) -> Command[Job]:
+def stub_work(folder: Path, number: int, manner: str = "good", gpus: int = 0) -> Command:
     job = Job(number, f"{number:03d}-stub", {"seed": str(number)}, ["conf=digits_mlp", f"seed={number}"], gpus)
     return Command(job.name, stub_command(folder / job.name, manner), job, folder / f"{job.name}.log", gpus=gpus)
 
@@ -55,9 +55,9 @@ class InProcess(Executor):
 
     poll_seconds = 0.0
 
-    def start(self, command: Command, share: Share) -> Ended:
+    def start(self, command: Command) -> Ended:
         *_, manner, run_dir, value = command.arguments
-        running = Ended(command, share)
+        running = Ended(command)
         with command.log.open("w") as log, contextlib.redirect_stderr(log):
             try:
                 stub_job.main(manner, Path(run_dir), float(value))
@@ -67,26 +67,30 @@ class InProcess(Executor):
 
 
 class Here(LocalLauncher):
-    def executor(self, folder: Path) -> Executor:
+    def executor(self, folder: Path, workers: int = 1) -> Executor:
         return InProcess()
 
 
 class SubmititHere(SubmititLauncher):
     """Processes of this machine, which submitit starts: what is handed over and read back is as on Slurm."""
 
-    def executor(self, folder: Path) -> Executor:
+    def executor(self, folder: Path, workers: int = 1) -> Executor:
         from mpt_cli.jobs.cluster import ClusterJobState
         from mpt_cli.jobs.submitit_executor import SlurmCluster
 
         class Processes(SlurmCluster):
             kind, poll_seconds = "local", 0.2
+            cancelled: ClassVar[set[str]] = set()
 
             def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
                 return {job_id: ClusterJobState("RUNNING") for job_id in job_ids if is_alive(int(job_id))}
 
             def cancel(self, job_id: str) -> None:
+                """As Slurm does, end by force what was asked to end before."""
+                number = signal.SIGKILL if job_id in self.cancelled else signal.SIGTERM
+                self.cancelled.add(job_id)
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(job_id), signal.SIGTERM)
+                    os.kill(int(job_id), number)
 
         return Processes(self.settings, folder / self.name)
 
@@ -102,11 +106,9 @@ class Stubs:
     def start(self, words: Sequence[str], search: Search | None = None, **options: object) -> tuple[SweepResults, int]:
         return self._run(lambda own, screen: start_sweep(words, own, screen, search), options)
 
-    def resume(
-        self, path: Path, words: Sequence[str] = (), trials: int | None = None, **options: object
-    ) -> tuple[SweepResults, int]:
+    def resume(self, path: Path, trials: int | None = None, **options: object) -> tuple[SweepResults, int]:
         (path / "started.txt").unlink(missing_ok=True)
-        return self._run(lambda own, screen: resume_sweep(str(path), own, screen, trials, words), options)
+        return self._run(lambda own, screen: resume_sweep(str(path), own, screen, trials), options)
 
     def _run(
         self, run: Callable[[Options, Screen], tuple[SweepResults, int]], options: dict[str, object]

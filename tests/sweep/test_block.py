@@ -1,10 +1,9 @@
-"""A sweep in a file, what words make of it, and a finished sweep that grows."""
+"""A sweep in a file, and what words make of it."""
 
 from pathlib import Path
 
 import pytest
 from stub_job import FINISHED
-from sweep_stubs import started
 
 from mpt_cli import training_run
 from mpt_cli.cli import main
@@ -191,33 +190,3 @@ def test_what_was_said_of_the_jobs_is_said_again_when_the_sweep_is_resumed(stubs
     found, code = stubs.resume(tmp_path / "s", timeout_seconds=0.5)
     assert (code, [result.status for result in found.results]) == (143, ["timed out"])
     assert found.results[0].reason == "it was still running after 0.5 s" and found.objective.name == "skipped_steps"
-
-
-@pytest.mark.slow
-def test_a_sweep_grows_with_a_larger_file(stubs, tmp_path) -> None:
-    Path("mine.yaml").write_text(f"{BASE}sweep: {{trainer.batch_size: [8], seed: [0]}}\n")
-    stubs.start(["conf=./mine.yaml", "trainer.max_steps=3", "sweep_dir=s"])
-    Path("mine.yaml").write_text(f"{BASE}sweep: {{trainer.batch_size: [8, 16], seed: [0, 1]}}\n")
-    found, code = stubs.resume(tmp_path / "s", ["conf=./mine.yaml"])
-    assert code == 0 and len(found.results) == 4 and "3 jobs more, 1 there already" in stubs.said
-    assert all("trainer.max_steps=3" in result.job.words for result in found.results)
-    assert {tuple(result.job.overrides.values()) for result in found.results} == {
-        (size, seed) for size in ("8", "16") for seed in ("0", "1")
-    }
-
-
-@pytest.mark.slow
-def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys) -> None:
-    stubs.start(["conf=digits_mlp", "seed=1,2", f"sweep_dir={tmp_path}/s"])
-    found, code = stubs.resume(tmp_path / "s", ["seed=2,3"])
-    assert code == 0 and "1 job more, 1 there already" in stubs.said
-    assert [job.overrides for job in found.plan.jobs] == [{"seed": "1"}, {"seed": "2"}, {"seed": "3"}]
-    assert [name[:3] for name in started(tmp_path / "s")] == ["003"]
-    plan = (tmp_path / "s" / "sweep.json").read_text()
-    assert main(["sweep", "--resume", "s", "trainer.batch_size=16", "--dry-run"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == 4 and shown[1].split()[0] == "004-seed-1_batch_size-16"
-    assert (tmp_path / "s" / "sweep.json").read_text() == plan
-    found, _ = stubs.resume(tmp_path / "s", ["trainer.batch_size=16"])  # what was the same for all is varied now
-    assert found.plan.varied == ["seed", "trainer.batch_size"]
-    assert sorted(len(row.results) for row in found.configurations) == [2, 3]  # of the seeds it began with

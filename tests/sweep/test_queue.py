@@ -21,23 +21,18 @@ class Record(Observer):
 
     def __init__(self) -> None:
         self.endings: dict[int, Ending] = {}
-        self.running: set[str] = set()
         self.most_running = 0
 
     def __call__(self, command: Command, ending: Ending) -> None:
         self.endings[command.subject.number] = ending
 
-    def started(self, running) -> None:
-        self.running.add(running.command.name)
-        self.most_running = max(self.most_running, len(self.running))
-
-    def ended(self, command: Command, ending: Ending) -> None:
-        self.running.discard(command.name)
+    def tick(self, running) -> None:
+        self.most_running = max(self.most_running, len(running))
 
 
-def run_queue(work, **limits) -> tuple[Record, signal.Signals | None]:
+def run_queue(work, executor=None, **limits) -> tuple[Record, signal.Signals | None]:
     record = Record()
-    return record, Queue(Limits(**limits), LocalExecutor(), record, [record]).run(work)
+    return record, Queue(Limits(**limits), executor or LocalExecutor(), record, [record]).run(work)
 
 
 MEETS = """import pathlib, sys, time
@@ -72,7 +67,7 @@ def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp
         )
         for number in range(4)
     ]
-    run_queue(work, workers=2, cores_each=1)
+    run_queue(work, LocalExecutor(2, cores_each=1), workers=2)
     used = [(tmp_path / f"{number}.log").read_text().strip() for number in range(4)]
     expected = [str([core]) for core in (sorted(own) * 2)[:2]]
     assert sorted(used[:2]) == sorted(expected) == sorted(used[2:])
@@ -107,10 +102,12 @@ def test_a_second_ctrl_c_kills(tmp_path):
     assert (record.endings[1].exit_code, record.endings[1].cause) == (-9, "interrupt")
 
 
-def test_a_job_gets_as_many_gpus_as_it_wants_none_on_request_and_the_environment_it_is_given(tmp_path):
-    run_queue([stub_work(tmp_path, 1, gpus=0), stub_work(tmp_path, 2, gpus=9)], gpus=["4", "7"])
-    run_queue([replace(stub_work(tmp_path, 3), environment={"OMP_NUM_THREADS": "3"})])
-    none, both, own = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.environment")))
-    assert (none["CUDA_VISIBLE_DEVICES"], both["CUDA_VISIBLE_DEVICES"]) == ("-1", "4,7")
+def test_a_job_gets_as_many_gpus_as_it_wants_and_the_environment_it_is_given(tmp_path):
+    executor = LocalExecutor()
+    executor.gpus = ["4", "7"]
+    run_queue([stub_work(tmp_path, 1, gpus=1), stub_work(tmp_path, 2, gpus=9)], executor)
+    run_queue([replace(stub_work(tmp_path, 3), environment={"OMP_NUM_THREADS": "3"})], executor)
+    one, both, own = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.environment")))
+    assert (one["CUDA_VISIBLE_DEVICES"], both["CUDA_VISIBLE_DEVICES"]) == ("4", "4,7")
     assert own["OMP_NUM_THREADS"] == "3" and own["PATH"] == os.environ["PATH"]
     assert "CUDA_DEVICE_ORDER" not in own

@@ -4,14 +4,12 @@ import io
 import json
 import math
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
-from sweep_stubs import started
 
 from mpt_cli.cli import main
 from mpt_cli.jobs.launchers import LocalLauncher
@@ -84,10 +82,7 @@ def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     told = "Its lead over initial_scale 2**8 may be chance. About 34 seeds would settle it."
     assert best_lines(found)[0].startswith("first      006-") and best_lines(found)[2].strip() == told
     assert cells(found, "2**8")["to the first"] == "≈ -0.0100 ± 0.0497"
-    command = "mpt sweep --resume s 'seed=range(34)'"
-    assert best_lines(found)[3].strip() == command
-    page = (tmp_path / "s" / "report.html").read_text()
-    assert all(text.replace("'", "&#39;") in page for text in (told, f"<pre>{command}</pre>"))
+    assert told in (tmp_path / "s" / "report.html").read_text()
     content = written(found)
     assert (content["best_is_shown"], content["seeds_to_decide"]) == (False, 34)
     assert content["not_told_apart"] == [{"loss_scale.initial_scale": "2**8"}]
@@ -98,8 +93,7 @@ def test_the_reference_has_every_field_of_a_sweeps_files(stubs, hook):
     def told(name: str) -> set[str]:
         return set(re.findall(r"^\| `(\w+)` \|", hook.content(name), re.M)) | {"schema_version"}
 
-    stubs.start([*GRID[:2], "seed=0", "sweep_dir=s"], objective="val_accuracy")
-    stubs.resume(Path("s"), ["seed=1"])
+    stubs.start([*GRID[:2], "seed=0,1", "sweep_dir=s"], objective="val_accuracy")
     plan, results = (json.loads(Path("s", name).read_text()) for name in ("sweep.json", "results.json"))
     assert told("sweep.json") == {*plan}
     assert told("results.json") == {*results}
@@ -124,10 +118,6 @@ def test_with_one_seed_none_is_called_best(stubs):
     assert best_lines(found)[2].strip() == (
         "Its lead over epochs 3; epochs 1 may be chance. One seed can't show a difference; 3 or more may."
     )
-    words = shlex.split(best_lines(found)[3])
-    assert words == ["mpt", "sweep", "--resume", "s", "seed=range(3)"]
-    found, _ = stubs.resume(Path("s"), words[4:])
-    assert [len(row.finished) for row in found.configurations] == [3, 3, 3] and len(started(Path("s"))) == 6
 
 
 @pytest.mark.slow

@@ -2,14 +2,13 @@
 
 import io
 import json
-import time
 
 from rich.console import Console
 from sweep_stubs import stub_work
 
 from mpt_cli.jobs.local_processes import Ending
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.progress import LIVE_SECONDS, Screen, SweepProgress, format_state
+from mpt_cli.sweep.progress import Screen, SweepProgress, format_state
 
 LINE = {"step": 92, "loss": 0.1207, "loss_scale": 2.0**21, "skipped_steps": 13}
 
@@ -34,14 +33,11 @@ def test_in_a_terminal_running_jobs_stand_below_the_lines_that_stay(tmp_path):
     (tmp_path / "001-stub" / "metrics.jsonl").write_text(json.dumps(LINE) + "\n")
     screen = Screen(None)
     screen.live = Console(file=stream, force_terminal=True, width=100, color_system=None)
-    with SweepProgress(screen, sweep, 4, 2) as progress:
-        time.sleep(LIVE_SECONDS)
+    with SweepProgress(screen, sweep, 4) as progress:
         progress.tick([Running(work[0]), Running(work[1], "Slurm job 7: PENDING (Priority)")])  # type: ignore[list-item]
         sweep.write_ending(work[0].subject, Ending(-9, 10.0))
         progress.ended(work[0], Ending(-9, 10.0))
-    # 3 more of 10 s on 2 workers; but the one still running has had its 10 s already
-    left = progress.overall([Running(work[1])])  # type: ignore[list-item]
-    assert left == "1 of 4 jobs done, 1 not good, about 10.0 s left"
+    assert progress.overall() == "1 of 4 jobs done, 1 not good, 10.0 s each"
     assert "001-stub  step 92  loss 0.1207" in stream.getvalue() and "002-stub  Slurm job 7: PE" in stream.getvalue()
     assert "killed    001-stub  SIGKILL ended it after 10.0 s" in stream.getvalue()
     assert "\x1b[?25h" in stream.getvalue()  # the cursor is back
