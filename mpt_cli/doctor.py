@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import BAD_DATA, OK, install_command
-from mpt_cli.jobs.local_processes import call, module_command
+from mpt_cli.jobs.local_processes import NoAnswer, ask_object, module_command
 from mpt_cli.machine import machine_facts
 from mpt_cli.runs.directory import DEFAULT_PARENT
 from mpt_cli.runs.provenance import NAMED_PACKAGES, installed_packages
@@ -62,11 +62,11 @@ def probe_backend(backend: str) -> dict[str, Any]:
     if importlib.util.find_spec(backend) is None:
         return {"installed": False, "works": False, "error": "not installed"}
     variables = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    answer = call(module_command("mpt_cli.doctor"), PROBE_SECONDS, environment=variables)
-    if answer.exit_code != OK or not answer.stdout.strip():
-        said = answer.stderr.strip().splitlines() or ["no output"]
-        return {"installed": True, "works": False, "error": answer.why or said[-1]}
-    return {"installed": True, "works": True, **answer.json}
+    try:
+        found = ask_object(module_command("mpt_cli.doctor"), PROBE_SECONDS, variables)
+    except NoAnswer as error:
+        return {"installed": True, "works": False, "error": str(error)}
+    return {"installed": True, "works": True, **found}
 
 
 def _find_devices() -> dict[str, Any]:

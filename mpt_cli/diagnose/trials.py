@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mpt_cli.diagnose.preparation import UNCHANGED_RUN, OverflowEvent, RemedyTrial, find_overflow, on_one_device, ranked
 from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.errors import MptError
-from mpt_cli.jobs.local_processes import call, module_command
+from mpt_cli.jobs.local_processes import NoAnswer, ask_object, module_command
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.load import load_settings
 
@@ -96,11 +96,10 @@ def _layer_groups(found: "OverflowDiagnosis") -> Iterator[list[str]]:
 
 def _trial(run: RunDirectory, overflow: OverflowEvent, words: list[str], steps: int) -> RemedyTrial:
     arguments = [str(run.path), str(overflow.step), str(steps), *words]
-    answer = call(module_command("mpt_cli.diagnose.trials", *arguments), MOST_SECONDS)
     try:
-        return RemedyTrial(words, **answer.json)
-    except (ValueError, TypeError):
-        return RemedyTrial(words, why=answer.why or (answer.stderr.strip().splitlines() or ["it ended"])[-1])
+        return RemedyTrial(words, **ask_object(module_command("mpt_cli.diagnose.trials", *arguments), MOST_SECONDS))
+    except NoAnswer as error:
+        return RemedyTrial(words, why=str(error))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from mpt_cli.machine import cores_of_process
+from mpt_cli.machine import cores_of_process, memory_bytes
 
 JOB_BYTES = 3 * 2**29  # 1.5 GiB: a small TensorFlow job was measured at 1.05 GB
 THREAD_VARIABLES = (
@@ -28,14 +28,10 @@ def usable_cores() -> int:
     return cores
 
 
-def available_bytes() -> int | None:
-    """Return the memory that can be taken now without swapping, a container's limit included."""
-    lines = [line.split() for line in _read(Path("/proc/meminfo")).splitlines()]
-    found = [int(value) * 1024 for name, value, *_ in lines if name == "MemAvailable:"]
-    limit, used = _read(_CGROUP / "memory.max").strip(), _read(_CGROUP / "memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        found.append(max(0, int(limit) - int(used)))
-    return min(found, default=None)
+def memory_limit() -> int | None:
+    """Return how much memory this machine has, or this container may use."""
+    limit = _read(_CGROUP / "memory.max").strip()
+    return int(limit) if limit.isdigit() else memory_bytes()
 
 
 def _read(path: Path) -> str:
@@ -47,7 +43,7 @@ def _read(path: Path) -> str:
 
 def fitting_workers(jobs: int, gpus: int) -> int:
     """Return how many jobs run at a time by default: as many as there are cores, memory and, if any, GPUs for."""
-    memory = available_bytes()
+    memory = memory_limit()
     limits = [jobs, usable_cores(), *([gpus] if gpus else []), *([memory // JOB_BYTES] if memory else [])]
     return max(1, min(limits))
 

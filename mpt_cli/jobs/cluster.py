@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from mpt_cli.errors import TERMINATED
 from mpt_cli.files import write_json
 from mpt_cli.jobs.job_process import CommandFiles, read_note
-from mpt_cli.jobs.local_processes import Command, Executor, Running
+from mpt_cli.jobs.local_processes import Command, Executor, NoAnswer, Running
 
 MOST_OF_ARRAY = 1000  # jobs in one, as Slurm has it by default (MaxArraySize)
 LOOK_SECONDS = 10.0  # between two questions to a cluster about all of its jobs
@@ -39,23 +39,23 @@ class ClusterJobState:
 _UNKNOWN = ClusterJobState("no longer known", is_over=True)
 
 
-class NoAnswer(Exception):
-    """The cluster could not be asked; the message says why."""
-
-
 class Cluster(Executor):
     """Hands commands over and asks what became of them. `folder` has what is handed over."""
 
-    name: ClassVar[str]
+    title: ClassVar[str]
     poll_seconds = 1.0
     gives_up_seconds = float("inf")  # without an answer, after which its jobs count as lost
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(settings)
+        self.folder = Path()
         self.silence = ""  # why there is no answer
         self._states: dict[str, ClusterJobState] = {}
         self._attached = set[Path]()
         self._looked_at = self._answered_at = time.monotonic()
+
+    def open(self, folder: Path, workers: int) -> None:
+        self.folder = folder / self.name
 
     @abstractmethod
     def hand_over(self, commands: Sequence[Mapping[str, Any]], list_file: Path, at_a_time: int) -> list[str]:
@@ -91,7 +91,7 @@ class Cluster(Executor):
         job_ids = self.hand_over(handed, list_file, at_a_time)
         for command, job_id in zip(commands, job_ids, strict=True):
             self._states[job_id] = ClusterJobState("submitted", waits=True)
-            note = {"job_id": job_id, "cluster": self.name, "submitted_at": time.time()}
+            note = {"job_id": job_id, "cluster": self.title, "submitted_at": time.time()}
             write_json(CommandFiles(command.log).submitted, note)
         return job_ids
 
@@ -100,7 +100,7 @@ class Cluster(Executor):
         waits for these.
         """
         notes = {log: read_note(CommandFiles(log).submitted) for log in logs}
-        found = {log: note["job_id"] for log, note in notes.items() if note.get("cluster") == self.name}
+        found = {log: note["job_id"] for log, note in notes.items() if note.get("cluster") == self.title}
         if unknown := {*found.values()}.difference(self._states):
             self._states |= dict.fromkeys(unknown, ClusterJobState("not known"))
             self._look()
@@ -121,7 +121,7 @@ class Cluster(Executor):
         job_id = read_note(files.submitted)["job_id"]
         state = self.state(job_id)
         again = "requeued, " if state.waits and files.began.exists() else ""
-        return f"{again}{self.name} job {job_id}: {self.silence or state}"
+        return f"{again}{self.title} job {job_id}: {self.silence or state}"
 
     def _look(self) -> None:
         """Ask for the state of all jobs, also of those that were over: such a job may be put back in the queue."""
@@ -196,7 +196,7 @@ class ClusterCommand(Running):
         self._over_at = self._over_at or time.monotonic()
         if self._files.began.exists() and time.monotonic() - self._over_at <= ENDING_SECONDS:
             return {}
-        note = f"the job was lost. {self._cluster.name} job {self._job_id}: {self._state}"
+        note = f"the job was lost. {self._cluster.title} job {self._job_id}: {self._state}"
         return {"exit_code": TERMINATED, "seconds": self.seconds, "note": "" if self._asked_at else note}
 
     def _signal(self, number: signal.Signals) -> None:

@@ -18,13 +18,16 @@ from multiprocessing import spawn, util
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from multiprocessing.spawn import spawn_main as spawn_main
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from mpt_cli.errors import config_error
 from mpt_cli.files import open_regular
-from mpt_cli.jobs.capacity import least_used
+from mpt_cli.jobs.capacity import cores_each, fitting_workers, least_used, thread_environment
 from mpt_cli.jobs.job_process import signal_group, start_process
 from mpt_cli.machine import visible_gpus
 from mpt_cli.signals import GRACE_SECONDS
+
+MOST_AT_A_TIME = 16  # where nobody said how many: so many jobs of one person wait in a cluster's queue without offence
 
 
 @dataclass(frozen=True)
@@ -151,9 +154,36 @@ class Running(ABC):
 
 
 class Executor(ABC):
-    """A place where commands run."""
+    """A place where commands run. `settings` are what `launcher.KEY=VALUE` gives, such as {"sbatch.hold": "true"}."""
 
+    name: ClassVar[str]  # as `--launcher` takes it, and that of its library
+    is_here: ClassVar[bool] = False  # its jobs take this machine's cores and GPUs
+    can_detach: ClassVar[bool] = False  # it takes all jobs at once and limits how many run at a time
     poll_seconds: float  # between two looks at what runs
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        self.settings = dict(settings or {})
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ConfigError where it can't be used here."""
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """Return what sweep.json holds of it."""
+        return {"name": self.name, "settings": self.settings}
+
+    def workers(self, jobs: int, wants_gpus: bool) -> int:
+        """Return how many jobs run at a time by default."""
+        return min(jobs, MOST_AT_A_TIME)
+
+    def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return variables with the threads of a job, where it is known how many."""
+        return {}
+
+    @abstractmethod
+    def open(self, folder: Path, workers: int) -> None:
+        """Prepare to start so many commands at a time; `folder` is for what a library writes."""
 
     @abstractmethod
     def start(self, command: Command) -> Running | None:
@@ -165,13 +195,31 @@ class Executor(ABC):
 
 
 class LocalExecutor(Executor):
-    """Processes of this machine. So many `workers` share its GPUs; each has `cores_each` to itself, by default all."""
+    """Processes of this machine, which share its GPUs, and its cores if several run at a time."""
 
+    name = "local"
+    is_here = True
+    facts = None
     poll_seconds = 0.05
+    _workers, _cores_each = 1, None
 
-    def __init__(self, workers: int = 1, cores_each: int | None = None) -> None:
-        self._workers, self._cores_each = workers, cores_each
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(settings)
         self._running: list[LocalProcess] = []
+
+    def check(self) -> None:
+        if self.settings:
+            remedy = "Name one with --launcher submitit or --launcher ray."
+            raise config_error("launcher", "settings are for another launcher than local.", None, remedy)
+
+    def workers(self, jobs: int, wants_gpus: bool) -> int:
+        return fitting_workers(jobs, len(self.gpus) if wants_gpus else 0)
+
+    def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+        return thread_environment(workers, environment)
+
+    def open(self, folder: Path, workers: int) -> None:
+        self._workers, self._cores_each = workers, cores_each(workers)
 
     @cached_property
     def gpus(self) -> list[str]:
@@ -234,49 +282,41 @@ class LocalProcess(Running):
             signal_group(self._process.pid, number)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a short helper said; `why` is empty unless it could not be started or gave no answer in time."""
-
-    exit_code: int | None
-    stdout: str = ""
-    stderr: str = ""
-    why: str = ""
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """Return the object in the last line of its output; ValueError where there is none."""
-        found = json.loads((self.stdout.strip().splitlines() or [""])[-1])
-        if not isinstance(found, dict):
-            raise ValueError("no JSON object")
-        return found
+class NoAnswer(Exception):
+    """A helper, or a cluster, said nothing of use; the message says why."""
 
 
-def call(
-    arguments: Sequence[str],
-    timeout_seconds: float,
-    cwd: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> Answer:
-    """Run a helper that keeps nothing, and wait for it. Past its time, and where this process is interrupted, it is
-    killed.
+def ask(arguments: Sequence[str], timeout_seconds: float, environment: Mapping[str, str] | None = None) -> str:
+    """Return what a helper that keeps nothing prints; NoAnswer where it fails. Past its time, and where this process is
+    interrupted, it is killed.
     """
     try:
-        done = subprocess.run(
+        return subprocess.run(
             arguments,
-            cwd=cwd,
             env={**os.environ, **(environment or {})},
             text=True,
-            check=False,
+            check=True,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_seconds,
-        )
-    except subprocess.TimeoutExpired:
-        return Answer(None, why=f"no answer within {timeout_seconds:.0f} seconds")
+        ).stdout
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswer(f"no answer within {timeout_seconds:.0f} seconds") from error
+    except subprocess.CalledProcessError as error:
+        raise NoAnswer((error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]) from error
     except OSError as error:
-        return Answer(None, why=str(error))
-    return Answer(done.returncode, done.stdout, done.stderr)
+        raise NoAnswer(str(error)) from error
+
+
+def ask_object(
+    arguments: Sequence[str], timeout_seconds: float, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the JSON object in the last line that a helper prints."""
+    said = ask(arguments, timeout_seconds, environment).strip().splitlines()
+    try:
+        return dict(json.loads(said[-1]))
+    except (IndexError, TypeError, ValueError) as error:
+        raise NoAnswer("no JSON object in its last line") from error
 
 
 @contextmanager

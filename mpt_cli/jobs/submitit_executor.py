@@ -2,7 +2,9 @@
 
 import re
 import shlex
+import shutil
 import sys
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,11 +14,14 @@ import submitit
 from submitit.core import utils
 from submitit.slurm.slurm import SlurmInfoWatcher
 
-from mpt_cli.jobs.cluster import Cluster, ClusterJobState, NoAnswer
+from mpt_cli.errors import config_error, first_line
+from mpt_cli.jobs.capacity import THREAD_VARIABLES
+from mpt_cli.jobs.cluster import Cluster, ClusterJobState
 from mpt_cli.jobs.job_process import run_command
-from mpt_cli.jobs.local_processes import CannotStart, call
+from mpt_cli.jobs.local_processes import CannotStart, NoAnswer, ask
 from mpt_cli.settings.key_type import read_number
 
+_PROGRAMS = ("sbatch", "srun", "scancel", "squeue", "scontrol")
 _ANSWER_SECONDS = 30.0
 _WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _IS_OVER = (
@@ -38,37 +43,55 @@ _OF_ALL = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "n
 
 
 class SlurmCluster(Cluster):
-    """Several commands at once are an array. `settings` are those of the launcher."""
+    """Several commands at once are an array.
 
-    name = "Slurm"
+    Settings are the parameters of submitit's executor, those of Slurm alone without `slurm_`. `setup` is a line of
+    shell before the job, `python` what starts Python there. `sbatch` and `srun` hold further options of these programs
+    by their long names: launcher.sbatch.mail-type=FAIL. One without a value is true: launcher.sbatch.exclusive=true.
+    """
+
+    name, title = "submitit", "Slurm"
+    can_detach = True
     kind = "slurm"
 
-    def __init__(self, settings: Mapping[str, str], folder: Path) -> None:
-        super().__init__(folder)
-        values: dict[str, Any] = {"timeout_min": 60, **{name: _value(text) for name, text in settings.items()}}
+    def check(self) -> None:
+        if missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
+            rule = f"must have Slurm on this machine: there is no {', '.join(missing)}."
+            remedy = "Start the sweep on a machine of the cluster, or leave it out."
+            raise config_error("--launcher", rule, self.name, remedy)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                self._prepared(Path(folder), Path(folder))
+        except (AssertionError, NameError, TypeError, ValueError) as error:  # whatever submitit has against them
+            raise config_error("launcher", "must have settings of submitit.", None, first_line(error)) from error
+
+    def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+        threads = self.settings.get("cpus_per_task")
+        return {} if threads is None else dict.fromkeys(THREAD_VARIABLES, threads)
+
+    def _prepared(self, folder: Path, list_file: Path, **more: Any) -> submitit.AutoExecutor:
+        """Return submitit's executor, which says what is wrong with its parameters. In place of submitit's program it
+        starts ours, behind which it puts the words for its own.
+        """
+        values: dict[str, Any] = {"timeout_min": 60, **{name: _value(text) for name, text in self.settings.items()}}
         options, of_srun = _take_options(values, "sbatch."), _take_options(values, "srun.")
-        self._python = values.pop("python", shlex.quote(sys.executable))
+        python = f"{values.pop('python', shlex.quote(sys.executable))} -P -m mpt_cli.jobs.job_process"
         if "setup" in values:
             values["setup"] = [values["setup"]]
         if options:
             values["additional_parameters"] = options
         if of_srun:
             values["srun_args"] = [f"--{name}" + ("" if text is True else f"={text}") for name, text in of_srun.items()]
-        self._parameters = {name if name in _OF_ALL else f"slurm_{name}": value for name, value in values.items()}
-
-    def prepared(self, list_file: Path, **more: Any) -> submitit.AutoExecutor:
-        """Return submitit's executor, which says what is wrong with its parameters. In place of submitit's program it
-        starts ours, behind which it puts the words for its own.
-        """
-        python = f"{self._python} -P -m mpt_cli.jobs.job_process {shlex.quote(str(list_file))}"
-        executor = submitit.AutoExecutor(folder=self.folder, cluster=self.kind, slurm_python=python)
-        delay = min(90, 15 * self._parameters["timeout_min"])  # before the end of its time, to save
-        executor.update_parameters(**self._parameters, slurm_signal_delay_s=delay, **more)
+        values["signal_delay_s"] = min(90, 15 * values["timeout_min"])  # before the end of its time, to save
+        own = {name if name in _OF_ALL else f"slurm_{name}": value for name, value in {**values, **more}.items()}
+        program = f"{python} {shlex.quote(str(list_file))}"
+        executor = submitit.AutoExecutor(folder=folder, cluster=self.kind, slurm_python=program)
+        executor.update_parameters(**own)
         return executor
 
     def hand_over(self, commands: Sequence[Mapping[str, Any]], list_file: Path, at_a_time: int) -> list[str]:
         name = Path(commands[0]["log"]).stem if len(commands) == 1 else self.folder.parent.parent.name
-        executor = self.prepared(list_file, name=name, slurm_array_parallelism=at_a_time)
+        executor = self._prepared(self.folder, list_file, name=name, array_parallelism=at_a_time)
         try:
             with executor.batch():
                 submitted = [executor.submit(run_command, command) for command in commands]
@@ -89,10 +112,13 @@ class SlurmCluster(Cluster):
 
     def _ask_program(self, program: Sequence[str], job_ids: Collection[str]) -> dict[str, ClusterJobState]:
         arrays = sorted({job_id.partition("_")[0] for job_id in job_ids})
-        answer = call([*program, f"--jobs={','.join(arrays)}"], _ANSWER_SECONDS)
-        if answer.exit_code != 0 and "Invalid job id" not in answer.stderr:
-            raise NoAnswer(f"{program[0]}: {answer.why or ' '.join(answer.stderr.split())}")
-        found = SlurmInfoWatcher().read_info(f"JobID|State|Reason\n{answer.stdout}")  # it knows what an array is called
+        try:
+            answer = ask([*program, f"--jobs={','.join(arrays)}"], _ANSWER_SECONDS)
+        except NoAnswer as error:
+            if "Invalid job id" in str(error):
+                return {}
+            raise NoAnswer(f"{program[0]}: {error}") from error
+        found = SlurmInfoWatcher().read_info(f"JobID|State|Reason\n{answer}")  # it knows what an array is called
         return {job_id: self._state(job_id, row["State"], row["Reason"]) for job_id, row in found.items()}
 
     def _state(self, job_id: str, word: str, reason: str) -> ClusterJobState:
@@ -103,7 +129,8 @@ class SlurmCluster(Cluster):
 
     def cancel(self, job_id: str) -> None:
         """Ask it to end; the cluster kills it after its KillWait (30 s)."""
-        call(["scancel", job_id], _ANSWER_SECONDS)
+        with suppress(NoAnswer):  # it has ended, or `states` says what is wrong
+            ask(["scancel", job_id], _ANSWER_SECONDS)
 
 
 def _value(text: str) -> Any:

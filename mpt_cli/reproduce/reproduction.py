@@ -201,9 +201,7 @@ def reproduce(
         left = {number: result.target for number, result in sorted(results.items()) if not result.passed}
 
 
-def _target_command(
-    number: int, target: ReproduceTarget, folder: Path, logs: Path, retry: int
-) -> Command:
+def _target_command(number: int, target: ReproduceTarget, folder: Path, logs: Path, retry: int) -> Command:
     # unique also where two recipes have one name
     run = RunDirectory(folder / f"{number}-{Path(target.name).stem}{f'-retry{retry}' if retry else ''}")
     overrides = [*target.words, format_override("run_dir", str(run.path))]

@@ -37,23 +37,16 @@ class SweepDirectory:
     def create(cls, path: str | None, recipe: str) -> Self:
         """Make a new directory: `path`, or sweeps/<recipe>/<time>-<id>. DataError when it holds anything already."""
         found = cls(expanded(path) if path else Path(f"{cls.verb}s") / default_parent(recipe).name / random_name())
-        found.check_free(is_made=True)
-        return found
-
-    def check_free(self, is_made: bool = False) -> None:
-        """Raise DataError where it can't be a new directory: it holds anything already, or can't be made where
-        `is_made`.
-        """
-        named = f"{self.verb}_dir {self.path}"
+        named = f"{cls.verb}_dir {found.path}"
         with naming(named, "Choose another."):
-            if is_made:
-                self.path.mkdir(parents=True, exist_ok=True)
-            taken = self.path.exists() and any(entry.name != LOCK_FILE for entry in self.path.iterdir())
+            found.path.mkdir(parents=True, exist_ok=True)
+            taken = any(entry.name != LOCK_FILE for entry in found.path.iterdir())
         if taken:
             raise DataError(
                 f"{named} already exists and is not empty. Nothing in it was changed; go on with it by "
-                f"`{shell_command(self.verb, '--resume', self.path)}`, or choose another."
+                f"`{shell_command(cls.verb, '--resume', found.path)}`, or choose another."
             )
+        return found
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -161,9 +154,7 @@ STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
 RUNNING, WAITING = "running", "waiting"  # of one that is watched
 GOOD = (FINISHED, STOPPED_EARLY)
 SEED = "seed"
-# by the exit code of a job that has saved, or that was lost
-_SIGNALLED = {code: signal_name(number) for number, code in SIGNAL_EXIT_CODES.items()}
-_PRUNED = "the pruner of the search ended it: its objective was behind that of others at the same epoch"
+_SIGNALLED = {code: number for number, code in SIGNAL_EXIT_CODES.items()}  # by the exit code of a job that has saved
 _BUG_NOTE = "This is a bug in mpt"
 _SPEAKER = re.compile(r"mpt (train|run|sweep): ")  # the job; in old logs also what stood in for one that ran elsewhere
 
@@ -221,27 +212,23 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
 
 
 def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: Job) -> tuple[str, int | None, str]:
-    code = ending.exit_code
+    code, after = ending.exit_code, format_seconds(ending.seconds)
     if code == OK and summary:
         return FINISHED, OK, ""
     if ending.cause == "pruner":
-        return STOPPED_EARLY, OK, _PRUNED
+        return STOPPED_EARLY, OK, "its objective was behind that of others at the same epoch (--pruner)"
     if ending.cause == "interrupt":
         return INTERRUPTED, TERMINATED, "it was interrupted"
     if ending.cause == "timeout":
         return TIMED_OUT, TERMINATED, f"it was still running after {format_seconds(ending.limit_seconds or 0.0)}"
     if code is None:
         return FAILED, BAD_DATA, ending.note
-    if code < 0:
-        return KILLED, TERMINATED, f"{signal_name(-code)} ended it after {format_seconds(ending.seconds)}"
+    if code < 0 or code in _SIGNALLED:
+        return KILLED, TERMINATED, ending.note or f"{signal_name(_SIGNALLED.get(code, -code))} ended it after {after}"
+    said = last_sentence(sweep.log(job)) or f"exit code {code}"
     if code == OK:
-        said = last_sentence(sweep.log(job))
-        return FAILED, BAD_DATA, f"it left no summary.json: {said}" if said else "it left no summary.json"
-    if code in _SIGNALLED:
-        why = f"{_SIGNALLED[code]} ended it after {format_seconds(ending.seconds)}"
-        kept = "saved" if sweep.run(job).is_saved else "nothing saved"
-        return KILLED, TERMINATED, f"{why}, {kept}" if summary else ending.note or last_sentence(sweep.log(job)) or why
-    return FAILED, code, summary.get("explanation") or last_sentence(sweep.log(job)) or f"exit code {code}"
+        return FAILED, BAD_DATA, f"it left no summary.json: {said}"
+    return FAILED, code, summary.get("explanation") or said
 
 
 def last_sentence(log: Path) -> str:

@@ -180,13 +180,11 @@ def _format_summary(result: JobResult) -> str:
 
 def find_cluster(sweep: SweepDirectory) -> Cluster | None:
     """Return the cluster that has the jobs of the sweep, where it can be asked from here."""
-    launcher = recorded_launcher(sweep.read_plan().facts)
-    if not launcher.can_detach:
-        return None
     with suppress(ConfigError):
-        launcher.check()
-        executor = launcher.executor(sweep.path / "logs")
-        return executor if isinstance(executor, Cluster) else None
+        launcher = recorded_launcher(sweep.read_plan().facts)
+        if launcher.can_detach and isinstance(launcher, Cluster):
+            launcher.open(sweep.path / "logs", 1)
+            return launcher
     return None
 
 

@@ -11,8 +11,15 @@ from typing import Any
 
 from mpt_cli.errors import OK, DataError, config_error
 from mpt_cli.jobs.cluster import Cluster
-from mpt_cli.jobs.launchers import Launcher, LocalLauncher
-from mpt_cli.jobs.local_processes import CannotStart, Command, Ending, Limits, mpt_command
+from mpt_cli.jobs.local_processes import (
+    CannotStart,
+    Command,
+    Ending,
+    Executor,
+    Limits,
+    LocalExecutor,
+    mpt_command,
+)
 from mpt_cli.jobs.queue import Queue
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
@@ -52,7 +59,7 @@ class Options:
     objective: str | None = None
     grace_seconds: float = GRACE_SECONDS
     launch: Launch = field(default=train_command)
-    launcher: Launcher = field(default_factory=LocalLauncher)
+    launcher: Executor = field(default_factory=LocalExecutor)
     detach: bool = False  # the jobs are handed over at once, and nobody waits for them
 
     def check_detach(self, search: Search | None) -> None:
@@ -195,7 +202,8 @@ class SweepRun:
             say(f"{sweep.path}: nothing is left to run")
             return None
         say(f"{job_count(count)}, {limits.workers} at a time, in {sweep.path}")
-        executor = self.options.launcher.executor(sweep.path / "logs", limits.workers)
+        executor = self.options.launcher
+        executor.open(sweep.path / "logs", limits.workers)
         under_way = executor.under_way([sweep.log(job) for job in left if sweep.read_ending(job) is None])
         fresh = [job for job in left if sweep.log(job) not in under_way]
         self._make_way(fresh)

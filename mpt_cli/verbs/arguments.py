@@ -241,7 +241,7 @@ launchers, and their settings as launcher.KEY=VALUE:
   submitit   for Slurm: timeout_min, cpus_per_task, gpus_per_node, mem_gb, partition, account, qos, constraint, nodes,
              tasks_per_node, gpus_per_task, setup (a line of shell before), python (what starts it there),
              sbatch.OPTION, srun.OPTION (any other of theirs; true where it takes no value)
-  ray        address (default: RAY_ADDRESS), num_cpus, num_gpus, memory_gb
+  ray        num_cpus, num_gpus; RAY_ADDRESS names the Ray that runs, by default the one here
 The machines of a cluster must see the sweep directory. Its jobs go on where mpt is killed; --resume waits for them.
 
 exit code: 0 when every job is good; 4 when those that failed did so numerically; else the most severe one (1 before

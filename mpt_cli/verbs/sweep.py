@@ -7,14 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpt_cli.errors import OK, Problem, raise_problems
-from mpt_cli.jobs.launchers import (
-    Launcher,
-    LocalLauncher,
-    choose_launcher,
-    recorded_launcher,
-    split_launcher_overrides,
-)
-from mpt_cli.settings.search_path import expanded
+from mpt_cli.jobs.launchers import choose_launcher, recorded_launcher, split_launcher_overrides
+from mpt_cli.jobs.local_processes import Executor, LocalExecutor
 from mpt_cli.sweep.directory import SweepDirectory, read_job
 from mpt_cli.sweep.job_list import Search, plan_dict, plan_lines
 from mpt_cli.sweep.progress import Screen
@@ -34,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
-    words, launcher_words = split_launcher_overrides(arguments.overrides)
+    words, settings = split_launcher_overrides(arguments.overrides)
     search = _check_sweep(arguments, words)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(
         arguments.jobs,
         arguments.timeout,
         arguments.objective,
-        launcher=_launcher(arguments, launcher_words),
+        launcher=_launcher(arguments, settings),
         detach=arguments.detach,
     )
     if arguments.dry_run:
@@ -58,12 +52,10 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _launcher(arguments: argparse.Namespace, settings: list[str]) -> Launcher:
+def _launcher(arguments: argparse.Namespace, settings: dict[str, str]) -> Executor:
     if arguments.resume is not None and arguments.launcher is None and not settings:
-        launcher = recorded_launcher(SweepDirectory.open(arguments.resume).read_plan().facts)
-        launcher.check()
-        return launcher
-    return choose_launcher(arguments.launcher or LocalLauncher.name, settings)
+        return recorded_launcher(SweepDirectory.open(arguments.resume).read_plan().facts)
+    return choose_launcher(arguments.launcher or LocalExecutor.name, settings)
 
 
 def _dry_run(
@@ -74,9 +66,7 @@ def _dry_run(
         plan = read_plan_again(sweep, options, arguments.trials)
         plan = replace(plan, jobs=[job for job in plan.jobs if not read_job(sweep, job).is_good])
     else:
-        plan, path = plan_new(words, options, search, screen)
-        if path:
-            SweepDirectory(expanded(path)).check_free()
+        plan, _ = plan_new(words, options, search, screen)
     if arguments.json:
         print_json({**plan_dict(plan), "search": None if plan.search is None else asdict(plan.search)})
     else:

@@ -11,7 +11,7 @@ import time
 import pytest
 from command import is_alive, wait_for
 
-from mpt_cli.jobs.local_processes import Command, LocalExecutor, call
+from mpt_cli.jobs.local_processes import Command, LocalExecutor, NoAnswer, ask, ask_object
 from mpt_cli.jobs.queue import run_one
 
 PARENT = """
@@ -61,19 +61,24 @@ def test_a_command_has_its_folder_log_and_environment_a_group_of_its_own_and_ign
     assert json.loads((tmp_path / "log").read_text()) == ["c", str(tmp_path), True, ["-c", "a b"], python]
 
 
-def test_a_helpers_answer_is_the_last_line_it_said(tmp_path):
-    script = "import os, sys; print('noise'); print('{\"a\": ' + os.environ['B'] + '}'); sys.exit(3)"
-    answer = call([sys.executable, "-c", script], 30.0, tmp_path, {"B": "4"})
-    assert (answer.exit_code, answer.json, answer.why) == (3, {"a": 4}, "")
-    with pytest.raises(ValueError, match="no JSON object"):
-        _ = call(["echo", "3"], 30.0).json
-    assert call(["/no/such/program"], 1.0).why == "[Errno 2] No such file or directory: '/no/such/program'"
+def test_a_helpers_answer_is_the_last_line_it_said():
+    script = "import os; print('noise'); print('{\"a\": ' + os.environ['B'] + '}')"
+    assert ask_object([sys.executable, "-c", script], 30.0, {"B": "4"}) == {"a": 4}
+    for command, why in (
+        (["echo", "3"], "no JSON object in its last line"),
+        (["true"], "no JSON object in its last line"),
+        (["sh", "-c", "echo one >&2; echo two >&2; exit 3"], "two"),
+        (["sh", "-c", "exit 3"], "exit code 3"),
+        (["/no/such/program"], "No such file or directory: '/no/such/program'"),
+    ):
+        with pytest.raises(NoAnswer, match=why):
+            ask_object(command, 30.0)
 
 
 @pytest.mark.slow
 def test_a_helper_past_its_time_is_killed(tmp_path):
-    answer = call(["sh", "-c", "echo $$ > pid; exec sleep 60"], 0.5, tmp_path)
-    assert (answer.exit_code, answer.why) == (None, "no answer within 0 seconds")
+    with pytest.raises(NoAnswer, match="no answer within 0 seconds"):
+        ask(["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60"], 0.5)
     wait_until_gone([int((tmp_path / "pid").read_text())])
 
 
@@ -85,7 +90,7 @@ def test_a_helper_ends_where_ctrl_c_interrupts_the_wait_for_it(tmp_path):
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        call(["sh", "-c", "echo $$ > pid; exec sleep 60"], 30.0, tmp_path)
+        ask(["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60"], 30.0)
     wait_until_gone([int((tmp_path / "pid").read_text())])
 
 
@@ -106,5 +111,5 @@ def test_a_signal_ends_the_one_command_first_and_then_this_program(tmp_path, num
 
 def test_the_program_of_a_clusters_job_imports_next_to_nothing():
     names = "sorted(name for name in sys.modules if name.startswith(('mpt_cli', 'submitit', 'numpy')))"
-    answer = call([sys.executable, "-c", f"import sys, mpt_cli.jobs.job_process; print(*{names})"], 30.0)
-    assert answer.stdout.split() == ["mpt_cli", "mpt_cli.jobs", "mpt_cli.jobs.job_process", "mpt_cli.version"]
+    answer = ask([sys.executable, "-c", f"import sys, mpt_cli.jobs.job_process; print(*{names})"], 30.0)
+    assert answer.split() == ["mpt_cli", "mpt_cli.jobs", "mpt_cli.jobs.job_process", "mpt_cli.version"]

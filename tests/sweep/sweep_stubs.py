@@ -17,8 +17,7 @@ import pytest
 import stub_job
 from command import is_alive, wait_for
 
-from mpt_cli.jobs.launchers import LocalLauncher, SubmititLauncher
-from mpt_cli.jobs.local_processes import Command, Executor, Running
+from mpt_cli.jobs.local_processes import Command, Executor, LocalExecutor, Running
 from mpt_cli.sweep.directory import SweepResults
 from mpt_cli.sweep.job_list import Job, Search
 from mpt_cli.sweep.progress import Screen
@@ -50,7 +49,7 @@ class Ended(Running):
         raise AssertionError("it has ended")
 
 
-class InProcess(Executor):
+class InProcess(LocalExecutor):
     """Runs a stub that waits for nothing in this process, when it is started."""
 
     poll_seconds = 0.0
@@ -66,33 +65,26 @@ class InProcess(Executor):
         return running
 
 
-class Here(LocalLauncher):
-    def executor(self, folder: Path, workers: int = 1) -> Executor:
-        return InProcess()
-
-
-class SubmititHere(SubmititLauncher):
+def submitit_here(settings: dict[str, str]) -> Executor:
     """Processes of this machine, which submitit starts: what is handed over and read back is as on Slurm."""
+    from mpt_cli.jobs.cluster import ClusterJobState
+    from mpt_cli.jobs.submitit_executor import SlurmCluster
 
-    def executor(self, folder: Path, workers: int = 1) -> Executor:
-        from mpt_cli.jobs.cluster import ClusterJobState
-        from mpt_cli.jobs.submitit_executor import SlurmCluster
+    class Processes(SlurmCluster):
+        kind, poll_seconds = "local", 0.2
+        cancelled: ClassVar[set[str]] = set()
 
-        class Processes(SlurmCluster):
-            kind, poll_seconds = "local", 0.2
-            cancelled: ClassVar[set[str]] = set()
+        def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
+            return {job_id: ClusterJobState("RUNNING") for job_id in job_ids if is_alive(int(job_id))}
 
-            def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
-                return {job_id: ClusterJobState("RUNNING") for job_id in job_ids if is_alive(int(job_id))}
+        def cancel(self, job_id: str) -> None:
+            """As Slurm does, end by force what was asked to end before."""
+            number = signal.SIGKILL if job_id in self.cancelled else signal.SIGTERM
+            self.cancelled.add(job_id)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(job_id), number)
 
-            def cancel(self, job_id: str) -> None:
-                """As Slurm does, end by force what was asked to end before."""
-                number = signal.SIGKILL if job_id in self.cancelled else signal.SIGTERM
-                self.cancelled.add(job_id)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(job_id), number)
-
-        return Processes(self.settings, folder / self.name)
+    return Processes(settings)
 
 
 @dataclass
@@ -114,7 +106,7 @@ class Stubs:
         self, run: Callable[[Options, Screen], tuple[SweepResults, int]], options: dict[str, object]
     ) -> tuple[SweepResults, int]:
         stream = io.TextIOWrapper(io.BytesIO(), "utf-8")
-        launcher = Here() if AT_ONCE.issuperset(self.manners.values()) else LocalLauncher()
+        launcher = InProcess() if AT_ONCE.issuperset(self.manners.values()) else LocalExecutor()
         given = {"workers": 4, "grace_seconds": 1.0, "launch": self._launch, "launcher": launcher, **options}
         found = run(Options(**given), Screen(stream))  # type: ignore[arg-type]
         stream.seek(0)
@@ -143,14 +135,14 @@ SWEEP = """
 import os, sys
 from sweep_stubs import Stubs
 from mpt_cli.jobs.launchers import choose_launcher
-manner, name, *settings = sys.argv[1:]
+manner, name = sys.argv[1:]
 words = ["conf=digits_mlp", "seed=0,1", f"sweep_dir={os.getcwd()}/s"]
-Stubs({1: manner, 2: manner}, {1: 3.0, 2: 4.0}).start(words, launcher=choose_launcher(name, settings))
+Stubs({1: manner, 2: manner}, {1: 3.0, 2: 4.0}).start(words, launcher=choose_launcher(name, {}))
 """
 
 
 def begun_sweep(folder: Path, count: int, *arguments: str) -> "subprocess.Popen[bytes]":
-    """A process with a sweep of two stubs in the folder s, `count` of which wait: manner, launcher and its settings."""
+    """A process with a sweep of two stubs in the folder s, `count` of which wait: manner and launcher."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", SWEEP, *arguments], cwd=folder, env=environment)
     deadline = time.monotonic() + 60

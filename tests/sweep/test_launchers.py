@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from command import wait_for
-from sweep_stubs import SubmititHere, processes_of
+from sweep_stubs import processes_of, submitit_here
 
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.jobs.launchers import SubmititLauncher, choose_launcher, recorded_launcher
+from mpt_cli.jobs.launchers import choose_launcher, recorded_launcher
 from mpt_cli.sweep.job_list import Search
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, plan_new
@@ -22,7 +22,7 @@ def wait_until_none_is_left(folder: Path) -> None:
 def test_each_job_ends_as_it_would_here(stubs, tmp_path):
     stubs.manners = {2: "raises", 3: "killed", 4: "hangs", 5: "deaf"}
     given = {
-        "launcher": SubmititHere({"timeout_min": "5"}),
+        "launcher": submitit_here({"timeout_min": "5"}),
         "workers": 5,
         "timeout_seconds": 3.0,
         "grace_seconds": 10.0,
@@ -34,37 +34,35 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path):
     assert found.results[3].summary["status"] == "terminated"  # it was asked, and saved
     assert found.results[4].status == "timed out"
     assert code == 2
-    assert recorded_launcher(found.plan.facts) == SubmititLauncher({"timeout_min": "5"})
+    assert found.plan.facts["launcher"] == {"name": "submitit", "settings": {"timeout_min": "5"}}
     wait_until_none_is_left(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "message"),
+    ("name", "settings", "message"),
     [
-        ("submitit", ["launcher.timeout_min=long"], "launcher: must have settings of submitit."),
-        ("submitit", ["launcher.nodes=two"], 'Parameter "nodes" expected type'),
-        ("submitit", ["launcher.partiton=gpu"], "Unknown argument 'partiton' for executor 'slurm'"),
+        ("submitit", {"timeout_min": "long"}, "launcher: must have settings of submitit."),
+        ("submitit", {"nodes": "two"}, 'Parameter "nodes" expected type'),
+        ("submitit", {"partiton": "gpu"}, "Unknown argument 'partiton' for executor 'slurm'"),
         (
             "ray",
-            ["launcher.num_cpu=1"],
-            "launcher.num_cpu: must be address, or a number for num_cpus, num_gpus, memory_gb. Received: '1'.",
+            {"num_cpu": "1"},
+            "launcher.num_cpu: must be a number for num_cpus or num_gpus. Received: '1'.",
         ),
         (
             "ray",
-            ["launcher.num_cpus=x"],
-            "launcher.num_cpus: must be address, or a number for num_cpus, num_gpus, memory_gb. Received: 'x'.",
+            {"num_cpus": "x"},
+            "launcher.num_cpus: must be a number for num_cpus or num_gpus. Received: 'x'.",
         ),
-        ("ray", [], "launcher.address: must be given, or RAY_ADDRESS be set. A password in it is not recorded"),
-        ("local", ["launcher.qos=high"], "launcher: settings are for another launcher than local."),
+        ("local", {"qos": "high"}, "launcher: settings are for another launcher than local."),
     ],
 )
-def test_what_is_wrong_with_a_launcher_is_said(name, words, message, monkeypatch, tmp_path):
+def test_what_is_wrong_with_a_launcher_is_said(name, settings, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: package)
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     with pytest.raises(ConfigError) as caught:
-        choose_launcher(name, words)
+        choose_launcher(name, settings)
     assert message in str(caught.value) and [*tmp_path.iterdir()] == []
 
 
@@ -72,7 +70,7 @@ def test_what_is_wrong_with_a_launcher_is_said(name, words, message, monkeypatch
 def test_a_missing_package_names_its_extra(monkeypatch, name, extra):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     with pytest.raises(ConfigError, match=rf"{name} is not installed\. Received: .*pip install 'mpt-cli\[{extra}\]'"):
-        choose_launcher(name, [])
+        choose_launcher(name, {})
 
 
 @pytest.mark.parametrize(
@@ -86,7 +84,7 @@ def test_a_record_of_another_launcher_is_damage(found):
 def test_slurm_has_to_be_here(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match="must have Slurm on this machine: there is no sbatch, srun"):
-        choose_launcher("submitit", [])
+        choose_launcher("submitit", {})
 
 
 def test_a_search_is_not_left_alone_whether_optuna_is_here_or_not(monkeypatch):
@@ -96,14 +94,14 @@ def test_a_search_is_not_left_alone_whether_optuna_is_here_or_not(monkeypatch):
     with pytest.raises(
         ConfigError, match="--detach: is for a grid on Slurm, without --timeout: a search makes each job"
     ):
-        plan_new(words, Options(launcher=SubmititLauncher(), detach=True), Search(2), Screen(None))
+        plan_new(words, Options(launcher=submitit_here({}), detach=True), Search(2), Screen(None))
 
 
 def test_what_a_launcher_gives_a_job(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: package)
-    slurm = choose_launcher("submitit", ["launcher.cpus_per_task=8", "launcher.sbatch.mail-type=FAIL"])
-    assert not slurm.is_here and slurm.workers(500) == 16
+    slurm = choose_launcher("submitit", {"cpus_per_task": "8", "sbatch.mail-type": "FAIL"})
+    assert not slurm.is_here and slurm.workers(500, True) == 16
     assert slurm.environment(16, {})["OMP_NUM_THREADS"] == "8"
-    cluster = choose_launcher("ray", ["launcher.address=ray.example:6379", "launcher.num_gpus=0.5"])
+    cluster = choose_launcher("ray", {"num_gpus": "0.5"})
     assert not cluster.is_here and cluster.environment(2, {}) == {}

@@ -18,7 +18,7 @@ def test_jobs_at_a_time_fit_cores_memory_and_gpus(monkeypatch):
         (100, 0, 1, 1),
         (0, 0, None, 1),
     ):
-        monkeypatch.setattr(capacity, "available_bytes", lambda memory=memory: memory)
+        monkeypatch.setattr(capacity, "memory_limit", lambda memory=memory: memory)
         assert fitting_workers(jobs, gpus) == workers
 
 

@@ -25,7 +25,7 @@ def head(tmp_path_factory, monkeypatch):
 
 def test_each_job_ends_as_it_would_here(stubs, head, tmp_path):
     stubs.manners = {2: "raises", 3: "killed"}
-    found, code = stubs.start(["conf=digits_mlp", "seed=0,1,2", "sweep_dir=s"], launcher=choose_launcher("ray", []))
+    found, code = stubs.start(["conf=digits_mlp", "seed=0,1,2", "sweep_dir=s"], launcher=choose_launcher("ray", {}))
     assert [result.status for result in found.results] == ["finished", "failed", "killed"] and code == 2
     assert found.results[1].reason == "model.builder: build_net raised ValueError: no."
 
@@ -34,7 +34,7 @@ def test_the_jobs_of_a_driver_that_was_killed_are_waited_for(stubs, head, tmp_pa
     driver = begun_sweep(tmp_path, 2, "once", "ray")
     driver.kill()
     driver.wait()
-    _, code = stubs.resume(tmp_path / "s", launcher=choose_launcher("ray", []))
+    _, code = stubs.resume(tmp_path / "s", launcher=choose_launcher("ray", {}))
     assert code == 0 and started(tmp_path / "s") == [], stubs.said
     assert "2 jobs of them were submitted before and are waited for" in stubs.said
 
@@ -48,6 +48,6 @@ def test_the_death_of_the_head_is_told_of_each_job_and_the_results_are_written(s
         os.killpg(head, signal.SIGKILL)
 
     threading.Thread(target=kill_it, daemon=True).start()
-    found, code = stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"], launcher=choose_launcher("ray", []))
+    found, code = stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"], launcher=choose_launcher("ray", {}))
     assert code == 143 and (tmp_path / "s" / "results.json").exists()
     assert all("does not answer" in result.reason for result in found.results)

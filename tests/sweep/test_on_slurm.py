@@ -41,7 +41,7 @@ def ask(variables, monkeypatch):
 
 
 def begin(stubs, words=(), settings=(), **options):
-    launcher = choose_launcher("submitit", [f"launcher.{text}" for text in settings])
+    launcher = choose_launcher("submitit", dict(text.split("=", 1) for text in settings))
     return stubs.start(["conf=digits_mlp", "sweep_dir=s", *words], launcher=launcher, **options)
 
 
@@ -89,7 +89,7 @@ def test_a_detached_sweep_is_one_array_that_can_be_watched_and_collected(stubs, 
     states = job_states(sweep, find_cluster(sweep))
     assert [state.reason for state in states][:1] == [f"Slurm job {array}_0: PENDING (JobHeldUser)"]
     ask("scontrol", "release", array)
-    found, code = stubs.resume(Path("s"), launcher=choose_launcher("submitit", []))
+    found, code = stubs.resume(Path("s"), launcher=choose_launcher("submitit", {}))
     assert code == 2 and sum(result.is_good for result in found.results) == 4 and len(started(Path("s"))) == 5
 
 
@@ -105,7 +105,7 @@ def test_the_job_of_a_driver_that_was_killed_is_waited_for_and_not_submitted_aga
     driver.kill()
     driver.wait()
     ids = job(1), job(2)
-    _, code = stubs.resume(tmp_path / "s", launcher=choose_launcher("submitit", []))
+    _, code = stubs.resume(tmp_path / "s", launcher=choose_launcher("submitit", {}))
     assert code == 0 and started(tmp_path / "s") == [] and (job(1), job(2)) == ids
     assert "2 jobs of them were submitted before and are waited for" in stubs.said
 
@@ -118,7 +118,7 @@ def test_where_the_guard_of_a_job_is_killed_with_the_driver_the_job_ends_and_is_
     for pid in pids:
         os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
     wait_for(lambda: not any(map(is_alive, pids)) and not ask("squeue", "-h"))
-    _, code = stubs.resume(tmp_path / "s", launcher=choose_launcher("submitit", []))
+    _, code = stubs.resume(tmp_path / "s", launcher=choose_launcher("submitit", {}))
     assert code == 0 and len(started(tmp_path / "s")) == 2, stubs.said
 
 

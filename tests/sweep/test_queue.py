@@ -67,7 +67,9 @@ def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp
         )
         for number in range(4)
     ]
-    run_queue(work, LocalExecutor(2, cores_each=1), workers=2)
+    executor = LocalExecutor()
+    executor._cores_each = 1
+    run_queue(work, executor, workers=2)
     used = [(tmp_path / f"{number}.log").read_text().strip() for number in range(4)]
     expected = [str([core]) for core in (sorted(own) * 2)[:2]]
     assert sorted(used[:2]) == sorted(expected) == sorted(used[2:])

@@ -1,7 +1,5 @@
 """Jobs of a sweep on Ray, whose client is a stand-in: what is handed over. `test_on_ray.py` asks a real one."""
 
-import importlib.util
-import json
 import os
 import pickle
 import subprocess
@@ -14,9 +12,7 @@ from typing import Any
 import pytest
 from sweep_stubs import STUB
 
-from mpt_cli.errors import ConfigError
-from mpt_cli.jobs.launchers import RayLauncher, recorded_launcher
-from mpt_cli.redaction import without_secrets
+from mpt_cli.jobs.ray_executor import RayCluster
 from mpt_cli.sweep.run import train_command
 
 
@@ -25,10 +21,6 @@ class Client:
     """A stand-in for Ray's, which keeps what it is given and runs the job at once."""
 
     sent: list[bytes] = field(default_factory=list)
-
-    def connect(self, address: str) -> "Client":
-        self.sent.append(address.encode())
-        return self
 
     def submit_job(self, entrypoint: str, **options: Any) -> str:
         self.sent.append(pickle.dumps((entrypoint, options)))
@@ -55,32 +47,16 @@ def stub_of_train(job: Any, run_dir: Path) -> list[str]:
 def test_a_job_is_handed_to_ray_without_the_secrets_of_the_environment(stubs, tmp_path, monkeypatch):
     client = Client()
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "ray.job_submission", SimpleNamespace(JobSubmissionClient=client.connect))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setitem(sys.modules, "ray.job_submission", SimpleNamespace(JobSubmissionClient=lambda: client))
+    monkeypatch.setenv("RAY_ADDRESS", "ray://me:pa55-pa55@host:1")
     monkeypatch.setenv("DB_PASSWORD", "hunter2-hunter2")
     monkeypatch.setenv("WANDB_API_KEY", "hunter2-hunter3")
     words = ["conf=digits_mlp", "seed=0", "description='${oc.env:DB_PASSWORD}'", "sweep_dir=s"]
-    found, code = stubs.start(
-        words, launch=stub_of_train, launcher=RayLauncher({"address": "ray://me:pa55-pa55@host:1"})
-    )
+    found, code = stubs.start(words, launch=stub_of_train, launcher=RayCluster())
     assert code == 0 and found.results[0].status == "finished"
-    address, job = client.sent  # all that is handed over, but for a file
-    assert address == b"ray://me:pa55-pa55@host:1"  # by its own words, to its own cluster
+    (job,) = client.sent  # all that is handed over, but for a file
     assert b"hunter2" not in job and b"pa55" not in job
     written = [path for path in (tmp_path / "s").rglob("*") if path.is_file() and path.suffix != ".environment"]
     assert [str(path) for path in written if b"hunter2" in path.read_bytes() or b"pa55" in path.read_bytes()] == []
     (handed_over,) = (tmp_path / "s" / "logs" / "ray").iterdir()
     assert b"${oc.env:DB_PASSWORD}" in handed_over.read_bytes()
-
-
-def test_an_address_with_a_password_has_to_be_given_again(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda package: package)
-    facts = {"launcher": RayLauncher({"address": "ray://me:pa55-pa55@host:1"}).facts}
-    recorded = json.loads(without_secrets(json.dumps(facts)))
-    with pytest.raises(ConfigError) as caught:
-        recorded_launcher(recorded).check()
-    assert str(caught.value) == (
-        "launcher.address: must be given, or RAY_ADDRESS be set. A password in it is not recorded: give it again. "
-        "Received: 'ray://me:<redacted>@host:1'. `ray start --head` starts a Ray on this machine, at "
-        "http://127.0.0.1:8265."
-    )

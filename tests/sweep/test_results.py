@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 
 from mpt_cli.cli import main
-from mpt_cli.jobs.launchers import LocalLauncher
-from mpt_cli.jobs.local_processes import Ending
+from mpt_cli.jobs.local_processes import Ending, LocalExecutor
 from mpt_cli.report.tables import plain_lines
 from mpt_cli.runs.directory import latest_line
 from mpt_cli.sweep import report
@@ -240,7 +239,7 @@ def test_the_last_whole_line_and_the_last_sentence_of_the_log_are_read(tmp_path)
 def test_seconds_are_those_of_the_process_and_of_what_it_went_on_from_in_the_ranking_too(stubs):
     """The stub's summary has 0.001, as a run its training alone."""
     words = ["conf=digits_mlp", "trainer.epochs=1,2"]
-    found, _ = stubs.start(words, objective="seconds:min", launcher=LocalLauncher())
+    found, _ = stubs.start(words, objective="seconds:min", launcher=LocalExecutor())
     jobs = [report.job_dict(found, result) for result in found.results]
     assert [job["seconds"] for job in jobs] == [result.seconds for result in found.results]
     assert found.configurations[0].mean == min(each.mean for each in found.configurations) > 0.001

@@ -8,17 +8,17 @@ import pytest
 
 from mpt_cli.jobs.launchers import choose_launcher
 
-WORDS = [
-    "launcher.partition=gpu",
-    "launcher.gpus_per_task=1",
-    "launcher.cpus_per_task=8",
-    "launcher.mem_gb=16",
-    "launcher.timeout_min=30",
-    "launcher.sbatch.mail-type=FAIL",
-    "launcher.sbatch.hold=true",
-    "launcher.sbatch.requeue=false",
-    "launcher.setup=module load cuda",
-]
+SETTINGS = {
+    "partition": "gpu",
+    "gpus_per_task": "1",
+    "cpus_per_task": "8",
+    "mem_gb": "16",
+    "timeout_min": "30",
+    "sbatch.mail-type": "FAIL",
+    "sbatch.hold": "true",
+    "sbatch.requeue": "false",
+    "setup": "module load cuda",
+}
 PROGRAMS = {
     "sbatch": 'cp "$1" script.sh; SLURM_JOB_ID=77 bash script.sh > output 2>&1 & echo Submitted batch job 77',
     "srun": f'while [ "$1" != {sys.executable} ]; do shift; done; exec "$@"',
@@ -46,7 +46,7 @@ def test_sbatch_is_told_the_settings_and_no_secret_and_the_job_ends_with_its_own
     monkeypatch.setenv("DB_PASSWORD", "hunter2-hunter2")
     stubs.manners = {2: "raises"}
     words = ["conf=digits_mlp", "seed=0,1", "description='${oc.env:DB_PASSWORD}'", "sweep_dir=s"]
-    found, code = stubs.start(words, launcher=choose_launcher("submitit", WORDS), workers=1)
+    found, code = stubs.start(words, launcher=choose_launcher("submitit", SETTINGS), workers=1)
     assert code == 2 and [result.exit_code for result in found.results] == [0, 2]
     script = (tmp_path / "script.sh").read_text().splitlines()
     options = {line.removeprefix("#SBATCH --") for line in script if line.startswith("#SBATCH")}

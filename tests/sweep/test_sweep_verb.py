@@ -1,7 +1,6 @@
 """`mpt sweep` and `mpt report` as commands: what they print and what they exit with."""
 
 import json
-import os
 
 import pytest
 
@@ -24,18 +23,21 @@ def test_a_dry_run_lists_the_jobs_and_writes_nothing(tmp_path, monkeypatch, caps
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_says_where_the_directory_is_taken(tmp_path, monkeypatch, capsys):
+def test_a_directory_that_is_taken_is_left_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["conf=digits_mlp", "sweep_dir=taken"]
-    assert main(["sweep", *words, "seed=0,1", "--dry-run"]) == 0
-    assert not (tmp_path / "taken").exists()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine.txt").write_text("mine")
-    capsys.readouterr()
-    assert main(["sweep", *words, "seed=0,1", "--dry-run"]) == 3
+    assert main(["sweep", "conf=digits_mlp", "sweep_dir=taken", "seed=0,1"]) == 3
     reason = (
         "sweep_dir taken already exists and is not empty. Nothing in it was changed; go on with it by "
         "`mpt sweep --resume taken`, or choose another."
     )
     assert capsys.readouterr().err == f"mpt sweep: {reason}\n"
-    assert main(["sweep", *words, "seed=0,1"]) == 3 and os.listdir("taken") == ["mine.txt"]
+
+
+def test_a_sweep_is_resumed_without_overrides(capsys):
+    assert main(["sweep", "--resume", "s", "seed=3"]) == 2
+    assert (
+        "--resume: must be given without overrides. Received: 'seed=3'. Other jobs are a new sweep."
+        in capsys.readouterr().err
+    )
