@@ -131,7 +131,7 @@ def run_command(command: Mapping[str, Any]) -> int:
             return code
     if is_first:
         seconds = round(time.time() - began_at, 3)
-        ending = {"exit_code": code, "seconds": seconds, "cause": None, "limit_seconds": None, "note": note}
+        ending = {"exit_code": code, "seconds": seconds, "cause": None, "note": note}
         write_note(files.ending, ending)
     return code
 

@@ -60,7 +60,6 @@ class Ending:
     exit_code: int | None
     seconds: float
     cause: str | None = None
-    limit_seconds: float | None = None  # of a timeout
     note: str = ""  # why it could not be started, or was lost
 
 
@@ -101,7 +100,6 @@ class Running(ABC):
         self.cause: str | None = None
         self._is_killed = False
         self._asked_at: float | None = None
-        self._limit_seconds: float | None = None
 
     @property
     @abstractmethod
@@ -142,7 +140,6 @@ class Running(ABC):
         """
         timeout = limits.timeout_seconds
         if timeout is not None and self.seconds > timeout and self._asked_at is None:
-            self._limit_seconds = timeout
             self.stop("timeout")
         if self._asked_at is not None and time.monotonic() - self._asked_at > limits.grace_seconds:
             self.kill()
@@ -150,7 +147,7 @@ class Running(ABC):
         return None if code is None else self.ending(code)
 
     def ending(self, code: int) -> Ending:
-        return Ending(code, round(self.seconds, 3), self.cause, self._limit_seconds, self.note)
+        return Ending(code, round(self.seconds, 3), self.cause, self.note)
 
 
 class Executor(ABC):

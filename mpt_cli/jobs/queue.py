@@ -10,18 +10,9 @@ from mpt_cli.signals import Interruption, raise_for
 KILL_SECONDS = 5.0  # for the news of an end that was forced: a cluster may be slow to tell
 
 
-class Observer:
-    """Is told what happens in the queue. A subclass overrides what concerns it."""
-
-    def tick(self, running: Sequence[Running]) -> None:
-        """Look at what runs, many times a second; may `stop` it."""
-
-    def ended(self, command: Command, ending: Ending) -> None:
-        """Note that a command has ended, with all that it left running."""
-
-
 class Queue:
-    """Runs commands in their order. `record` is called with each ending before anyone else hears of it.
+    """Runs commands in their order. `record` is called with each ending, and `tick` many times a second with what runs,
+    which it may stop.
 
     The next command is asked for only when there is room for it: what comes last may depend on how the first ended.
     """
@@ -31,9 +22,9 @@ class Queue:
         limits: Limits,
         executor: Executor,
         record: Callable[[Command, Ending], None],
-        observers: Sequence[Observer] = (),
+        tick: Callable[[Sequence[Running]], None] = lambda running: None,
     ) -> None:
-        self.limits, self.executor, self.record, self.observers = limits, executor, record, observers
+        self.limits, self.executor, self.record, self.tick = limits, executor, record, tick
         self.running: list[Running] = []
         self._source: Iterator[Command] = iter(())
         self._next: Command | None = None
@@ -49,7 +40,9 @@ class Queue:
                 while self.running or self._peek() is not None:
                     if interruption.requested is not None:
                         self._stop_all()
-                    self._look()
+                    for running in list(self.running):
+                        self._end(running, running.look(self.limits))
+                    self.tick(self.running)
                     self._start_what_fits()
                     time.sleep(self.executor.poll_seconds)
             except KeyboardInterrupt:
@@ -69,28 +62,17 @@ class Queue:
                 running = self.executor.start(command)
             except CannotStart as error:
                 self._next = None
-                self._record_ending(command, Ending(None, 0.0, note=f"it could not be started: {error}"))
+                self.record(command, Ending(None, 0.0, note=f"it could not be started: {error}"))
                 continue
             if running is None:
                 return
             self._next = None
             self.running.append(running)
 
-    def _look(self) -> None:
-        for running in list(self.running):
-            self._end(running, running.look(self.limits))
-        for observer in self.observers:
-            observer.tick(self.running)
-
     def _end(self, running: Running, ending: Ending | None) -> None:
         if ending is not None:
             self.running.remove(running)
-            self._record_ending(running.command, ending)
-
-    def _record_ending(self, command: Command, ending: Ending) -> None:
-        self.record(command, ending)
-        for observer in self.observers:
-            observer.ended(command, ending)
+            self.record(running.command, ending)
 
     def _stop_all(self) -> None:
         self._source, self._next = iter(()), None

@@ -31,13 +31,13 @@ from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 @dataclass(frozen=True)
 class FinishedProcess:
-    """How it ended. `exit_code` is negative for a signal; `words` are what it said last, `limit_seconds` the time after
-    which it was ended for it."""
+    """How it ended. `exit_code` is negative for a signal; `words` are what it said last, `timed_out_after` the seconds
+    after which its time was over."""
 
     run: RunDirectory
     exit_code: int
     words: str
-    limit_seconds: float | None = None
+    timed_out_after: float | None = None
 
     @cached_property
     def summary(self) -> dict[str, Any] | None:
@@ -51,8 +51,8 @@ class FinishedProcess:
     @property
     def fault(self) -> str:
         """Return why the run can't be compared with what was expected; empty unless it crashed or left no summary."""
-        if self.limit_seconds is not None:
-            return f"ended after {self.limit_seconds:g} s (--timeout)"
+        if self.timed_out_after is not None:
+            return f"ended after {self.timed_out_after:.3g} s (--timeout)"
         if self.summary is not None and self.summary["status"] != "failed":
             return ""
         return signal_name(-self.exit_code) if self.exit_code < 0 else f"exit code {self.exit_code}"
@@ -81,7 +81,7 @@ def read_finished(command: Command, ending: Ending) -> FinishedProcess:
     if ending.exit_code is None:
         return FinishedProcess(command.subject, BAD_DATA, ending.note)
     if ending.cause == "timeout":
-        return FinishedProcess(command.subject, ending.exit_code, "", ending.limit_seconds)
+        return FinishedProcess(command.subject, ending.exit_code, "", ending.seconds)
     lines = command.log.read_text(encoding="utf-8", errors="replace").splitlines() if command.log else []
     own = next((place for place, line in enumerate(lines) if line.startswith("mpt ")), -1)  # with a traceback below it
     return FinishedProcess(command.subject, ending.exit_code, "\n".join(lines[own:]))

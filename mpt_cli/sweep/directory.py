@@ -121,8 +121,7 @@ class SweepDirectory:
         try:
             found = read_json(self.ending_json(job), Ending)
             ending = Ending(**{name: value for name, value in found.items() if name in Ending.__dataclass_fields__})
-            is_sound = math.isfinite(ending.seconds + (ending.limit_seconds or 0.0))  # TypeError for "NaN"
-            return ending if is_sound else None
+            return ending if math.isfinite(ending.seconds) else None  # TypeError for "NaN"
         except (DataError, TypeError):
             return None
 
@@ -220,7 +219,7 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
     if ending.cause == "interrupt":
         return INTERRUPTED, TERMINATED, "it was interrupted"
     if ending.cause == "timeout":
-        return TIMED_OUT, TERMINATED, f"it was still running after {format_seconds(ending.limit_seconds or 0.0)}"
+        return TIMED_OUT, TERMINATED, f"it was ended after {after} (--timeout)"
     if code is None:
         return FAILED, BAD_DATA, ending.note
     if code < 0 or code in _SIGNALLED:

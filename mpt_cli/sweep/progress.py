@@ -15,8 +15,7 @@ from rich.text import Text
 from mpt_cli.errors import ConfigError, printable
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.launchers import recorded_launcher
-from mpt_cli.jobs.local_processes import Command, Ending, Running
-from mpt_cli.jobs.queue import Observer
+from mpt_cli.jobs.local_processes import Running
 from mpt_cli.report.tables import TableColumn, plain_lines, rich_table
 from mpt_cli.runs.directory import latest_line, read_holder
 from mpt_cli.sweep.directory import NOT_RUN, RUNNING, WAITING, JobResult, SweepDirectory, read_job
@@ -79,6 +78,7 @@ class JobLines:
         self._live = None if screen.live is None else Live(console=screen.live, transient=True)
         self._shown_at = -math.inf
         self._ended: dict[str, JobResult] = {}
+        self._is_ending = False
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -95,6 +95,14 @@ class JobLines:
             self._ended[result.job.name] = result
             place = f"[{len(self._ended):>{len(str(self._count))}}/{self._count}]"
             self.screen.say(f"{place} {format_result(result)}", "" if result.is_good else "red")
+
+    def tick(self, running: Sequence[Running]) -> None:
+        """Show what runs in the queue of this process, now and then."""
+        if not self._is_ending and any(child.cause == "interrupt" for child in running):
+            self._is_ending = True
+            self.screen.say("ending the running jobs, with a checkpoint of each that trains; Ctrl-C again kills them")
+        if self.is_due and running:
+            self.show((child.command.subject, child.waits_for, child.seconds) for child in running)
 
     @property
     def is_due(self) -> bool:
@@ -120,22 +128,6 @@ class JobLines:
         parts += [f"{bad} not good"] if bad else []
         parts += [f"{format_seconds(statistics.fmean(seconds))} each"] if seconds else []
         return ", ".join(parts)
-
-
-class SweepProgress(JobLines, Observer):
-    """Shows the queue on `screen`."""
-
-    _is_ending = False
-
-    def tick(self, running: Sequence[Running]) -> None:
-        if not self._is_ending and any(child.cause == "interrupt" for child in running):
-            self._is_ending = True
-            self.screen.say("ending the running jobs, with a checkpoint of each that trains; Ctrl-C again kills them")
-        if self.is_due and running:
-            self.show((child.command.subject, child.waits_for, child.seconds) for child in running)
-
-    def ended(self, command: Command, ending: Ending) -> None:
-        self.tell(read_job(self._sweep, command.subject))
 
 
 def format_job(sweep: SweepDirectory, job: Job, waits_for: str = "", seconds: float | None = None) -> str:

@@ -18,6 +18,7 @@ from mpt_cli.jobs.local_processes import (
     Executor,
     Limits,
     LocalExecutor,
+    Running,
     mpt_command,
 )
 from mpt_cli.jobs.queue import Queue
@@ -35,7 +36,7 @@ from mpt_cli.sweep.directory import (
 )
 from mpt_cli.sweep.job_list import Job, Search, SweepPlan, job_count, make_plan
 from mpt_cli.sweep.overrides import values_of
-from mpt_cli.sweep.progress import Screen, SweepProgress
+from mpt_cli.sweep.progress import JobLines, Screen
 from mpt_cli.sweep.recipe_sweep_section import swept_words
 from mpt_cli.sweep.report import write_results
 
@@ -140,7 +141,7 @@ def resume_sweep(path: str, options: Options, screen: Screen, trials: int | None
     """
     sweep = SweepDirectory.open(path)
     with sweep.lock():
-        plan = read_plan_again(sweep, options, trials)
+        plan = read_plan_again(sweep, trials)
         options.check_detach(plan.search)
         if plan.search is not None:
             plan.search.check()
@@ -148,16 +149,9 @@ def resume_sweep(path: str, options: Options, screen: Screen, trials: int | None
         return _run(sweep, plan, options, screen)
 
 
-def read_plan_again(sweep: SweepDirectory, options: Options, trials: int | None) -> SweepPlan:
-    """Return the plan with what the command line changes in it; ConfigError where that can't be changed."""
-    plan, objective = sweep.read_plan(), options.objective
-    if objective is not None:
-        if plan.search is not None:
-            again = shell_command("report", sweep.path)
-            rule = "must be left out where a search goes on."
-            raise config_error("--objective", rule, objective, f"`{again} --objective …` ranks by another.")
-        read_results(sweep, objective)  # ConfigError where no job reports it
-        plan = replace(plan, facts={**plan.facts, "objective": objective})
+def read_plan_again(sweep: SweepDirectory, trials: int | None) -> SweepPlan:
+    """Return the plan, which of a search makes it so many `trials` in all; ConfigError for a grid."""
+    plan = sweep.read_plan()
     if trials is not None:
         if plan.search is None:
             raise config_error("--trials", "is for a sweep that was begun with it.", trials)
@@ -214,9 +208,21 @@ class SweepRun:
             return None
         limits = replace(limits, workers=max(limits.workers, len(under_way)))
         jobs = chain((job for job in left if job not in fresh), fresh, search.new_jobs() if search else ())
-        with SweepProgress(self.screen, sweep, count) as progress:
-            queue = Queue(limits, executor, self._record, [progress, *([search] if search else [])])
-            stopped_by = queue.run(map(self._command, jobs))
+        with JobLines(self.screen, sweep, count) as lines:
+
+            def record(command: Command, ending: Ending) -> None:
+                sweep.write_ending(command.subject, ending)
+                result = read_job(sweep, command.subject)
+                lines.tell(result)
+                if search:
+                    search.tell(result)
+
+            def tick(running: Sequence[Running]) -> None:
+                lines.tick(running)
+                if search:
+                    search.prune(running)
+
+            stopped_by = Queue(limits, executor, record, tick).run(map(self._command, jobs))
         if stopped_by is None and search is not None and (why := search.missing_trials_sentence()):
             say(why)
         return stopped_by
@@ -241,9 +247,6 @@ class SweepRun:
         run_dir = (sweep.path if cwd == Path.cwd() else sweep.path.resolve()) / job.name
         arguments = self.options.launch(job, run_dir)
         return Command(job.name, arguments, job, sweep.log(job), cwd, job.environment, job.gpus)
-
-    def _record(self, command: Command, ending: Ending) -> None:
-        self.sweep.write_ending(command.subject, ending)
 
     def _hand_over(self, commands: Sequence[Command], limits: Limits, cluster: Cluster) -> str:
         """Submit them; return as what, and how to see them."""

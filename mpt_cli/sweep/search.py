@@ -20,11 +20,10 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.jobs.local_processes import Command, Ending, Running
-from mpt_cli.jobs.queue import Observer
+from mpt_cli.jobs.local_processes import Running
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.settings.load import load_settings
-from mpt_cli.sweep.directory import FINISHED, INTERRUPTED, NOT_RUN, SEED, SweepDirectory, read_job
+from mpt_cli.sweep.directory import FINISHED, INTERRUPTED, NOT_RUN, SEED, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.job_list import (
     Job,
     Objective,
@@ -234,7 +233,7 @@ def _pruner(name: str | None) -> optuna.pruners.BasePruner:
     return builders.get(name, optuna.pruners.NopPruner)()
 
 
-class SearchJobs(Observer):
+class SearchJobs:
     """The jobs of a search: makes one after another, and tells the study what became of each. `plan` is the sweep's as
     it stands, which is written again with each new job; new jobs have the environment of `shared`.
     """
@@ -282,9 +281,10 @@ class SearchJobs(Observer):
             if number > len(self.plan.jobs):
                 self.study.end(trial, TrialState.FAIL)
             elif trial.state == TrialState.RUNNING:
-                self._tell(number)
+                self.tell(read_job(self.sweep, self.plan.jobs[number - 1]))
 
-    def tick(self, running: Sequence[Running]) -> None:
+    def prune(self, running: Sequence[Running]) -> None:
+        """Stop those that are behind."""
         if self._search.pruner is None or time.monotonic() - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
@@ -298,12 +298,9 @@ class SearchJobs(Observer):
     def _course(self, job: Job, objective: Objective) -> list[float]:
         return [*map(objective.sort_key, metric_by_epoch(self.sweep.run(job).metrics_jsonl, objective.name))]
 
-    def ended(self, command: Command, ending: Ending) -> None:
-        self._tell(command.subject.number)
-
-    def _tell(self, number: int) -> None:
+    def tell(self, result: JobResult) -> None:
         """Tell the study what a job reached, unless it was interrupted: that one continues when the search does."""
-        result = read_job(self.sweep, self.plan.jobs[number - 1])
+        number = result.job.number
         if result.status == FINISHED:
             objective = choose_objective(self.plan.facts["objective"], [result.summary])
             self.study.tell(number, objective.sort_key(objective.value(result.summary)))

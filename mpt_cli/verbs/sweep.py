@@ -63,7 +63,7 @@ def _dry_run(
 ) -> int:
     if arguments.resume:
         sweep = SweepDirectory.open(arguments.resume)
-        plan = read_plan_again(sweep, options, arguments.trials)
+        plan = read_plan_again(sweep, arguments.trials)
         plan = replace(plan, jobs=[job for job in plan.jobs if not read_job(sweep, job).is_good])
     else:
         plan, _ = plan_new(words, options, search, screen)
@@ -90,9 +90,11 @@ def _check_sweep(arguments: argparse.Namespace, words: list[str]) -> Search | No
     if not is_new_search:
         rule = "is for a new search: give --trials too, and no --resume."
         problems += [Problem(f"--{name.replace('_', '-')}", rule, value) for name, value in given.items()]
-    if arguments.resume is not None and words:
-        remedy = "Other jobs are a new sweep."
-        problems.append(Problem("--resume", "must be given without overrides.", " ".join(words), remedy))
+    fixed = [*words, *([arguments.objective] if arguments.objective else [])]
+    if arguments.resume is not None and fixed:
+        rule = "must be given without overrides and --objective."
+        remedy = "Other jobs are a new sweep; `mpt report` ranks by another objective."
+        problems.append(Problem("--resume", rule, " ".join(fixed), remedy))
     raise_problems(problems)
     return Search(arguments.trials, **given) if is_new_search else None
 

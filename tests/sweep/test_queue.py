@@ -11,28 +11,29 @@ import pytest
 from command import is_alive, wait_for
 from sweep_stubs import signal_when, stub_work
 
-from mpt_cli.jobs.local_processes import Command, Ending, Limits, LocalExecutor
-from mpt_cli.jobs.queue import Observer, Queue
+from mpt_cli.jobs.local_processes import Command, Ending, Limits, LocalExecutor, LocalProcess
+from mpt_cli.jobs.queue import Queue
 from mpt_cli.sweep.job_list import Job
 
 
-class Record(Observer):
-    """What the queue told, and how many jobs ran at once."""
+class Counting(LocalExecutor):
+    """Counts how many run at once."""
 
-    def __init__(self) -> None:
-        self.endings: dict[int, Ending] = {}
-        self.most_running = 0
+    most_running = 0
 
-    def __call__(self, command: Command, ending: Ending) -> None:
-        self.endings[command.subject.number] = ending
-
-    def tick(self, running) -> None:
-        self.most_running = max(self.most_running, len(running))
+    def start(self, command: Command) -> LocalProcess | None:
+        running = super().start(command)
+        self.most_running = max(self.most_running, sum(each.is_alive for each in self._running))
+        return running
 
 
-def run_queue(work, executor=None, **limits) -> tuple[Record, signal.Signals | None]:
-    record = Record()
-    return record, Queue(Limits(**limits), executor or LocalExecutor(), record, [record]).run(work)
+def run_queue(work, executor=None, **limits) -> tuple[dict[int, Ending], signal.Signals | None]:
+    """Return the endings by the numbers of the jobs, and the signal."""
+    endings: dict[int, Ending] = {}
+    queue = Queue(
+        Limits(**limits), executor or LocalExecutor(), lambda done, how: endings.update({done.subject.number: how})
+    )
+    return endings, queue.run(work)
 
 
 MEETS = """import pathlib, sys, time
@@ -50,10 +51,11 @@ def test_every_job_runs_and_no_more_at_a_time_than_asked_also_where_one_can_not_
         for number in range(1, 5)
     ]
     nowhere = replace(stub_work(tmp_path, 5), arguments=["/no/such/program"])
-    record, stopped_by = run_queue([nowhere, *jobs], workers=3, timeout_seconds=60)
-    codes = {number: ending.exit_code for number, ending in record.endings.items()}
+    executor = Counting()
+    endings, stopped_by = run_queue([nowhere, *jobs], executor, workers=3, timeout_seconds=60)
+    codes = {number: ending.exit_code for number, ending in endings.items()}
     assert codes == {5: None, **dict.fromkeys(range(1, 5), 0)}
-    assert "No such file" in record.endings[5].note and record.most_running == 3 and stopped_by is None
+    assert "No such file" in endings[5].note and executor.most_running == 3 and stopped_by is None
 
 
 @pytest.mark.slow
@@ -78,20 +80,19 @@ def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp
 
 @pytest.mark.slow
 def test_a_timeout_asks_first_and_kills_after_the_grace(tmp_path):
-    record, _ = run_queue(
+    endings, _ = run_queue(
         [stub_work(tmp_path, 1, "hangs"), stub_work(tmp_path, 2, "deaf")],
         workers=2,
         timeout_seconds=0.5,
         grace_seconds=0.5,
     )
-    assert [record.endings[number].exit_code for number in (1, 2)] == [143, -9]
-    assert {ending.cause for ending in record.endings.values()} == {"timeout"}
-    assert all(ending.limit_seconds == 0.5 for ending in record.endings.values())
+    assert [endings[number].exit_code for number in (1, 2)] == [143, -9]
+    assert {ending.cause for ending in endings.values()} == {"timeout"}
 
 
 def test_what_a_job_leaves_running_ends_with_it(tmp_path):
-    record, _ = run_queue([stub_work(tmp_path, 1, "parent")])
-    assert record.endings[1].exit_code == 0
+    endings, _ = run_queue([stub_work(tmp_path, 1, "parent")])
+    assert endings[1].exit_code == 0
     pid = int((tmp_path / "grandchild.txt").read_text())
     wait_for(lambda: not is_alive(pid), seconds=5.0)
 
@@ -99,9 +100,9 @@ def test_what_a_job_leaves_running_ends_with_it(tmp_path):
 @pytest.mark.slow
 def test_a_second_ctrl_c_kills(tmp_path):
     threading.Thread(target=signal_when, args=(tmp_path, 1, signal.SIGINT, 2), daemon=True).start()
-    record, stopped_by = run_queue([stub_work(tmp_path, 1, "deaf")], grace_seconds=60.0)
+    endings, stopped_by = run_queue([stub_work(tmp_path, 1, "deaf")], grace_seconds=60.0)
     assert stopped_by == signal.SIGINT
-    assert (record.endings[1].exit_code, record.endings[1].cause) == (-9, "interrupt")
+    assert (endings[1].exit_code, endings[1].cause) == (-9, "interrupt")
 
 
 def test_a_job_gets_as_many_gpus_as_it_wants_and_the_environment_it_is_given(tmp_path):

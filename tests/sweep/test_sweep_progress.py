@@ -7,8 +7,8 @@ from rich.console import Console
 from sweep_stubs import stub_work
 
 from mpt_cli.jobs.local_processes import Ending
-from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.progress import Screen, SweepProgress, format_state
+from mpt_cli.sweep.directory import SweepDirectory, read_job
+from mpt_cli.sweep.progress import JobLines, Screen, format_state
 
 LINE = {"step": 92, "loss": 0.1207, "loss_scale": 2.0**21, "skipped_steps": 13}
 
@@ -33,10 +33,10 @@ def test_in_a_terminal_running_jobs_stand_below_the_lines_that_stay(tmp_path):
     (tmp_path / "001-stub" / "metrics.jsonl").write_text(json.dumps(LINE) + "\n")
     screen = Screen(None)
     screen.live = Console(file=stream, force_terminal=True, width=100, color_system=None)
-    with SweepProgress(screen, sweep, 4) as progress:
+    with JobLines(screen, sweep, 4) as progress:
         progress.tick([Running(work[0]), Running(work[1], "Slurm job 7: PENDING (Priority)")])  # type: ignore[list-item]
         sweep.write_ending(work[0].subject, Ending(-9, 10.0))
-        progress.ended(work[0], Ending(-9, 10.0))
+        progress.tell(read_job(sweep, work[0].subject))
     assert progress.overall() == "1 of 4 jobs done, 1 not good, 10.0 s each"
     assert "001-stub  step 92  loss 0.1207" in stream.getvalue() and "002-stub  Slurm job 7: PE" in stream.getvalue()
     assert "killed    001-stub  SIGKILL ended it after 10.0 s" in stream.getvalue()
