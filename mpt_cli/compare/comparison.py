@@ -12,16 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, ClassVar
 
-from mpt_cli.errors import ConfigError, DataError, Problem, config_error
-from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.runs.provenance import known_environment
+from mpt_cli.errors import DataError, Problem, config_error, raise_problems
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.directory import FINISHED, SEED, Configuration, JobResult, JobResults, SweepDirectory, read_jobs
 from mpt_cli.sweep.job_list import Job, Objective, SweepPlan, job_name, make_plan
-from mpt_cli.sweep.overrides import override_key, read_grid, varied_values
-from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference, count_seeds
-from mpt_cli.telemetry.format import format_number
+from mpt_cli.sweep.overrides import Grid, load_each, override_key, read_grid, varied_values
+from mpt_cli.sweep.paired import PairedDifference
 from mpt_cli.telemetry.record_types import as_number, field_problem, required_fields
 
 
@@ -55,7 +52,7 @@ class Script:
 
 
 def make_comparison(
-    words: Sequence[str], seeds: int | None, script: Script | None = None
+    words: Sequence[str], seeds: int | None, script: Script | None = None, objective: str | None = None
 ) -> tuple[SweepPlan, list[Setup]]:
     """Return the jobs of a recipe or a script, round by round: each seed is a round in which every configuration runs
     once. With several seeds, `set_random_seed` of a script gets that of its round.
@@ -64,9 +61,15 @@ def make_comparison(
     """
     if not any(word.startswith("policy=") for word in words) and not {*read_grid(words).varied} - {SEED}:
         words = [*words, POLICIES]
-    _check(words, seeds)
-    plan = make_plan(_with_seeds(words, seeds)) if script is None else _script_plan(words, seeds, script)
-    settings_of = script.settings_of if script is not None else load_settings
+    grid = read_grid(words)
+    _check(grid, seeds)
+    settings_of = load_settings if script is None else script.settings_of
+    settings = load_each(grid.combinations)[0] if script is None else settings_of([*next(grid.combinations)])
+    if script is None or (seeds or 1) > 1:
+        words = _with_seeds(
+            words, grid, secrets.randbelow(2**31) if settings.seed is None else settings.seed, seeds or 1
+        )
+    plan = make_plan(words, objective=objective) if script is None else _script_plan(words, script)
     setups: dict[str, Setup] = {}
     for job in plan.jobs:
         own = job.without_seed
@@ -82,11 +85,8 @@ def make_comparison(
     return replace(plan, jobs=jobs), list(setups.values())
 
 
-def _script_plan(words: Sequence[str], seeds: int | None, script: Script) -> SweepPlan:
-    rounds = [f"{SEED}={','.join(map(str, range(1, seeds + 1)))}"] if seeds is not None and seeds > 1 else []
-    grid = read_grid([*rounds, *words])
-    if grid.problems:
-        raise ConfigError(grid.problems)
+def _script_plan(words: Sequence[str], script: Script) -> SweepPlan:
+    grid = read_grid(words)
     jobs = []
     for number, combination in enumerate(grid.combinations, 1):
         overrides = varied_values(combination, grid.varied)
@@ -94,39 +94,26 @@ def _script_plan(words: Sequence[str], seeds: int | None, script: Script) -> Swe
     return SweepPlan(grid.varied, jobs, script.title)
 
 
-def _check(words: Sequence[str], seeds: int | None) -> None:
-    grid = read_grid(words)
-    problems = [
-        Problem(
-            key,
-            "must have one value: what is compared must be the same training.",
-            None,
-            "`mpt sweep` ranks trainings that differ.",
-        )
-        for key in grid.varied
-        if key.split(".")[0] in _SINGLE_VALUE_KEYS
-    ]
+def _check(grid: Grid, seeds: int | None) -> None:
+    rule, remedy = "must have one value: what is compared must be the same training.", "`mpt sweep` ranks trainings."
+    several = [key for key in grid.varied if key.split(".")[0] in _SINGLE_VALUE_KEYS]
+    problems = [*grid.problems, *(Problem(key, rule, None, remedy) for key in several)]
     if seeds is not None and seeds < 1:
         problems.append(Problem("--seeds", "must be >= 1.", seeds))
     if seeds is not None and SEED in grid.varied:
         problems.append(Problem("--seeds", "must be left out where seed= has several values.", seeds))
-    if problems:
-        raise ConfigError(problems)
+    raise_problems(problems)
 
 
-def _with_seeds(words: Sequence[str], seeds: int | None) -> list[str]:
+def _with_seeds(words: Sequence[str], grid: Grid, first: int, count: int) -> list[str]:
     """Return the words with the same seeds for all configurations. They stand before what is compared and so vary
     slowest: each seed is a round.
     """
-    own = [word for word in words if override_key(word) == SEED]
-    rest = [word for word in words if word not in own]
-    held = [word for word in rest if not read_grid([word]).varied]
-    compared = [word for word in rest if word not in held]
-    if read_grid(own).varied:
-        return [*held, *own, *compared]
-    first = load_settings(make_plan(words).jobs[0].words).seed
-    first = secrets.randbelow(2**31) if first is None else first
-    return [*held, f"seed={','.join(str(first + index) for index in range(seeds or 1))}", *compared]
+    if SEED not in grid.varied:
+        seed = f"{SEED}={','.join(str(first + index) for index in range(count))}"
+        words = [*(word for word in words if override_key(word) != SEED), seed]
+    order = {SEED: 1, **{key: 2 for key in grid.varied if key != SEED}}
+    return sorted(words, key=lambda word: order.get(override_key(word), 0))
 
 
 SHARES = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")  # metrics between 0 and 1
@@ -137,36 +124,26 @@ SAME, EQUAL, WORSE, BETTER, UNCLEAR, UNKNOWN = "the same", "equal", "worse", "be
 
 @dataclass(frozen=True)
 class Quality:
-    """`difference` is to the baseline, the mean over the seeds; `kind` one of the words above.
-
-    `interval` is that of 95 %, None where the spread is not known. `seeds_to_decide` is how many seeds would show the
-    quality to be equal, better or worse; None where it is shown, or nothing can be said of it. `few_examples` is how
-    many the metric is a share of, where these are too few to show it to be equal.
+    """`difference` is to the baseline, the mean over the seeds; `kind` one of the words above. `interval` is that of
+    95 %, None where the spread is not known.
     """
 
     kind: str
     difference: float | None = None
-    margin: float = 0.0
+    margin: float = math.nan
     seeds: int = 0
     interval: tuple[float, float] | None = None
-    deviation: float | None = None
-    seeds_to_decide: int | None = None
-    few_examples: int | None = None
 
 
 def compare_quality(
-    objective: Objective,
-    pairs: Sequence[tuple[float, float]],
-    tolerance: float | None = None,
-    examples: int | None = None,
+    objective: Objective, pairs: Sequence[tuple[float, float]], tolerance: float | None = None
 ) -> Quality:
     """Judge the quality by the (baseline, other) values of each seed.
 
-    The same: no seed of two or more differs, or by one at most of the `examples` that an accuracy counts. Equal: the
-    mean difference is shown to be within the tolerance. Better, worse: it is shown to differ from 0, and not to be
-    within the tolerance. Else it is unclear, as it always is with one seed. What is shown is wrong in at most 5 % of
-    the cases (`mpt_cli.sweep.paired`), as far as what is rare was seen. A value that is not finite is worse than any
-    that is.
+    The same: no seed of two or more differs. Equal: the mean difference is shown to be within the tolerance. Better,
+    worse: it is shown to differ from 0, and not to be within the tolerance. Else it is unclear, as it is with one seed.
+    What is shown is wrong in at most 5 % of the cases (`mpt_cli.sweep.paired`). A value that is not finite is
+    worse than any that is.
 
     >>> compare_quality(Objective("val_accuracy", falls=False), [(0.98, 0.979), (0.97, 0.971), (0.98, 0.980)]).kind
     'equal'
@@ -175,27 +152,22 @@ def compare_quality(
     >>> compare_quality(Objective("val_loss", falls=True), [(0.10, 0.14)]).kind
     'unclear'
     """
-    if not pairs:
-        return Quality(UNKNOWN)
     bases = [base for base, _ in pairs]
-    if not all(map(math.isfinite, bases)):
-        return Quality(UNKNOWN, None, math.nan, len(pairs))
+    if not pairs or not all(map(math.isfinite, bases)):
+        return Quality(UNKNOWN)
     margin = default_tolerance(objective, bases) if tolerance is None else tolerance
+    found = PairedDifference(pairs)
     if not all(math.isfinite(other) for _, other in pairs):
-        return Quality(WORSE, statistics.fmean(other - base for base, other in pairs), margin, len(pairs))
-    found = PairedDifference.of(pairs, examples=examples if "acc" in objective.name.lower() else None)
-    kind = _quality_kind(objective, found, margin)
-    few = found.examples if kind in (SAME, UNCLEAR) and found.are_examples_few(margin) else None
-    wanted = found.seeds_to_decide(margin) if kind == UNCLEAR else None
-    return Quality(kind, found.mean, margin, found.seeds, found.interval(), found.deviation, wanted, few)
+        return Quality(WORSE, found.mean, margin, found.seeds)
+    return Quality(_quality_kind(objective, found, margin), found.mean, margin, found.seeds, found.shown_interval)
 
 
 def _quality_kind(objective: Objective, found: PairedDifference, margin: float) -> str:
-    if found.is_same and found.seeds > 1:
+    if found.is_same:
         return SAME
     if found.is_within(margin):
         return EQUAL
-    if not found.is_zero_left_out:
+    if not found.is_shown:
         return UNCLEAR
     return WORSE if (found.mean > 0) == objective.falls else BETTER
 
@@ -204,19 +176,6 @@ def default_tolerance(objective: Objective, bases: Sequence[float]) -> float:
     """Return one percentage point for a share, 5 % for anything else."""
     is_share = not objective.falls and any(word in objective.name.lower() for word in SHARES)
     return SHARE_TOLERANCE if is_share else RELATIVE_TOLERANCE * abs(statistics.fmean(bases))
-
-
-def format_rule(objective: Objective, margins: Sequence[float], seeds: int) -> str:
-    """Return the rule for equal quality, and what so many seeds can show."""
-    margin = format_number(max((margin for margin in margins if math.isfinite(margin)), default=None))
-    words = (
-        f"Equal quality: the mean difference of {objective.name} over the seeds is shown to be within {margin} of "
-        "the baseline; better or worse: it is shown to differ from 0, each with an error rate of 5%; else it is "
-        "unclear"
-    )
-    if seeds >= FEWEST_SEEDS:
-        return f"{words}."
-    return f"{words}. {count_seeds(seeds).capitalize()} can't tell; --seeds {FEWEST_SEEDS} or more may."
 
 
 SMALLEST_GAIN = 0.05  # a difference below this is none, however still the machine
@@ -361,14 +320,12 @@ def _with_baseline(entry: Entry, entries: list[Entry], objective: Objective, tol
         return entry
     theirs, own = dict(baseline.values), dict(entry.values)
     pairs = [(theirs[seed], own[seed]) for seed in own if seed in theirs]
-    counts = known_environment(RunDirectory(entry.finished[0].run_dir)).get("examples") if entry.finished else None
-    examples = (counts or {}).get("validation" if objective.name.startswith("val_") else "train")
     seconds = [(baseline.seconds[seed], mine) for seed, mine in entry.seconds.items() if seed in baseline.seconds]
     return replace(
         entry,
         baseline=baseline,
         speed=SpeedUp.of(seconds) if seconds else None,
-        quality=compare_quality(objective, pairs, tolerance, examples),
+        quality=compare_quality(objective, pairs, tolerance),
     )
 
 

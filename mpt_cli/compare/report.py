@@ -7,24 +7,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.compare.comparison import EQUAL, SAME, UNCLEAR, UNKNOWN, Comparison, Entry, Quality, SpeedUp, format_rule
+from mpt_cli.compare.comparison import EQUAL, SAME, UNCLEAR, UNKNOWN, Comparison, Entry
 from mpt_cli.files import write_json
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
 from mpt_cli.runs.directory import numbered_path
-from mpt_cli.sweep.directory import NOT_RUN
 from mpt_cli.sweep.job_list import Objective
-from mpt_cli.sweep.paired import FEWEST_SEEDS, MOST_SEEDS, RARE, count_seeds
+from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import ending_lines, format_difference, format_verdict, job_dict
-from mpt_cli.telemetry.format import format_bytes, format_number, format_share, format_signed
+from mpt_cli.telemetry.format import format_bytes, format_number, format_share
 from mpt_cli.training.progress import MONITORED
-
-
-def _baselines(found: Comparison) -> str:
-    return ", ".join(dict.fromkeys(entry.baseline.label for entry in found.compared if entry.baseline))
 
 
 def overall_sentence(found: Comparison) -> str:
@@ -33,77 +28,34 @@ def overall_sentence(found: Comparison) -> str:
         what = "Quality can't" if any(entry.speed for entry in found.compared) else "Nothing can"
         return f"{what} be compared: {_unfinished(found)}"
     if found.workers > 1:
-        return f"Speed was not compared, as jobs ran {found.workers} at a time. {_qualities(found)}"
+        return f"Speed was not compared, as jobs ran {found.workers} at a time."
     if found.seeds == 1:
-        timed = [
-            f"{entry.label} had {format_factor(entry.speed.factor)} the speed of {entry.baseline.label}"
-            for entry in found.compared
-            if entry.speed and entry.baseline
-        ]
-        return (
-            f"One run of each is no proof: {', '.join(timed) or 'none was timed'}. {_qualities(found)} "
-            f"--seeds {FEWEST_SEEDS} can tell."
-        )
-    paying = [entry for entry in found.compared if entry.pays]
-    if paying:
-        best = max(paying, key=lambda entry: entry.speed.factor if entry.speed else 0.0)
-        assert best.speed is not None
-        return f"{best.label} pays: {format_factor(best.speed.factor)} faster, its quality {_quality_words(best)}."
+        return f"One run of each is no proof; --seeds {FEWEST_SEEDS} or more can tell."
     faster = [entry for entry in found.compared if entry.is_faster]
-    unclear = [entry for entry in faster if entry.quality.kind in (SAME, UNCLEAR)]
-    if unclear:
-        return " ".join(
-            f"{entry.label} is {_speed_up_cell(entry)} faster, its quality {_quality_words(entry)}: "
-            f"{_unknown_words(entry.quality)}."
-            for entry in unclear
-        )
-    narrow = ", ".join(entry.label for entry in found.compared if entry.finished)
     if not faster:
-        return f"Half precision does not pay on this device: nothing is faster ({narrow}). {_qualities(found)}"
-    return (
-        f"Half precision does not pay on this device: nothing is faster at equal quality ({narrow}). "
-        f"Train in {_baselines(found)}."
+        return "Half precision does not pay on this device: nothing is faster."
+    paying = [entry for entry in faster if entry.pays]
+    verb = "pays" if paying else "is faster, but is not shown to be as good"
+    return " ".join(
+        f"{entry.label} {verb}: {_speed_up_cell(entry)} the speed of {entry.baseline.label}, "
+        f"its quality {_quality_words(entry)}."
+        for entry in paying or faster
+        if entry.baseline
     )
 
 
-MANY_SEEDS = 10 * RARE
-
-
-def _rare_effects(quality: Quality) -> str:
-    """Return which rare effects so many agreeing seeds may have missed, and how many seeds would show them."""
-    often = f"about {RARE} in {quality.seeds}" if quality.seeds > RARE else "in most seeds"
-    more = f": --seeds {MANY_SEEDS} shows what happens in 1 of 10" if quality.seeds < MANY_SEEDS else ""
-    few = quality.few_examples
-    rare = f", nor an effect on fewer than about {RARE} in {few} examples" if few else ""
-    return f"what happens less often than {often} can't be excluded{rare}{more}"
-
-
-def _unknown_words(quality: Quality) -> str:
-    """Return what was not shown, and what would show it; empty where everything is."""
-    if quality.kind in (SAME, EQUAL):
-        return _rare_effects(quality)
-    if quality.kind != UNCLEAR:
-        return ""
-    if quality.few_examples is not None:
-        return (
-            f"an effect on fewer than about {RARE} in {quality.few_examples} examples can't be excluded: more of "
-            "them would tell, or a wider --tolerance"
-        )
-    if quality.interval is None:
-        return f"--seeds {FEWEST_SEEDS if quality.seeds < FEWEST_SEEDS else 2 * quality.seeds} shows the spread"
-    if quality.seeds_to_decide is None:
-        return f"more than {MOST_SEEDS:,} would be needed, or a wider --tolerance"
-    return f"about {quality.seeds_to_decide} would tell (--seeds {quality.seeds_to_decide})"
-
-
 def sentences(found: Comparison) -> list[str]:
-    """Return a sentence for each configuration that has a baseline, then the rules for judging."""
-    told = [_entry_sentence(found, entry) for entry in found.compared]
-    known = [entry.quality.margin for entry in found.compared if entry.quality.kind != UNKNOWN]
-    rule = [format_rule(found.objective, known, found.seeds)] if known else []
-    has_float32 = any(entry.policy == "float32" for entry in found.entries)
-    first = [] if has_float32 else [f"There is no float32 among them: the first, {_baselines(found)}, is the baseline."]
-    return [*told, *rule, *first, *_script_sentences(found)]
+    """Return the rules for judging."""
+    told = list[str]()
+    if margins := [entry.quality.margin for entry in found.compared if entry.quality.kind != UNKNOWN]:
+        told.append(
+            f"Equal quality: {FEWEST_SEEDS} or more seeds show that the mean difference of {found.objective.name} is "
+            f"within {format_number(max(margins))} of the baseline; better or worse: that it is not 0, each with an "
+            "error rate of 5%; the same: no seed differs, which is no proof; else it is unclear."
+        )
+    if not any(entry.policy == "float32" for entry in found.entries):
+        told.append("There is no float32 among them: the first is the baseline.")
+    return [*told, *_script_sentences(found)]
 
 
 def _script_sentences(found: Comparison) -> list[str]:
@@ -125,8 +77,13 @@ def entry_verdict(found: Comparison, entry: Entry) -> str:
         return verdict
     if entry.baseline is None:
         return f"baseline; {verdict}"
-    speed = "" if entry.speed is None or found.workers > 1 else f", {_format_speed(entry.speed)}"
-    return f"{_quality_words(entry)}{speed}; {verdict}"
+    speed = entry.speed
+    if speed is None or found.workers > 1:
+        return f"{_quality_words(entry)}; {verdict}"
+    once = "timed once" if speed.rounds == 1 else "as fast"
+    return (
+        f"{_quality_words(entry)}, {'faster' if speed.is_faster else 'slower' if speed.is_slower else once}; {verdict}"
+    )
 
 
 def format_factor(factor: float) -> str:
@@ -137,60 +94,10 @@ def format_factor(factor: float) -> str:
     return f"{factor:.0f}×" if factor >= 10 else f"{factor:.1f}×" if factor >= 1 else f"{factor:.2f}×"
 
 
-def _format_speed(speed: SpeedUp) -> str:
-    if speed.rounds == 1:
-        return "timed once"
-    return "faster" if speed.is_faster else "slower" if speed.is_slower else "as fast"
-
-
-def _entry_sentence(found: Comparison, entry: Entry) -> str:
-    assert entry.baseline is not None
-    base, speed = entry.baseline.label, entry.speed
-    if all(job.status == NOT_RUN for job in entry.results):
-        return f"{entry.label} was not run."
-    if not entry.finished:
-        reason = next((job.reason for job in entry.results if job.reason), entry.results[0].status)
-        return f"{entry.label} did not finish: {reason}"
-    if not entry.baseline.finished:
-        return f"{entry.label} can't be compared: {base} did not finish."
-    is_unknown = entry.quality.kind == UNKNOWN
-    quality = f"its quality {'is unknown' if is_unknown else _quality_words(entry) + _difference(found, entry)}"
-    if speed is None or found.workers > 1:
-        return f"{entry.label}: {quality}; its speed was not judged."
-    timed = f"{format_factor(speed.factor)} the speed of {base}"
-    if speed.is_faster:
-        verb = "pays" if entry.pays else "is faster, but is not shown to be as good"
-        return f"{entry.label} {verb}: {timed}, {quality}."
-    if speed.rounds == 1:
-        return f"{entry.label}: {timed} in one timing of each, which is no proof; {quality}."
-    if not speed.is_slower:
-        share = format_share(round(1000 * speed.noise), 1000)
-        timed = f"about as fast as {base} ({format_factor(speed.factor)}, where up to {share} may be chance)"
-    return f"{entry.label} does not pay on this device: {timed}, {quality}."
-
-
 def _quality_words(entry: Entry) -> str:
     """Return the kind of quality; where it only holds for what was seen, with the number of seeds."""
     kind, seeds = entry.quality.kind, count_seeds(entry.quality.seeds)
     return f"{kind} in {seeds}" if kind in (SAME, EQUAL, UNCLEAR) else kind
-
-
-def _difference(found: Comparison, entry: Entry) -> str:
-    """Return in brackets the mean difference, how sure it is, and what would decide it."""
-    quality = entry.quality
-    if quality.difference is None:
-        return ""
-    words = f"{found.objective.name} {format_signed(quality.difference)}"
-    if quality.interval is not None:
-        low, high = quality.interval
-        words += f", 95% interval {format_signed(low)} … {format_signed(high)} over {count_seeds(quality.seeds)}"
-    return f" ({'; '.join(filter(None, [words, _unknown_words(quality)]))})"
-
-
-def _qualities(found: Comparison) -> str:
-    """Return a sentence on quality alone, for when speed can't be judged."""
-    words = [f"{entry.label} {_quality_words(entry)}" for entry in found.compared if entry.finished]
-    return f"Quality against the baseline: {', '.join(words)}."
 
 
 def _unfinished(found: Comparison) -> str:

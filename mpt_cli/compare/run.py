@@ -9,7 +9,7 @@ from mpt_cli.compare.comparison import CompareDirectory, Comparison, Script, mak
 from mpt_cli.compare.report import write_comparison
 from mpt_cli.errors import config_error
 from mpt_cli.settings.load import load_with_recipe
-from mpt_cli.sweep.job_list import SweepPlan, check_objective, choose_objective
+from mpt_cli.sweep.job_list import SweepPlan, choose_objective
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, SweepRun, begin, exit_code, plan_facts, split_overrides
 
@@ -30,14 +30,12 @@ def start_compare(
     Return the comparison and the exit code.
     """
     own, path = split_overrides(overrides, "compare_dir")
-    plan, setups = make_comparison(own, measure.seeds, script)
-    if script is not None:
-        choose_objective(options.objective, [])
-    else:
-        loaded = [load_with_recipe(job.words) for job in plan.jobs]
-        check_objective(options.objective, [settings for settings, _ in loaded])
-        for note in dict.fromkeys(note for _, recipe in loaded for note in recipe.notes):
+    plan, setups = make_comparison(own, measure.seeds, script, options.objective)
+    if script is None:
+        for note in load_with_recipe(plan.jobs[0].words)[1].notes:
             screen.say(note)
+    else:
+        choose_objective(options.objective, [])
     folder = CompareDirectory.create(path, plan.recipe)
     with folder.lock():
         facts = plan_facts(["mpt", "compare", *overrides, *(["--", *script.words] if script else [])], options)

@@ -32,7 +32,6 @@ def json_schema() -> Schema:
     properties["expect"] = {**properties["expect"], "additionalProperties": _expectation()}
     properties["defaults"] = _defaults()
     searchpath = {"type": "array", "items": {"type": "string"}, "description": "folders with groups and recipes"}
-    properties["sweep"] = _sweep()
     properties["hydra"] = {"type": "object", "properties": {"searchpath": searchpath}, "additionalProperties": False}
     return {
         "$schema": DIALECT,
@@ -89,17 +88,6 @@ def _defaults() -> Schema:
     recipe = {"type": "string", "description": "a recipe to start from: its name, ./FILE.yaml, or _self_"}
     listed = {"type": "array", "items": {"anyOf": [recipe, entry]}}
     return {**listed, "description": "files of groups, and recipes to start from, in the order of composition"}
-
-
-def _sweep() -> Schema:
-    """Return what `mpt sweep` varies."""
-    values = {"type": ["array", "string", "number", "boolean", "null"]}
-    grid = {"type": "object", "additionalProperties": values, "minProperties": 1}
-    return {
-        "anyOf": [grid, {"type": "array", "items": grid}],
-        "description": "what `mpt sweep` varies: a grid, keys with their values (a list, or text in the grammar of the "
-        "command line), or a list of grids; every combination of a grid is a job",
-    }
 
 
 def _choice(group: str) -> Schema:

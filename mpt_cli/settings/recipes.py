@@ -98,16 +98,13 @@ class Layer:
 class Recipe:
     """A recipe with the files that it is composed of, in order, and what is wrong with them.
 
-    `searchpath` are the folders that it and its bases add, `sweep` what `mpt sweep` is to vary, which no run reads: its
-    own, else that of the last recipe it starts from that has one, in the file `sweep_path`. `unsure` are sections whose
-    file is missing, `notes` what a user should know of how a run came to its settings.
+    `searchpath` are the folders that it and its bases add, `unsure` sections whose file is missing, `notes` what a user
+    should know of how a run came to its settings.
     """
 
     path: Path
     layers: list[Layer] = field(default_factory=list)
     searchpath: list[Path] = field(default_factory=list)
-    sweep: Any = None
-    sweep_path: Path = Path()
     problems: list[Problem] = field(default_factory=list)
     unsure: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -258,7 +255,9 @@ class _Files(ConfigRepository):
         content = load_mapping(path)
         defaults = content.pop("defaults", None)
         if name in self.recipes:
-            self._take_sweep_and_search_path(content, path)
+            folders = _take_searchpath(content, path, self.recipe.problems)
+            search_in(folders)
+            self.recipe.searchpath += folders
             listed = self._read_list(name, path, defaults)
         else:
             listed = self._create_defaults_list(name, ListConfig(defaults or []))
@@ -276,15 +275,6 @@ class _Files(ConfigRepository):
         result = ConfigResult("mpt", str(path), OmegaConf.create({}), header, defaults)
         self.results[name] = result
         return result
-
-    def _take_sweep_and_search_path(self, content: dict[str, Any], path: Path) -> None:
-        """Return its sweep, and the folders where what it names is searched."""
-        sweep, recipe = content.pop("sweep", None), self.recipe
-        if recipe.sweep is None:  # the recipe is read first, and of those it starts from the last one
-            recipe.sweep, recipe.sweep_path = sweep, path
-        folders = _take_searchpath(content, path, recipe.problems)
-        search_in(folders)
-        recipe.searchpath += folders
 
     def _read_list(self, name: str, path: Path, defaults: Any) -> list[InputDefault]:
         """Return the entries of a recipe's defaults list, as Hydra has them, recipes by the names they have here. An

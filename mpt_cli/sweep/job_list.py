@@ -6,13 +6,21 @@ import re
 import secrets
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.paths import check_run_present
-from mpt_cli.errors import ConfigError, DataError, Problem, config_error, did_you_mean, install_command
+from mpt_cli.errors import (
+    ConfigError,
+    DataError,
+    Problem,
+    config_error,
+    did_you_mean,
+    install_command,
+    raise_problems,
+)
 from mpt_cli.runs.expectations import known_values, reportable
 from mpt_cli.settings.key_type import read_number
 from mpt_cli.settings.limits import MOST_JOBS
@@ -111,9 +119,9 @@ class Job:
     @property
     def command(self) -> str:
         """Return the command that runs it outside the sweep, to the same bits where the job was deterministic."""
-        names = _RESULT_VARIABLE, CONFIG_DIR
-        kept = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items() if name in names]
-        return " ".join([*kept, shell_command(self.verb, *self.words)])
+        kept = [name for name in (_RESULT_VARIABLE, CONFIG_DIR) if name in self.environment]
+        variables = [f"{name}={shlex.quote(self.environment[name])}" for name in kept]
+        return " ".join([*variables, shell_command(self.verb, *self.words)])
 
 
 @dataclass(frozen=True)
@@ -161,32 +169,43 @@ class SweepPlan:
 
 
 def make_plan(
-    *grids: Sequence[str],
+    words: Sequence[str],
     objective: str | None = None,
     is_here: bool = True,
     say: Callable[[str], None] = lambda sentence: None,
+    before: Sequence[Job] = (),
 ) -> SweepPlan:
-    """Return the jobs in Hydra's order, the last key varied fastest; ConfigError with the problems of all at once.
+    """Return the jobs in Hydra's order, the last key varied fastest, behind those that there are `before`, and each
+    configuration once; ConfigError with the problems of all.
 
-    Each of the `grids` is a command line. `objective` must be one that the jobs can report. Where they run on this
-    machine (`is_here`) their files must be on it, else DataError.
+    `objective` must be one that the jobs can report. Where they run on this machine (`is_here`) their files must be on
+    it, else DataError. A seed is drawn where it is null, so that the command on record repeats the job.
     """
-    read = [*map(read_grid, grids)]
-    problems = [problem for grid in read for problem in grid.problems]
-    count = sum(grid.count for grid in read)
-    if count > MOST_JOBS:
-        problems.append(Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{count:,}"))
-        raise ConfigError(problems)
-    if count >= 100:
-        say(f"checking {count:,} configurations")
-    wrong = {problem.key for problem in problems}
-    right = [Grid([axis for axis in grid.axes if override_key(axis[0]) not in wrong]) for grid in read]
-    points = [words for grid in right for words in grid.combinations]
-    settings = load_each(points, problems)
-    check_objective(objective, settings)
+    grid = read_grid(words)
+    if grid.count > MOST_JOBS:
+        raise_problems([*grid.problems, Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{grid.count:,}")])
+    if grid.count >= 100:
+        say(f"checking {grid.count:,} configurations")
+    wrong = {problem.key for problem in grid.problems}
+    points = [*Grid([axis for axis in grid.axes if override_key(axis[0]) not in wrong]).combinations]
+    loaded = load_each(points, grid.problems)
+    check_objective(objective, loaded)
     if is_here:
-        check_here(settings, say)
-    return _plan_of(points, settings, say)
+        check_here(loaded, say)
+    varied = varied_keys([*(job.words for job in before), *points])
+    jobs = [replace(job, overrides=varied_values(job.words, varied)) for job in before]
+    known = {*map(repr, load_each(job.words for job in before))}
+    for point, settings in zip(points, loaded, strict=True):
+        if repr(settings) in known and settings.seed is not None:
+            continue
+        known.add(repr(settings))
+        drawn = [f"seed={secrets.randbelow(2**32)}"] if settings.seed is None else []
+        number, overrides = len(jobs) + 1, varied_values(point, varied)
+        jobs.append(Job(number, job_name(number, overrides), overrides, [*point, *drawn], wanted_gpus(settings)))
+    if left_out := len(before) + len(points) - len(jobs):
+        say(f"{job_count(left_out)} left out, the same as others")
+    recipes = {settings.recipe for settings in loaded}
+    return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several")
 
 
 def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None:
@@ -209,26 +228,6 @@ def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None
             met.append(Problem(key, rule))
     if met:
         raise DataError("\n  ".join(dict.fromkeys(map(str, met)))) if is_of_data else ConfigError(each_once(met))
-
-
-def _plan_of(points: Sequence[Sequence[str]], loaded: Sequence[Settings], say: Callable[[str], None]) -> SweepPlan:
-    """Return the plan of these command lines; say which are left out, being the same as others. Draw a seed where it is
-    null, so that the command on record repeats the job.
-    """
-    varied, jobs, numbers = varied_keys(points), list[Job](), dict[str, int]()
-    for words, settings in zip(points, loaded, strict=True):
-        overrides, number = varied_values(words, varied), numbers.setdefault(repr(settings), len(jobs) + 1)
-        if number <= len(jobs) and settings.seed is not None:
-            say(f"left out: {format_values(overrides) or ' '.join(words)} is the same as job {number}")
-            continue
-        drawn = [f"seed={secrets.randbelow(2**32)}"] if settings.seed is None else []
-        jobs.append(make_job(len(jobs) + 1, overrides, [*words, *drawn], settings))
-    recipes = {settings.recipe for settings in loaded}
-    return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several")
-
-
-def make_job(number: int, overrides: dict[str, str], words: Sequence[str], settings: Settings) -> Job:
-    return Job(number, job_name(number, overrides), overrides, [*words], wanted_gpus(settings))
 
 
 def plan_dict(plan: SweepPlan) -> dict[str, Any]:

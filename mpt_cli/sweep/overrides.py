@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
@@ -14,7 +14,6 @@ from hydra.errors import HydraException
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.key_type import read_number
 from mpt_cli.settings.limits import MOST_JOBS
-from mpt_cli.settings.load import key_out
 from mpt_cli.settings.many_configurations import load_variations
 from mpt_cli.settings.overrides import parse_override, without_quotes
 from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key
@@ -22,7 +21,7 @@ from mpt_cli.settings.search_path import group_choices, group_names, recipe_path
 
 _POWER = re.compile(r"\d+(?:\.\d+)?\*\*-?\d+")
 _CALL = re.compile(r"\b(?:interval|range)\([^()]*\)")
-_POWERS_OF_A_CALL = re.compile(r"([+~]*[\w.]+)=(\d+(?:\.\d+)?)\*\*(.*\b(?:interval|range)\(.*)")
+_POWERS_OF_A_RANGE = re.compile(r"([+~]*[\w.]+)=(\d+(?:\.\d+)?)\*\*(range\(.*)")
 _REFUSED_KEYS = {
     "run_dir": "must be left out: each job gets a directory of its own inside sweep_dir.",
     "resume": "must be left out: `mpt sweep --resume SWEEP_DIR` continues a sweep.",
@@ -100,7 +99,7 @@ def _parse(word: str) -> tuple[Override | None, str]:
     """Return the override as Hydra reads it, and the base of what are exponents (`2**`); no override for what Hydra
     can't read.
     """
-    powers = _POWERS_OF_A_CALL.fullmatch(word)
+    powers = _POWERS_OF_A_RANGE.fullmatch(word)
     text = f"{powers[1]}={powers[3]}" if powers else word
     try:
         return parse_override(_CALL.sub(_with_numbers, text)), f"{powers[2]}**" if powers else ""
@@ -160,36 +159,20 @@ def _names_for(key: str) -> list[str] | None:
     return [str(choice).lower() for choice in known.choices] if known and known.choices else None
 
 
-def read_interval(word: str) -> tuple[IntervalSweep, str] | None:
-    """Return the interval of a word, with its base where it holds exponents (`2**`); None for any other word."""
-    override, base = _parse(word)
+def read_interval(word: str) -> IntervalSweep | None:
+    """Return the interval of a word; None for any other word."""
+    override, _ = _parse(word)
     found = None if override is None else override.value()
-    return (found, base) if isinstance(found, IntervalSweep) else None
+    return found if isinstance(found, IntervalSweep) else None
 
 
 def load_each(configurations: Iterable[Sequence[str]], known: Sequence[Problem] = ()) -> list[Settings]:
     """Return the settings of each command line; ConfigError with all that is wrong with any, behind what is known."""
-    wanted, problems = [*configurations], [*known]
-    found = load_variations(wanted)
-    faults = [
-        (words, problem)
-        for words, each in zip(wanted, found, strict=True)
-        if isinstance(each, ConfigError)
-        for problem in each.problems
-    ]
-    groups = {CHOOSING_KEYS.get(key, key) for key in varied_keys(wanted)} if faults else set()
-    for words, problem in faults:
-        is_of_some = problem.key.partition(".")[0] in groups and problem.key in map(override_key, words)
-        problems.append(_in_grid(problem) if is_of_some else problem)
+    found = load_variations(configurations)
+    problems = [*known, *(problem for each in found if isinstance(each, ConfigError) for problem in each.problems)]
     if problems:
         raise ConfigError(each_once(problems))
     return [each for each in found if isinstance(each, Settings)]
-
-
-def _in_grid(problem: Problem) -> Problem:
-    """Return it with what to do about a word that fits some jobs only."""
-    grids = "Sweep it with these alone: the sweep: block of a recipe may be a list of grids."
-    return replace(problem, remedy=problem.remedy.replace(key_out(problem.key), grids))
 
 
 def each_once(problems: Iterable[Problem]) -> list[Problem]:

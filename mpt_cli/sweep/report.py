@@ -16,9 +16,9 @@ from mpt_cli.report.picture import MOST_DRAWN, Picture
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
 from mpt_cli.settings.search_path import shell_command
-from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN, SEED, Configuration, JobResult, JobResults, SweepResults
-from mpt_cli.sweep.hyperparameters import importances, job_label, parallel_chart
-from mpt_cli.sweep.paired import FEWEST_SEEDS, LEVEL, MOST_SEEDS, count_seeds
+from mpt_cli.sweep.directory import INTERRUPTED, NOT_RUN, SEED, Configuration, JobResult, JobResults, SweepResults
+from mpt_cli.sweep.hyperparameters import importances, parallel_chart
+from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.telemetry.format import (
     format_bytes,
@@ -39,7 +39,7 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     objective = TableColumn(found.objective.name, _format_objective)
     seeds = [TableColumn("n", _format_count), TableColumn("to the first", _behind_cell(found))]
     return [
-        TableColumn("rank", _rank_cell(found)),
+        TableColumn("rank", lambda row: "-" if row.rank is None else str(row.rank)),
         *keys,
         objective,
         *(seeds if found.has_seeds else []),
@@ -64,12 +64,6 @@ def _job_verdict(result: JobResult) -> str:
     return f"{result.status}: {verdict}" if verdict and result.exit_code == 4 else result.status
 
 
-def _rank_cell(found: SweepResults) -> Callable[[Configuration], str]:
-    """Return the cell of a rank, with a sign of equality where others share it."""
-    shared = {rank for rank, count in Counter(row.rank for row in found.ranked).items() if count > 1}
-    return lambda row: "-" if row.rank is None else f"{row.rank}=" if row.rank in shared else str(row.rank)
-
-
 def _format_objective(row: Configuration) -> str:
     if row.mean is None:
         return "-"
@@ -92,8 +86,8 @@ def _behind_cell(found: SweepResults) -> Callable[[Configuration], str]:
         difference = behind.get(id(row))
         if difference is None:
             return "-"
-        interval = difference.interval(1 - LEVEL / difference.comparisons)
-        return f"{'≈ ' if id(row) in not_told_apart else ''}{format_difference(difference.mean, interval)}"
+        sign = "≈ " if id(row) in not_told_apart else ""
+        return sign + format_difference(difference.mean, difference.shown_interval)
 
     return cell
 
@@ -170,6 +164,12 @@ def best_lines(found: SweepResults) -> list[str]:
     ]
 
 
+def job_label(result: JobResult, *left_out: str) -> str:
+    """Return what the job varies, without these keys: "initial_scale 2**8, epochs 3"."""
+    others = {name: text for name, text in result.job.overrides.items() if name not in left_out}
+    return ", ".join(f"{name.rpartition('.')[2]} {text}" for name, text in others.items())
+
+
 def _reached(found: SweepResults, best: JobResult) -> str:
     """Return what the job reached, and its configuration over the seeds: the luckiest seed alone would promise too
     much.
@@ -180,45 +180,24 @@ def _reached(found: SweepResults, best: JobResult) -> str:
 
 
 def lead_sentence(found: SweepResults) -> str:
-    """Return whether the first is the best, or over which others its lead may be chance, and how many seeds would
-    settle that.
-    """
+    """Return whether the first is the best, or from which others it is not told apart."""
     lead, rows = found.first_place, found.ranked
-    count = len(rows[0].finished)
-    if not lead.behind and len(found.configurations) > 1:
-        return "No other configuration has a result."
+    seeds = count_seeds(len(rows[0].finished))
     if not lead.behind:
-        return "There is only one configuration: where its seeds differ, that is chance."
+        return "No other configuration has a result to compare it with."
     if lead.is_shown:
-        return f"It beats every other configuration over {count} seeds, at a level of 5%."
-    told = []
-    if tied := [row for row in rows[1:] if row.rank == 1]:
-        told.append(
-            f"Tied with {_names(tied)}: the mean {found.objective.name} is the same. "
-            "Of these, the one that skipped fewer steps stands first."
-        )
-    if close := [rows[place + 1] for place in lead.not_told_apart if rows[place + 1].rank != 1]:
-        told.append(f"Its lead over {_names(close)} may be chance.")
-    if count < FEWEST_SEEDS:
-        told.append(f"{count_seeds(count).capitalize()} can't show a difference; {FEWEST_SEEDS} or more may.")
-    elif lead.seeds is None:
-        told.append(f"Judging by these {count} seeds, even {MOST_SEEDS:,} would not settle it.")
-    else:
-        told.append(f"About {lead.seeds} seeds would settle it.")
-    return " ".join(told)
-
-
-def _names(rows: Sequence[Configuration]) -> str:
-    """Return the names of configurations by what they vary."""
-    named = [job_label(row.results[0], SEED) or "the other" for row in rows]
-    return "; ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else "")
+        return f"It beats every other configuration over {seeds}, at a level of 5%."
+    close = [job_label(rows[place + 1].results[0], SEED) or "the other" for place in lead.not_told_apart]
+    more = f" and {len(close) - MOST_NAMED} more" if len(close) > MOST_NAMED else ""
+    return (
+        f"It may be first by chance: {seeds} can't tell it from {'; '.join(close[:MOST_NAMED])}{more}. "
+        f"More seeds may, from {FEWEST_SEEDS} on."
+    )
 
 
 def ending_lines(found: JobResults, page: Path | None = None) -> list[str]:
-    """Return lines with what failed, and where the page is, by default the directory's own where it has one."""
-    own = found.directory.report_html
-    shown = page or (own if own.exists() else None)
-    return [*failure_lines(found), *([_line("files", str(shown))] if shown else [])]
+    """Return lines with what failed, and where the page is, by default the directory's own."""
+    return [*failure_lines(found), _line("files", str(page or found.directory.report_html))]
 
 
 def failure_lines(found: JobResults) -> list[str]:
@@ -226,7 +205,7 @@ def failure_lines(found: JobResults) -> list[str]:
     how many.
     """
     left = [result for result in found.results if result.status in (INTERRUPTED, NOT_RUN)]
-    failed = [result for result in _not_good(found) if result not in left]
+    failed = [result for result in found.results if not result.is_good and result not in left]
     lines = []
     for result in failed[:MOST_FAILURES]:
         lines += [_line(result.status, f"{result.job.name}: {result.reason}"), _line("", result.job.command)]
@@ -256,10 +235,6 @@ def counts_sentence(found: SweepResults) -> str:
     return f"{len(found.results)} jobs: {counted}. Ranked by {found.objective.name}, {better}."
 
 
-def _not_good(found: JobResults) -> list[JobResult]:
-    return [result for result in found.results if result.status not in GOOD]
-
-
 MOST_RUNS = 100  # whose lines are read for a page
 
 
@@ -278,6 +253,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
     best, count = found.best, len(found.results)
     title = "Best" if found.first_place.is_shown else "First"
     chart = parallel_chart(found)
+    drawn = f"The best {MOST_DRAWN} runs are drawn; boxes in the tables choose others, of the best {MOST_RUNS}."
     numbers = {curve.label: curve.run for picture in pictures for curve in picture.curves}
 
     def runs(results: Sequence[JobResult]) -> list[int]:
@@ -302,21 +278,12 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
             is_explored=True,
             secondary=SECONDARY,
         ),
-        importances=importances(found) if found.keys else [],
-        lines=len(chart["names"]),
-        left_out=_drawn_sentence(len(numbers), count),
-        failures=[(result, result.reason or "the sweep ended before it") for result in _not_good(found)],
+        importances=importances(found),
+        lines=len(chart["names"]) if found.keys else 0,
+        left_out=drawn if count > MOST_DRAWN else "",
         again=again_command(found),
         jobs=_jobs_table(found, page, runs),
     )
-
-
-def _drawn_sentence(curves: int, count: int) -> str:
-    """Return which runs are drawn, and which have no curves; empty where all are drawn."""
-    missing = f"There are curves of the best {MOST_RUNS} of {count} jobs. " if count > MOST_RUNS else ""
-    if curves <= MOST_DRAWN:
-        return missing.rstrip()
-    return f"{missing}The best {MOST_DRAWN} of {curves} runs are drawn; boxes in the tables choose others."
 
 
 def _row_kind(row: Configuration) -> str:
@@ -333,6 +300,7 @@ def _jobs_table(
         TableColumn("status", lambda result: result.status, is_number=False),
         TableColumn(found.objective.name, lambda result: format_number(found.objective.value(result.summary))),
         TableColumn("time", lambda result: "-" if result.seconds is None else format_seconds(result.seconds)),
+        TableColumn("reason", lambda result: result.reason, is_number=False, wraps=True),
         TableColumn("command", lambda result: result.job.command, is_number=False, wraps=True),
     ]
     title = f"All {len(found.results)} jobs with their commands"
@@ -382,7 +350,6 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
         "best_is_shown": best is not None and found.first_place.is_shown,
         # the `overrides` of those that are not shown to be behind the first
         "not_told_apart": [found.ranked[place + 1].overrides for place in found.first_place.not_told_apart],
-        "seeds_to_decide": found.first_place.seeds,  # about how many would tell these; null where that is not known
         "configurations": [configuration_dict(row) for row in found.configurations],  # by rank
         # by number, each with its `overrides`
         "jobs": [{**job_dict(found, result), "overrides": result.job.overrides} for result in found.results],

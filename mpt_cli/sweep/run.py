@@ -35,9 +35,8 @@ from mpt_cli.sweep.directory import (
     sweep_exit_code,
 )
 from mpt_cli.sweep.job_list import Job, Search, SweepPlan, job_count, make_plan
-from mpt_cli.sweep.overrides import values_of
+from mpt_cli.sweep.overrides import override_key, values_of
 from mpt_cli.sweep.progress import JobLines, Screen
-from mpt_cli.sweep.recipe_sweep_section import swept_words
 from mpt_cli.sweep.report import write_results
 
 Launch = Callable[[Job, Path], Sequence[str]]
@@ -112,51 +111,59 @@ def plan_new(
     words, path = split_overrides(overrides)
     options.check_detach(search)
     is_here = options.launcher.is_here
-    with swept_words(words) as grids:
-        if search is None:
-            plan = make_plan(*grids, objective=options.objective, is_here=is_here, say=screen.say)
-        else:
-            search.check()
-            if len(grids) > 1:
-                rule = "must be left out where the sweep: block of the recipe is a list: a search has one space."
-                raise config_error("--trials", rule, search.trials)
-            from mpt_cli.sweep.search import plan_search
+    if search is None:
+        plan = make_plan(words, objective=options.objective, is_here=is_here, say=screen.say)
+    else:
+        search.check()
+        from mpt_cli.sweep.search import plan_search
 
-            plan = plan_search(grids[0], search, options.objective, is_here, screen.say)
+        plan = plan_search(words, search, options.objective, is_here, screen.say)
     return replace(plan, facts=plan_facts(["mpt", "sweep", *overrides], options)), path
 
 
-def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options) -> SweepPlan:
-    """Write the plan, with the share of the cores of each job, and return it so."""
-    shared = options.job_environment(options.limits(plan.jobs, plan.wanted).workers)
-    plan = replace(plan, jobs=[replace(job, environment=shared) for job in plan.jobs])
+def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options, begun: int = 0) -> SweepPlan:
+    """Write the plan, with the share of the cores of each job behind those that have `begun`; return it so."""
+    shared = options.job_environment(options.limits(plan.jobs, plan.wanted - begun).workers)
+    new = [replace(job, environment=shared) for job in plan.jobs[begun:]]
+    plan = replace(plan, jobs=[*plan.jobs[:begun], *new])
     sweep.write_plan(plan)
     return plan
 
 
-def resume_sweep(path: str, options: Options, screen: Screen, trials: int | None = None) -> tuple[SweepResults, int]:
-    """Run what is missing or not good in an earlier sweep. A failed job starts afresh, an interrupted one continues.
-
-    `trials` is how many a search is to have in all.
-    """
+def resume_sweep(
+    path: str, options: Options, screen: Screen, trials: int | None = None, words: Sequence[str] = ()
+) -> tuple[SweepResults, int]:
+    """Run what is missing or not good in an earlier sweep. A failed job starts afresh, an interrupted one continues."""
     sweep = SweepDirectory.open(path)
     with sweep.lock():
-        plan = read_plan_again(sweep, trials)
+        begun, plan = len(sweep.read_plan().jobs), changed_plan(sweep, options, screen, trials, words)
         options.check_detach(plan.search)
         if plan.search is not None:
             plan.search.check()
-        sweep.write_plan(plan)
-        return _run(sweep, plan, options, screen)
+        return _run(sweep, begin(sweep, plan, options, begun), options, screen)
 
 
-def read_plan_again(sweep: SweepDirectory, trials: int | None) -> SweepPlan:
-    """Return the plan, which of a search makes it so many `trials` in all; ConfigError for a grid."""
+def changed_plan(
+    sweep: SweepDirectory, options: Options, screen: Screen, trials: int | None, words: Sequence[str]
+) -> SweepPlan:
+    """Return the plan with what the command line changes in it: how many `trials` a search is to have in all, or words
+    that a grid varies besides, each in place of the sweep's own of that key.
+    """
     plan = sweep.read_plan()
     if trials is not None:
         if plan.search is None:
             raise config_error("--trials", "is for a sweep that was begun with it.", trials)
         plan = replace(plan, search=replace(plan.search, trials=trials))
-    return plan
+    if not words:
+        return plan
+    if plan.search is not None:
+        rule = "must be given without words where the sweep is a search: it continues in its original space."
+        raise config_error("--resume", rule, " ".join(words), "--trials N makes it longer.")
+    given = {*map(override_key, words)}
+    own = split_overrides(plan.facts["command_line"][2:])[0]
+    asked = [*(word for word in own if override_key(word) not in given), *words]
+    grown = make_plan(asked, is_here=options.launcher.is_here, say=screen.say, before=plan.jobs)
+    return replace(plan, varied=grown.varied, jobs=grown.jobs)
 
 
 def _run(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Screen) -> tuple[SweepResults, int]:
@@ -190,7 +197,7 @@ class SweepRun:
         if plan.search is not None:
             from mpt_cli.sweep.search import SearchJobs
 
-            search = SearchJobs(sweep, plan, plan.search, self.options.job_environment(limits.workers))
+            search = SearchJobs(sweep, plan, plan.search, self.options.job_environment(limits.workers), say)
             search.tell_ended_jobs()
         if not count:
             say(f"{sweep.path}: nothing is left to run")
@@ -222,10 +229,7 @@ class SweepRun:
                 if search:
                     search.prune(running)
 
-            stopped_by = Queue(limits, executor, record, tick).run(map(self._command, jobs))
-        if stopped_by is None and search is not None and (why := search.missing_trials_sentence()):
-            say(why)
-        return stopped_by
+            return Queue(limits, executor, record, tick).run(map(self._command, jobs))
 
     def _make_way(self, jobs: Sequence[Job]) -> None:
         """Have these jobs count as not run, and set the runs of failed ones aside. DataError where one runs that nobody

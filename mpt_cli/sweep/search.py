@@ -9,17 +9,17 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import optuna
-from hydra.core.override_parser.types import IntervalSweep
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, Problem, config_error, raise_problems
 from mpt_cli.jobs.local_processes import Running
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.settings.load import load_settings
@@ -33,7 +33,7 @@ from mpt_cli.sweep.job_list import (
     check_objective,
     choose_objective,
     job_name,
-    make_job,
+    wanted_gpus,
 )
 from mpt_cli.sweep.overrides import load_each, override_key, read_grid, read_interval, values_of
 from mpt_cli.training.progress import MONITORED
@@ -44,39 +44,12 @@ MOST_ASKED = 100  # proposals in a row without a new combination, after which a 
 LOOK_SECONDS = 1.0  # between two looks of a pruner at the epochs of running jobs
 
 
-Value = float | int | str | None  # None is of Optuna alone
-
-
-@dataclass(frozen=True)
-class Axis:
-    """What a key is searched over. The `base` (`2**`) stands before values that are exponents."""
-
-    distribution: CategoricalDistribution | FloatDistribution | IntDistribution
-    base: str = ""
-
-    def text(self, value: Value) -> str:
-        """Return six digits, which a person can read and type; all of them where these would leave the interval."""
-        short, of = f"{value:.6g}" if isinstance(value, float) else str(value), self.distribution
-        is_within = not isinstance(of, FloatDistribution) or of.low <= float(short) <= of.high
-        return self.base + (short if is_within else repr(value))
-
-    @property
-    def ends(self) -> list[str]:
-        """Return each choice, or the ends of the interval."""
-        of = self.distribution
-        return [*map(self.text, of.choices if isinstance(of, CategoricalDistribution) else (of.low, of.high))]
-
-
 @dataclass(frozen=True)
 class Space:
     """The keys that are searched, and the words that stay as they are."""
 
-    axes: dict[str, Axis] = field(default_factory=dict)
+    axes: dict[str, CategoricalDistribution | FloatDistribution | IntDistribution] = field(default_factory=dict)
     fixed: list[str] = field(default_factory=list)
-
-    def overrides(self, values: Mapping[str, Value]) -> dict[str, str]:
-        """Return the values as words have them."""
-        return {key: axis.text(values[key]) for key, axis in self.axes.items()}
 
     def words(self, overrides: Mapping[str, str]) -> list[str]:
         return [*self.fixed, *(f"{key}={text}" for key, text in overrides.items())]
@@ -84,51 +57,51 @@ class Space:
     @property
     def edges(self) -> Iterator[list[str]]:
         """Return words in which each choice and each end of an interval occurs, the other keys at their first."""
-        ends = {key: axis.ends for key, axis in self.axes.items()}
+        ends = {
+            key: [*map(_text, axis.choices if isinstance(axis, CategoricalDistribution) else (axis.low, axis.high))]
+            for key, axis in self.axes.items()
+        }
         first = {key: texts[0] for key, texts in ends.items()}
         for key, texts in ends.items():
             for text in texts:
                 yield self.words({**first, key: text})
 
 
+def _text(value: object) -> str:
+    """Return a value as a word has it, with six digits that a person can read and type."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
 def read_space(words: Sequence[str]) -> Space:
     """Return the space that the words span. ConfigError with all that can't be searched."""
     space, problems = Space(), list[Problem]()
     for word in words:
-        key, interval, grid = override_key(word), read_interval(word), read_grid([word])
+        key, interval = override_key(word), read_interval(word)
         if key in space.axes:
             problems.append(Problem(key, "must be given once in a search."))
         if interval is not None:
-            space.axes[key] = _interval_axis(word, *interval, problems)
+            low, high, is_log = interval.start or 0, interval.end or 0, "log" in interval.tags
+            if not 0.0 < high - low < math.inf or (is_log and low <= 0):
+                rule = "must be interval(SMALLER,LARGER), both > 0 on a log scale."
+                problems.append(Problem(key, rule, word.partition("=")[2]))
+                low, high = 1, 2
+            if isinstance(low, int) and isinstance(high, int):
+                space.axes[key] = IntDistribution(low, high, log=is_log)
+            else:
+                space.axes[key] = FloatDistribution(low, high, log=is_log)
             continue
+        grid = read_grid([word])
         problems += grid.problems
         found = [each for axis in grid.axes for each in axis]
         if grid.varied:
-            space.axes[key] = Axis(CategoricalDistribution([values_of([each])[key] for each in found]))
+            space.axes[key] = CategoricalDistribution([values_of([each])[key] for each in found])
         else:
             space.fixed.extend(found)
     if SEED in space.axes:
         remedy = "Give one, and sweep what comes out best in a grid, with several seeds."
         problems.append(Problem(SEED, "must not be searched: a search would settle on a lucky one.", None, remedy))
-    if not space.axes:
-        remedy = "For example 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))'."
-        problems.append(Problem("--trials", "must have something to vary.", None, remedy))
-    if problems:
-        raise ConfigError(problems)
+    raise_problems(problems)
     return space
-
-
-def _interval_axis(word: str, interval: IntervalSweep, base: str, problems: list[Problem]) -> Axis:
-    low, high, is_log = interval.start or 0, interval.end or 0, "log" in interval.tags
-    is_whole = isinstance(low, int) and isinstance(high, int)
-    if not (0.0 < high - low < math.inf and (low > 0 or not is_log) and (is_whole or not base)):
-        rule = (
-            "must be interval(SMALLER,LARGER), both > 0 on a log scale; int(interval(8,24)) where they are exponents."
-        )
-        problems.append(Problem(override_key(word), rule, word.partition("=")[2]))
-        return Axis(FloatDistribution(0.0, 1.0))
-    whole = IntDistribution(int(low), int(high), log=is_log) if is_whole else None
-    return Axis(whole or FloatDistribution(low, high, log=is_log), base)
 
 
 def plan_search(
@@ -136,7 +109,10 @@ def plan_search(
 ) -> SweepPlan:
     """Return the plan of a search, without jobs. Check the edges of the space; jobs check what is inside."""
     space = read_space(words)
-    settings = load_each(space.edges)
+    settings = load_each([*space.edges] or [space.fixed])
+    if not space.axes:
+        remedy = "For example 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))'."
+        raise config_error("--trials", "must have something to vary.", None, remedy)
     check_objective(objective, settings)
     if is_here:
         check_here(settings[:1], say)
@@ -146,9 +122,9 @@ def plan_search(
 class OptunaStudy:
     """Proposes values and is told what came of them, the lower the better."""
 
-    def __init__(self, journal: Path, space: Space, search: Search) -> None:
+    def __init__(self, journal: Path, search: Search) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._space, self._search = space, search
+        self.space, self._search = read_space(search.words), search
         storage = JournalStorage(JournalFileBackend(str(journal)))
         self._study = optuna.create_study(
             storage=storage, study_name=STUDY_NAME, load_if_exists=True, pruner=_pruner(search.pruner)
@@ -158,17 +134,19 @@ class OptunaStudy:
     def trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
 
-    def propose(self, job: int) -> dict[str, Value] | None:
-        """Return values for this job that no job before had; None where MOST_ASKED proposals had none."""
-        tried = {self._words(trial.params) for trial in self.trials if JOB in trial.user_attrs}
+    def propose(self, job: int) -> dict[str, str] | None:
+        """Return values for this job, as words have them, that no job before had; None where MOST_ASKED proposals had
+        none.
+        """
+        tried = [_texts(trial) for trial in self.trials if JOB in trial.user_attrs]
         for _ in range(MOST_ASKED):
             seed = random.Random(f"{self._search.sampler_seed} {len(self.trials)}").getrandbits(32)
             # one for each trial, so that a search that is resumed goes on as if it had not been interrupted
             self._study.sampler = _sampler(self._search.sampler, seed)
-            trial = self._study.ask({key: axis.distribution for key, axis in self._space.axes.items()})
-            if self._words(trial.params) not in tried:
+            trial = self._study.ask({**self.space.axes})
+            if (texts := _texts(trial)) not in tried:
                 trial.set_user_attr(JOB, job)
-                return dict(trial.params)
+                return texts
             self._study.tell(trial, state=TrialState.FAIL)
         return None
 
@@ -208,9 +186,9 @@ class OptunaStudy:
         """Return the latest trial of this job."""
         return next(trial for trial in reversed(self.trials) if trial.user_attrs.get(JOB) == job)
 
-    def _words(self, values: Mapping[str, Value]) -> tuple[str, ...]:
-        """Return the words of a job: values that differ in what is not written are the same to it."""
-        return tuple(self._space.overrides(values).values())
+
+def _texts(trial: FrozenTrial | optuna.trial.Trial) -> dict[str, str]:
+    return {key: _text(value) for key, value in trial.params.items()}
 
 
 def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
@@ -233,46 +211,40 @@ def _pruner(name: str | None) -> optuna.pruners.BasePruner:
     return builders.get(name, optuna.pruners.NopPruner)()
 
 
+@dataclass
 class SearchJobs:
     """The jobs of a search: makes one after another, and tells the study what became of each. `plan` is the sweep's as
     it stands, which is written again with each new job; new jobs have the environment of `shared`.
     """
 
-    def __init__(self, sweep: SweepDirectory, plan: SweepPlan, search: Search, shared: dict[str, str]) -> None:
-        self.sweep, self.plan, self._search, self._shared = sweep, plan, search, shared
-        self._space = read_space(search.words)
-        self.study = OptunaStudy(sweep.study, self._space, search)
-        self._looked_at = -math.inf
+    sweep: SweepDirectory
+    plan: SweepPlan
+    search: Search
+    shared: dict[str, str]
+    say: Callable[[str], None]
+    looked_at: float = -math.inf
 
-    def missing_trials_sentence(self) -> str:
-        """Return why fewer jobs than wanted were made; empty where they were all made."""
-        if not self.plan.missing:
-            return ""
-        made = f"{self.plan.missing} of {self._search.trials} trials were not made"
-        return (
-            f"no new combination came up in {MOST_ASKED} proposals: {made}. Widen the space, or ask for fewer trials."
-        )
+    def __post_init__(self) -> None:
+        self.study = OptunaStudy(self.sweep.study, self.search)
 
     def new_jobs(self) -> Iterator[Job]:
         """Make jobs until there are as many as wanted, or no new combination of values comes up."""
         while self.plan.missing:
             number = len(self.plan.jobs) + 1
-            values = self.study.propose(number)
-            if values is None:
+            overrides = self.study.propose(number)
+            if overrides is None:
+                self.say(
+                    f"no new combination came up in {MOST_ASKED} proposals: {self.plan.missing} of "
+                    f"{self.plan.wanted} trials were not made. Widen the space, or ask for fewer trials."
+                )
                 return
-            job = self._job(number, self._space.overrides(values))
+            words, gpus = self.study.space.words(overrides), 1
+            with suppress(ConfigError):  # a configuration in which two keys don't agree fails when it runs
+                gpus = wanted_gpus(load_settings(words))
+            job = Job(number, job_name(number, overrides), overrides, words, gpus, self.shared)
             self.plan.jobs.append(job)
             self.sweep.write_plan(self.plan)
             yield job
-
-    def _job(self, number: int, overrides: dict[str, str]) -> Job:
-        """Return the job; a configuration in which two keys don't agree fails when it runs."""
-        words = self._space.words(overrides)
-        try:
-            job = make_job(number, overrides, words, load_settings(words))
-        except ConfigError:
-            job = Job(number, job_name(number, overrides), overrides, words)
-        return replace(job, environment=self._shared)
 
     def tell_ended_jobs(self) -> None:
         """Tell what became of jobs that ended without anyone to tell it; a proposal that became no job is void."""
@@ -285,9 +257,9 @@ class SearchJobs:
 
     def prune(self, running: Sequence[Running]) -> None:
         """Stop those that are behind."""
-        if self._search.pruner is None or time.monotonic() - self._looked_at < LOOK_SECONDS:
+        if self.search.pruner is None or time.monotonic() - self.looked_at < LOOK_SECONDS:
             return
-        self._looked_at = time.monotonic()
+        self.looked_at = time.monotonic()
         names = [self.plan.facts["objective"]] if self.plan.facts["objective"] else MONITORED
         for child in running:
             job = child.command.subject

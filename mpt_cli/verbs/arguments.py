@@ -230,9 +230,9 @@ def configure_sweep(parser: Parser) -> None:
   'seed=range(5)'  'optimizer.learning_rate=choice(1e-3,1e-2)'  'conf=glob(digits_*)'  'policy=glob(mixed_*)'
 
 more examples:
-  mpt sweep conf=./mine.yaml seed=0,1    with the sweep: block of the recipe, a grid or a list of grids
+  mpt sweep --resume mine seed=3,4   adds these seeds for all that it varies; runs nothing twice
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
-      'loss_scale.initial_scale=2**int(interval(8,24))' --trials 30      a search
+      'loss_scale.initial_scale=2**range(8,25)' --trials 30      a search
   mpt sweep conf=digits_cnn 'seed=range(20)' --launcher submitit launcher.partition=gpu launcher.timeout_min=30 \\
       launcher.gpus_per_node=1 launcher.cpus_per_task=8      a Slurm job each
 

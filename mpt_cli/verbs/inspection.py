@@ -206,11 +206,9 @@ def _copy(source: Path, target: Path) -> None:
 def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str], list[str]]:
     """Return the settings, the environment variables that they read, and notes on the recipe."""
     from mpt_cli.settings.load import load_with_recipe
-    from mpt_cli.sweep.recipe_sweep_section import read_block
 
     with watched_environment(is_closed=arguments.untrusted) as variables:
         settings, recipe = load_with_recipe(arguments.overrides)
-        read_block(recipe)  # what is wrong with what only `mpt sweep` reads is told here too
         return settings, [*variables], recipe.notes
 
 

@@ -15,8 +15,8 @@ from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import print_results, results_dict
 from mpt_cli.sweep.run import (
     Options,
+    changed_plan,
     plan_new,
-    read_plan_again,
     resume_sweep,
     start_sweep,
 )
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     words, settings = split_launcher_overrides(arguments.overrides)
-    search = _check_sweep(arguments, words)
+    search = _check_sweep(arguments)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(
         arguments.jobs,
@@ -41,7 +41,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _dry_run(arguments, words, options, search, screen)
     found, code = (
-        resume_sweep(arguments.resume, options, screen, arguments.trials)
+        resume_sweep(arguments.resume, options, screen, arguments.trials, words)
         if arguments.resume
         else start_sweep(words, options, screen, search)
     )
@@ -63,7 +63,7 @@ def _dry_run(
 ) -> int:
     if arguments.resume:
         sweep = SweepDirectory.open(arguments.resume)
-        plan = read_plan_again(sweep, arguments.trials)
+        plan = changed_plan(sweep, options, screen, arguments.trials, words)
         plan = replace(plan, jobs=[job for job in plan.jobs if not read_job(sweep, job).is_good])
     else:
         plan, _ = plan_new(words, options, search, screen)
@@ -81,7 +81,7 @@ def _problems_of_jobs(arguments: argparse.Namespace) -> list[Problem]:
     return problems
 
 
-def _check_sweep(arguments: argparse.Namespace, words: list[str]) -> Search | None:
+def _check_sweep(arguments: argparse.Namespace) -> Search | None:
     """Return the search that the options ask for, None for a grid and where a sweep is resumed."""
     problems = [*_problems_of_jobs(arguments), *minimum_problems(1, trials=arguments.trials)]
     given = {name: getattr(arguments, name) for name in ("sampler", "sampler_seed", "pruner")}
@@ -90,11 +90,9 @@ def _check_sweep(arguments: argparse.Namespace, words: list[str]) -> Search | No
     if not is_new_search:
         rule = "is for a new search: give --trials too, and no --resume."
         problems += [Problem(f"--{name.replace('_', '-')}", rule, value) for name, value in given.items()]
-    fixed = [*words, *([arguments.objective] if arguments.objective else [])]
-    if arguments.resume is not None and fixed:
-        rule = "must be given without overrides and --objective."
-        remedy = "Other jobs are a new sweep; `mpt report` ranks by another objective."
-        problems.append(Problem("--resume", rule, " ".join(fixed), remedy))
+    if arguments.resume is not None and arguments.objective is not None:
+        remedy = "`mpt report` ranks by another."
+        problems.append(Problem("--objective", "is for a new sweep.", arguments.objective, remedy))
     raise_problems(problems)
     return Search(arguments.trials, **given) if is_new_search else None
 

@@ -24,16 +24,10 @@ def run_train(arguments: argparse.Namespace) -> int:
         return code
     from mpt_cli import training_run  # with what trains: a wrong word is answered before that is loaded
     from mpt_cli.runs.directory import summary_dict
-    from mpt_cli.sweep.recipe_sweep_section import read_block
 
     command = ["mpt", "train", *overrides]
-    is_swept = bool(read_block(recipe))
-    with _progress_stream(arguments) as stream, training_run.others_released(settings):
-        if is_swept:
-            line = f"{settings.recipe}: this trains one run; `mpt sweep` runs what its sweep: block varies"
-            say(line, stream)
-        with placed(overrides):
-            summary = training_run.train(settings, command, training_run.Reporters(stream), recipe.notes)
+    with _progress_stream(arguments) as stream, training_run.others_released(settings), placed(overrides):
+        summary = training_run.train(settings, command, training_run.Reporters(stream), recipe.notes)
     if arguments.json:
         print_json(summary_dict(summary))
     if arguments.quiet and summary.exit_code != OK:

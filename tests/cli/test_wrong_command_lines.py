@@ -111,7 +111,7 @@ WRONG = {
     f"{RATE} seed=0,1": "seed: must not be searched: a search would settle on a lucky one. Give one",
     f"{SEARCH} 'trainer.epochs=interval(9,1)'": "trainer.epochs: must be interval(SMALLER,LARGER)",
     f"{SEARCH} 'optimizer.learning_rate=interval(-1,1e-4)'": "optimizer.learning_rate: must be >",
-    f"{SEARCH} 'loss_scale.initial_scale=2**interval(8,24)'": "where they are exponents. Received: '2**interval(8,24)'.",
+    f"{SEARCH} 'loss_scale.initial_scale=2**interval(8,24)'": "loss_scale.initial_scale: cannot be read: ",
     f"{RATE} --sampler-seed 1 --resume s": "--sampler-seed: is for a new search",
     f"{RATE} --trials 0": "--trials: must be >= 1. Received: 0.",
     f"{SEARCH} 'seed=tag(log,range(16,257,16))'": "range() must have at most 10,000 values, in equal steps other than 0: tag(log,…) is for interval().",

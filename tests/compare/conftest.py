@@ -20,14 +20,11 @@ from mpt_cli.sweep.run import Options
 
 @dataclass
 class Outcomes:
-    """What the stubs report by policy: accuracy (of each seed), examples per second, exit code; and of how many
-    examples.
-    """
+    """What the stubs report by policy: accuracy (of each seed), examples per second, exit code."""
 
     accuracy: dict[str, Sequence[float]] = field(default_factory=dict)
     rate: dict[str, float] = field(default_factory=dict)
     code: dict[str, int] = field(default_factory=dict)
-    examples: int = 0
     started: list[str] = field(default_factory=list)
 
     def compare(self, words: Sequence[str], seeds: int | None = None, **options: Any) -> tuple[Comparison, int]:
@@ -53,7 +50,6 @@ class Outcomes:
             "status": "finished" if code == 0 else "stopped",
             "skipped_steps": 0,
             "examples_per_second": self.rate.get(policy, 1000.0),
-            "environment": {"schema_version": 1, "examples": {"validation": self.examples or None}},
         }
         accuracy = str(values[seed % len(values)])
         return [sys.executable, "-S", stub_job.__file__, "good", str(run_dir), accuracy, json.dumps(more)]

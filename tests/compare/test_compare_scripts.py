@@ -23,13 +23,13 @@ def test_the_jobs_of_a_script_are_runs_of_it_round_by_round():
     script = Script(["train.py", "--rate=3"], "train", script_settings)
     plan, setups = make_comparison(["policy=float32,mixed_float16"], 2, script)
     words = [
-        ["seed=1", "policy=float32"],
+        ["seed=0", "policy=float32"],
+        ["seed=0", "policy=mixed_float16"],
         ["seed=1", "policy=mixed_float16"],
-        ["seed=2", "policy=mixed_float16"],
-        ["seed=2", "policy=float32"],
+        ["seed=1", "policy=float32"],
     ]
     assert [job.words for job in plan.jobs] == [[*each, "train.py", "--rate=3"] for each in words]
-    assert plan.jobs[0].command == "mpt run seed=1 policy=float32 train.py --rate=3"
+    assert plan.jobs[0].command == "mpt run seed=0 policy=float32 train.py --rate=3"
     assert [setup.policy for setup in setups] == ["float32", "mixed_float16"]
     with pytest.raises(ConfigError, match="must be set in the script itself"):
         make_comparison(["trainer.epochs=3,4"], None, script)

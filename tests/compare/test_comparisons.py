@@ -10,10 +10,8 @@ from golden import assert_said
 
 from mpt_cli.compare.comparison import CompareDirectory, read_comparison
 from mpt_cli.compare.report import columns, overall_sentence, print_comparison, sentences
-from mpt_cli.data.sources import load_data
 from mpt_cli.errors import DataError
 from mpt_cli.jobs.local_processes import Ending
-from mpt_cli.settings.model_data_optimizer_keys import Digits
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import failure_lines
 
@@ -47,8 +45,6 @@ CASES = {
     "a failed baseline": (THREE, None, {"code": {"float32": 4}}),
     "each backend, without float32": (EACH_BACKEND, None, {}),
     "the same": (TWO, 5, {"accuracy": spread(*EQUAL, of_float32=EQUAL), "rate": FASTER}),
-    "the same in 40 examples": (TWO, 3, {"accuracy": spread(0.949, 0.961, 0.938), "rate": FASTER, "examples": 40}),
-    "unclear in 40 examples": (TWO, 3, {"accuracy": spread(0.9, 0.99, 0.99), "rate": FASTER, "examples": 40}),
 }
 
 
@@ -93,10 +89,6 @@ def test_what_ctrl_c_ended_is_interrupted_and_the_rest_not_run(outcomes):
     found = read_comparison(found.directory)
     assert cells(found, "mixed_bfloat16")["verdict"] == "1 interrupted, 1 not run"
     assert cells(found, "mixed_float16")["verdict"] == "not run"
-    assert sentences(found)[:2] == [
-        "mixed_float16 was not run.",
-        "mixed_bfloat16 did not finish: it was interrupted",
-    ]
     assert failure_lines(found)[0] == "not ended  4 of 6 jobs"
 
 
@@ -107,7 +99,7 @@ def test_jobs_at_the_same_time_are_not_timed_against_each_other_also_when_resume
     outcomes.code = {}
     found, _ = outcomes.resume(tmp_path / "c")
     assert found.workers == 3
-    assert overall_sentence(found).startswith("Speed was not compared, as jobs ran 3 at a time. Quality against the")
+    assert overall_sentence(found).startswith("Speed was not compared, as jobs ran 3 at a time.")
     assert cells(found, "mixed_float16")["verdict"] == "unclear in one seed; healthy"
 
 
@@ -121,7 +113,7 @@ def test_a_comparison_is_read_from_its_directory_alone(outcomes, tmp_path):
     assert content["seeds"] == 3 and verdict in (tmp_path / "c" / "report.html").read_text()
     base, row = content["configurations"]
     assert (base["baseline"], row["baseline"]) == (None, "float32")
-    assert row["quality"]["kind"] == "unclear" and row["quality"]["seeds_to_decide"] == 26
+    assert row["quality"]["kind"] == "unclear"
     assert row["quality"]["interval"] == pytest.approx([-0.0530, 0.0330], abs=1e-4)
     jobs = [*base["jobs"], *row["jobs"]]
     assert len(jobs) == 6 and all(job["step_seconds"] for job in jobs)
@@ -138,10 +130,6 @@ def test_a_comparison_is_read_from_its_directory_alone(outcomes, tmp_path):
         found.directory.plan_json.write_text(json.dumps({**plan, name: damaged}))
         with pytest.raises(DataError, match=r"compare\.json is damaged"):
             read_comparison(found.directory)
-
-
-def test_a_data_set_knows_how_many_it_is_validated_on():
-    assert load_data(Digits(), seed=0).counts == {"train": 1438, "validation": 359}
 
 
 def test_of_a_script_the_first_training_is_compared_by_what_its_fit_reports(outcomes):

@@ -109,7 +109,6 @@ LINES = (  # of YAML as nobody writes it by a program
     "%TAG ! x\n---\na: !{value}",
     "seed: |\n  {value}",
     "vars: {{1: {value}, null: x, true: y}}",
-    "sweep: {{seed: [{value}]}}",
     "hydra: {{searchpath: [{value}]}}",
     "backend: {{name: {value}}}",
     "tags: [{value}]",
@@ -120,9 +119,7 @@ NAMES = st.one_of(st.text(max_size=5), st.sampled_from(["object", "kwargs", "nam
 TREES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6
 )
-KEYS = st.sampled_from(
-    [*all_keys(), "defaults", "vars", "sweep", "expect", "hydra", "hydra.searchpath", "conf", "nosuch"]
-)
+KEYS = st.sampled_from([*all_keys(), "defaults", "vars", "expect", "hydra", "hydra.searchpath", "conf", "nosuch"])
 VERBS = st.sampled_from(
     [
         "check",

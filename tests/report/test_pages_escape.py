@@ -11,7 +11,6 @@ from mpt_cli.report.page import render_page
 from mpt_cli.report.picture import Curve, Picture
 from mpt_cli.report.run_page import run_page
 from mpt_cli.report.tables import PageTable, TableColumn
-from mpt_cli.sweep.hyperparameters import Importance
 
 EVIL = "<script>alert('1')</script>\"&$x^2$"
 SHOWN = "&lt;script&gt;alert(&#39;1&#39;)"  # as it stands in the text of a page
@@ -68,7 +67,6 @@ def test_the_pages_of_runs_escape_all_that_they_show(history):
 
 
 def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show():
-    failure = ({"job": {"name": EVIL, "command": EVIL}, "status": EVIL}, EVIL)
     text = render_page(
         "sweep.html",
         EVIL,
@@ -79,10 +77,9 @@ def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show():
         best_command=[EVIL],
         configurations=TABLE,
         lines=2,
-        importances=[Importance(EVIL, 0.5, 0.1), Importance(EVIL)],
+        importances=[(EVIL, 0.5, 0.1)],
         other_charts=[{"axes": [{"label": EVIL, "texts": [EVIL]}], "names": [EVIL]}],
         left_out=EVIL,
-        failures=[failure],
         again=EVIL,
         jobs=TABLE,
     )

@@ -40,8 +40,6 @@ def test_every_shipped_recipe_and_what_a_run_writes_of_one_keep_it(validator) ->
         ("defaults: [{model: mpl}]", ["defaults/0"]),
         ("expect: {loss: {mni: 1}}", ["expect/loss"]),
         ("hydra: {run: {dir: x}}", ["hydra"]),
-        ("sweep: {seed: {a: 1}}", ["sweep"]),
-        ("sweep: [{seed: [1]}, {}, 3]", ["sweep"]),
     ],
 )
 def test_what_the_strict_load_refuses_breaks_it(text, at, validator) -> None:
@@ -57,8 +55,6 @@ def test_what_the_strict_load_refuses_breaks_it(text, at, validator) -> None:
         "defaults: [{experiment: mine}]\nhydra: {searchpath: [../far]}\ntags: [a]",
         "trainer: {metrics: [accuracy, {object: 'm:f', kwargs: {k: 1}}], loss: null, early_stopping: {patience: 3}}",
         "model: {freeze: [base]}\ntrainer:",
-        "sweep: {seed: [1, 2], policy: glob(mixed_*), trainer.epochs: 3}",
-        "sweep: [{optimizer: adam}, {optimizer: sgd, optimizer.learning_rate: [0.1, 0.2]}]",
         "expect: {loss: 0.5, val_loss: {value: 1, rtol: 0.1}, steps_seen: 2**5}",
     ],
 )

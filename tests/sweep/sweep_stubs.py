@@ -98,9 +98,11 @@ class Stubs:
     def start(self, words: Sequence[str], search: Search | None = None, **options: object) -> tuple[SweepResults, int]:
         return self._run(lambda own, screen: start_sweep(words, own, screen, search), options)
 
-    def resume(self, path: Path, trials: int | None = None, **options: object) -> tuple[SweepResults, int]:
+    def resume(
+        self, path: Path, words: Sequence[str] = (), trials: int | None = None, **options: object
+    ) -> tuple[SweepResults, int]:
         (path / "started.txt").unlink(missing_ok=True)
-        return self._run(lambda own, screen: resume_sweep(str(path), own, screen, trials), options)
+        return self._run(lambda own, screen: resume_sweep(str(path), own, screen, trials, words), options)
 
     def _run(
         self, run: Callable[[Options, Screen], tuple[SweepResults, int]], options: dict[str, object]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from sweep_stubs import started
 
 from mpt_cli.cli import main
 from mpt_cli.jobs.local_processes import Ending, LocalExecutor
@@ -77,13 +78,12 @@ def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs):
 def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     stubs.values = {1: 0.90, 2: 0.91, 3: 0.95, 4: 0.93, 5: 0.90, 6: 0.96}
     found, _ = stubs.start(GRID)
-    # differences -0.03, +0.01, -0.01, deviation 0.02: ((0.84162 + 2.03) * 0.02 / 0.01) ** 2 is about 34
-    told = "Its lead over initial_scale 2**8 may be chance. About 34 seeds would settle it."
+    told = "It may be first by chance: 3 seeds can't tell it from initial_scale 2**8. More seeds may, from 3 on."
     assert best_lines(found)[0].startswith("first      006-") and best_lines(found)[2].strip() == told
     assert cells(found, "2**8")["to the first"] == "≈ -0.0100 ± 0.0497"
-    assert told in (tmp_path / "s" / "report.html").read_text()
+    assert told.replace("'", "&#39;") in (tmp_path / "s" / "report.html").read_text()
     content = written(found)
-    assert (content["best_is_shown"], content["seeds_to_decide"]) == (False, 34)
+    assert content["best_is_shown"] is False
     assert content["not_told_apart"] == [{"loss_scale.initial_scale": "2**8"}]
 
 
@@ -115,8 +115,10 @@ def test_with_one_seed_none_is_called_best(stubs):
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3", "sweep_dir=s"])
     assert best_lines(found)[0].startswith("first      002-epochs-2")
     assert best_lines(found)[2].strip() == (
-        "Its lead over epochs 3; epochs 1 may be chance. One seed can't show a difference; 3 or more may."
+        "It may be first by chance: one seed can't tell it from epochs 3; epochs 1. More seeds may, from 3 on."
     )
+    found, _ = stubs.resume(Path("s"), ["seed=range(3)"])
+    assert [len(row.finished) for row in found.configurations] == [3, 3, 3] and len(started(Path("s"))) == 6
 
 
 @pytest.mark.slow
@@ -125,7 +127,7 @@ def test_what_diverged_is_behind_without_any_spread_and_seeds_of_one_configurati
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1,2", "trainer.epochs=1,2"], objective="val_accuracy:min")
     assert found.first_place.is_shown and found.first_place.behind == (None,)
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1"])
-    assert best_lines(found)[2].strip() == "There is only one configuration: where its seeds differ, that is chance."
+    assert best_lines(found)[2].strip() == "No other configuration has a result to compare it with."
 
 
 def test_one_of_equals_is_called_best_no_more_often_than_is_said():
@@ -153,10 +155,10 @@ def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs):
     stubs.values = {1: 0.6, 2: 0.7, 3: 0.6, 4: 0.70000002, 5: 0.5}  # the last digits of a float32 are rounding
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3,4,5", "sweep_dir=s"])
     lines = plain_lines(columns(found), found.configurations)
-    assert [line.split()[:2] for line in lines[1:]] == [["1=", "2"], ["1=", "4"], ["3=", "1"], ["3=", "3"], ["5", "5"]]
+    assert [line.split()[:2] for line in lines[1:]] == [["1", "2"], ["1", "4"], ["3", "1"], ["3", "3"], ["5", "5"]]
     assert best_lines(found)[2].strip() == (
-        "Tied with epochs 4: the mean val_accuracy is the same. Of these, the one that skipped fewer steps stands first. "
-        "Its lead over epochs 1; epochs 3; epochs 5 may be chance. One seed can't show a difference; 3 or more may."
+        "It may be first by chance: one seed can't tell it from epochs 4; epochs 1; epochs 3; epochs 5. More seeds may, "
+        "from 3 on."
     )
     content = written(found)
     assert [row["rank"] for row in content["configurations"]] == [1, 1, 3, 3, 5]
@@ -194,7 +196,7 @@ def test_the_page_has_its_pictures_and_the_command_of_the_best(stubs, monkeypatc
     monkeypatch.setattr(report, "MOST_RUNS", 1)
     write_results(found)
     text = found.directory.report_html.read_text()
-    assert "There are curves of the best 1 of 2 jobs." in text and text.count(' data-runs="0"') == 2
+    assert text.count(' data-runs="0"') == 2
 
 
 @pytest.mark.slow
@@ -203,14 +205,10 @@ def test_the_importance_of_a_key_is_its_share_of_the_ranking(stubs):
     found, _ = stubs.start(["conf=digits_mlp", "seed=0", "loss_scale.initial_scale=1,2,4", "trainer.epochs=1,2"])
     # H = 12 / (6 * 7) * (6**2 + 15**2) / 3 - 3 * 7 = 3.857; (3.857 - 2 + 1) / (6 - 2) = 0.714
     epochs, scale = importances(found)
-    assert (epochs.key, epochs.share, epochs.p) == (
-        "trainer.epochs",
-        pytest.approx(0.7143, abs=1e-4),
-        pytest.approx(0.0495, abs=1e-4),
-    )
-    assert (scale.key, scale.share) == ("loss_scale.initial_scale", 0.0)
+    assert epochs == ("trainer.epochs", pytest.approx(0.7143, abs=1e-4), pytest.approx(0.0495, abs=1e-4))
+    assert scale[:2] == ("loss_scale.initial_scale", 0.0)
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2"])
-    assert importances(found)[0].share is None  # of two jobs nothing is known
+    assert importances(found) == []  # of two jobs nothing is known
 
 
 def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):

@@ -20,7 +20,7 @@ def test_the_space_in_the_grammar_of_hydra():
     ]
     space = read_space(words)
     assert space.fixed == ["conf=digits_mlp", "h=1"]
-    found = {key: axis.distribution._asdict() for key, axis in space.axes.items()}
+    found = {key: axis._asdict() for key, axis in space.axes.items()}
     assert found == {
         "a": {"low": 0.125, "high": 16.0, "log": False, "step": None},
         "b": {"low": 1, "high": 64, "log": True, "step": 1},
@@ -30,10 +30,6 @@ def test_the_space_in_the_grammar_of_hydra():
         "f": {"choices": ("3", "4")},
         "g": {"choices": ("0.5", "1.0", "1.5")},
     }
-    values = {"a": 0.123456789, "b": 7, "c": "x", "d": "5", "e": "2**16", "f": "3", "g": "1.0"}
-    written = space.overrides(values)
-    assert (written["a"], written["b"], written["e"]) == ("0.123456789", "7", "2**16")  # 0.123457 lies outside
-    assert space.overrides({**values, "a": 1.23456789})["a"] == "1.23457"
     assert [words[2:4] for words in space.edges][:4] == [
         ["a=0.125", "b=1"],
         ["a=16", "b=1"],
@@ -47,15 +43,13 @@ def test_the_space_in_the_grammar_of_hydra():
     [
         (
             ["a=interval(2,1)"],
-            "a: must be interval(SMALLER,LARGER), both > 0 on a log scale; int(interval(8,24)) where",
+            "a: must be interval(SMALLER,LARGER), both > 0 on a log scale.",
         ),
         (["a=tag(log,interval(0,1))"], "a: must be interval(SMALLER,LARGER), both > 0 on a log scale"),
         (["a=interval(0,inf)"], "a: must be interval(SMALLER,LARGER)"),
-        (["a=2**interval(8,24)"], "int(interval(8,24)) where they are exponents. Received: '2**interval(8,24)'."),
         (["a=1,2", "a=interval(1,2)"], "a: must be given once in a search."),
         (["seed=1,2", "a=1,2"], "seed: must not be searched: a search would settle on a lucky one. Give one"),
         (["seed=interval(1,2)", "a=1,2"], "seed: must not be searched: a search would settle on a lucky one."),
-        (["a=1"], "--trials: must have something to vary. For example"),
     ],
 )
 def test_what_cannot_be_searched_is_said(words, said):

@@ -1,0 +1,33 @@
+"""A sweep that goes on: as it was begun, and with more jobs."""
+
+import pytest
+from sweep_stubs import started
+
+from mpt_cli.cli import main
+
+
+@pytest.mark.slow
+def test_what_was_said_of_the_jobs_is_said_again_when_the_sweep_is_resumed(stubs, tmp_path) -> None:
+    assert stubs.start(["conf=digits_mlp", "seed=1", "sweep_dir=s"], objective="skipped_steps")[1] == 0
+    next((tmp_path / "s").glob("logs/*.json")).unlink()
+    stubs.manners = {1: "hangs"}
+    found, code = stubs.resume(tmp_path / "s", timeout_seconds=0.5)
+    assert (code, [result.status for result in found.results]) == (143, ["timed out"])
+    assert found.results[0].reason.endswith(" s (--timeout)") and found.objective.name == "skipped_steps"
+
+
+@pytest.mark.slow
+def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys) -> None:
+    stubs.start(["conf=digits_mlp", "seed=1,2", f"sweep_dir={tmp_path}/s"])
+    found, code = stubs.resume(tmp_path / "s", ["seed=2,3"])
+    assert code == 0 and "1 job left out, the same as others" in stubs.said
+    assert [job.overrides for job in found.plan.jobs] == [{"seed": "1"}, {"seed": "2"}, {"seed": "3"}]
+    assert [name[:3] for name in started(tmp_path / "s")] == ["003"]
+    plan = (tmp_path / "s" / "sweep.json").read_text()
+    assert main(["sweep", "--resume", "s", "trainer.batch_size=16", "--dry-run"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 3 and shown[0].split()[0] == "004-seed-1_batch_size-16"
+    assert (tmp_path / "s" / "sweep.json").read_text() == plan
+    found, _ = stubs.resume(tmp_path / "s", ["trainer.batch_size=16"])  # what was the same for all is varied now
+    assert found.plan.varied == ["seed", "trainer.batch_size"]
+    assert sorted(len(row.results) for row in found.configurations) == [2, 3]  # of the seeds it began with
