@@ -197,7 +197,7 @@ class ClusterCommand(Running):
         if self._files.began.exists() and time.monotonic() - self._over_at <= ENDING_SECONDS:
             return {}
         note = f"the job was lost. {self._cluster.title} job {self._job_id}: {self._state}"
-        return {"exit_code": TERMINATED, "seconds": self.seconds, "note": "" if self._asked_at else note}
+        return {"exit_code": TERMINATED, "seconds": self.seconds, "note": "" if self.cause else note}
 
     def _signal(self, number: signal.Signals) -> None:
         self._files.stop.touch()

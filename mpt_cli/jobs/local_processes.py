@@ -98,8 +98,7 @@ class Running(ABC):
     def __init__(self, command: Command) -> None:
         self.command = command
         self.cause: str | None = None
-        self._is_killed = False
-        self._asked_at: float | None = None
+        self._sent_at: dict[signal.Signals, float] = {}
 
     @property
     @abstractmethod
@@ -122,27 +121,22 @@ class Running(ABC):
     def _signal(self, number: signal.Signals) -> None:
         """Ask it to save and end (SIGTERM), or end it now with all that it started (SIGKILL)."""
 
-    def stop(self, cause: str) -> None:
-        """Ask once: `mpt train` saves a checkpoint and ends."""
-        if self._asked_at is None:
-            self._asked_at, self.cause = time.monotonic(), cause
-            self._signal(signal.SIGTERM)
-
-    def kill(self, cause: str | None = None) -> None:
-        self.cause = self.cause or cause
-        if not self._is_killed:
-            self._is_killed = True
-            self._signal(signal.SIGKILL)
+    def stop(self, cause: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ask once, where `mpt train` saves a checkpoint and ends; or kill it (SIGKILL)."""
+        if number not in self._sent_at:
+            self._sent_at[number] = time.monotonic()
+            self.cause = self.cause or cause
+            self._signal(number)
 
     def look(self, limits: Limits) -> Ending | None:
         """Return how it ended; None while it runs. End it when its time is over, and kill it when the grace is over
         too.
         """
-        timeout = limits.timeout_seconds
-        if timeout is not None and self.seconds > timeout and self._asked_at is None:
+        asked_at = self._sent_at.get(signal.SIGTERM)
+        if asked_at is not None and time.monotonic() - asked_at > limits.grace_seconds:
+            self.stop("", signal.SIGKILL)
+        elif limits.timeout_seconds is not None and self.seconds > limits.timeout_seconds:
             self.stop("timeout")
-        if self._asked_at is not None and time.monotonic() - self._asked_at > limits.grace_seconds:
-            self.kill()
         code = self.poll()
         return None if code is None else self.ending(code)
 

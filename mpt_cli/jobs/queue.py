@@ -81,7 +81,7 @@ class Queue:
 
     def _kill_all(self) -> None:
         for running in self.running:
-            running.kill("interrupt")
+            running.stop("interrupt", signal.SIGKILL)
         deadline = time.monotonic() + KILL_SECONDS
         while self.running:
             is_over = time.monotonic() > deadline

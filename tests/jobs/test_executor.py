@@ -15,12 +15,12 @@ from mpt_cli.jobs.local_processes import Command, LocalExecutor, NoAnswer, ask, 
 from mpt_cli.jobs.queue import run_one
 
 PARENT = """
-import sys, time
+import signal, sys, time
 from mpt_cli.jobs.local_processes import Command, LocalExecutor
 executor = LocalExecutor()
 handles = [executor.start(Command(str(i), ["sh", "-c", "echo $$ >> pids; trap '' TERM; sleep 60"], None, "log"))
            for i in range(3)]
-handles[1].kill()
+handles[1].stop("test", signal.SIGKILL)
 while handles[1].poll() is None:
     time.sleep(0.02)
 print("ready", flush=True)
