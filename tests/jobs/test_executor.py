@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -114,3 +115,28 @@ def test_the_program_of_a_clusters_job_imports_next_to_nothing():
     answer = ask([sys.executable, "-c", f"import sys, mpt_cli.jobs.job_process; print(*{names})"], 30.0)
     light = ["errors", "files", "jobs", "jobs.job_process", "redaction", "version"]
     assert answer.split() == ["mpt_cli", *(f"mpt_cli.{name}" for name in light)]
+
+
+TRAINS = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+pathlib.Path("begun").touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("requeues", "why"), [(0, "it could not be requeued: .* 'scontrol'"), (3, "it had been requeued 3 times")]
+)
+def test_a_job_of_slurm_that_is_not_put_back_says_why(tmp_path, requeues, why):
+    command = {"arguments": ["-c", TRAINS], "cwd": str(tmp_path), "environment": {}, "log": str(tmp_path / "one.log")}
+    (tmp_path / "list").write_text(json.dumps(command))
+    (tmp_path / "one.began").write_text(json.dumps({"requeues": requeues}))
+    variables = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "7", "PATH": "", "SLURM_PROCID": "0"}
+    program = [sys.executable, "-m", "mpt_cli.jobs.job_process", str(tmp_path / "list")]
+    with subprocess.Popen(program, env={**os.environ, **variables}) as process:
+        wait_for((tmp_path / "begun").exists)
+        process.send_signal(signal.SIGUSR2)
+    ending = json.loads((tmp_path / "one.json").read_text())
+    assert process.returncode == ending["exit_code"] == 143
+    assert re.search(f"its time was over, and {why}", ending["note"])
