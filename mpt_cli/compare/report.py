@@ -2,7 +2,7 @@
 And what it leaves for readers: the table, results.json and report.html.
 """
 
-from collections.abc import Mapping
+import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,11 @@ from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn
-from mpt_cli.runs.directory import numbered_path
 from mpt_cli.sweep.job_list import Objective
 from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
 from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.report import ending_lines, format_difference, format_verdict, job_dict
-from mpt_cli.telemetry.format import format_bytes, format_number, format_share
-from mpt_cli.training.progress import MONITORED
+from mpt_cli.sweep.report import MEMORY, SKIPPED, ending_lines, format_difference, format_verdict, job_dict
+from mpt_cli.telemetry.format import format_number
 
 
 def overall_sentence(found: Comparison) -> str:
@@ -55,19 +53,12 @@ def sentences(found: Comparison) -> list[str]:
         )
     if not any(entry.policy == "float32" for entry in found.entries):
         told.append("There is no float32 among them: the first is the baseline.")
-    return [*told, *_script_sentences(found)]
-
-
-def _script_sentences(found: Comparison) -> list[str]:
-    """Say of a script which of its trainings was compared, and by what."""
-    if found.plan.jobs[0].verb != "run":
-        return []
-    trains_again = any(numbered_path(result.run_dir, "", 2).is_dir() for result in found.results)
-    which = ["The script trains several times; only its first training is compared."] if trains_again else []
-    name = found.objective.name
-    by = f"Quality is {name}, as the script's training reports it; --objective NAME judges by another of its metrics."
-    is_known = any(entry.quality.kind != UNKNOWN for entry in found.compared)
-    return [*which, by] if is_known and not found.plan.facts["objective"] else which
+    if margins and found.plan.jobs[0].verb == "run":
+        told.append(
+            f"Of a script that trains several times only the first training is compared, by {found.objective.name}; "
+            "--objective NAME judges by another of its metrics."
+        )
+    return told
 
 
 def entry_verdict(found: Comparison, entry: Entry) -> str:
@@ -102,9 +93,9 @@ def _quality_words(entry: Entry) -> str:
 
 def _unfinished(found: Comparison) -> str:
     failed = [entry.label for entry in found.entries if not entry.finished]
-    if failed or found.plan.facts["objective"]:
-        return f"{', '.join(failed)} did not finish." if failed else f"no run has {found.objective.name}."
-    return f"no run recorded {', '.join(MONITORED)}. --objective NAME judges by another number that the runs have."
+    if failed:
+        return f"{', '.join(failed)} did not finish."
+    return f"no run has {found.objective.name}. --objective NAME judges by another number that the runs have."
 
 
 SECONDARY = ("memory",)  # left out where the terminal is narrow
@@ -119,10 +110,10 @@ def columns(found: Comparison) -> list[TableColumn[Entry]]:
         *([seeds] if found.seeds > 1 else []),
         TableColumn(f"quality: {name}", lambda entry: format_number(entry.mean)),
         TableColumn("difference", _paired_cell),
-        TableColumn("skipped", _skipped_cell),
+        SKIPPED,
         TableColumn("step", _step_cell),
         TableColumn("speed-up", _speed_up_cell),
-        TableColumn("memory", lambda entry: format_bytes(_peak_bytes(entry))),
+        MEMORY,
         TableColumn("verdict", lambda entry: entry_verdict(found, entry), is_number=False, wraps=True),
     ]
 
@@ -133,17 +124,6 @@ def _paired_cell(entry: Entry) -> str:
     """
     quality = entry.quality
     return "-" if quality.difference is None else format_difference(quality.difference, quality.interval)
-
-
-def _skipped_cell(entry: Entry) -> str:
-    skipped, seen = _steps(entry, "skipped_steps"), _steps(entry, "steps_seen")
-    share = f" ({format_share(skipped, seen)})" if skipped else ""
-    return f"{skipped:,}{share}" if seen else "-"
-
-
-def _steps(entry: Entry, name: str) -> int:
-    """Return the sum over all jobs."""
-    return sum(int(job.number(name) or 0) for job in entry.results)
 
 
 def _step_cell(entry: Entry) -> str:
@@ -158,11 +138,6 @@ def _speed_up_cell(entry: Entry) -> str:
         return "-"
     middle, low, high = (format_factor(factor) for factor in (speed.factor, speed.lowest, speed.highest))
     return f"{middle} ± ?" if speed.rounds == 1 else middle if low == high else f"{middle} ({low} … {high})"
-
-
-def _peak_bytes(entry: Entry) -> int | None:
-    values = [value for job in entry.results if (value := job.number("peak_memory_bytes")) is not None]
-    return int(max(values)) if values else None
 
 
 def print_comparison(found: Comparison, screen: Screen, page: Path | None = None) -> None:
@@ -199,16 +174,9 @@ def compare_page(found: Comparison, page: Path) -> str:
         ),
         sentences=sentences(found),
         failures=[job for job in found.results if not job.is_good],
-        command=_command(found.plan.facts),
+        command=shlex.join(found.plan.facts["command_line"]),
         job_commands=[job.job.command for entry in found.entries for job in entry.results],
     )
-
-
-def _command(facts: Mapping[str, Any]) -> str:
-    """Return the command that starts the comparison again."""
-    program, verb, *words = map(str, facts["command_line"])
-    options = [f"--{name} {facts[name]}" for name in ("seeds", "tolerance") if facts.get(name) is not None]
-    return " ".join([program, verb, *options, *words])
 
 
 def write_comparison(found: Comparison, page: Path | None = None) -> None:
@@ -236,6 +204,7 @@ def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
     names = dict.fromkeys(name for job in entry.finished for name in job.summary.get("metrics", {}))
     means = {name: replace(entry, objective=Objective(name, falls=True)).mean for name in names}
     speed = entry.speed
+    peaks = [peak for job in entry.results if (peak := job.number("peak_memory_bytes")) is not None]
     return {
         "label": entry.label,
         "overrides": entry.overrides,
@@ -244,10 +213,10 @@ def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
         "verdict": entry_verdict(found, entry),
         "quality": None if entry.baseline is None else asdict(entry.quality),
         "metrics": means,
-        "skipped_steps": _steps(entry, "skipped_steps"),
+        "skipped_steps": sum(int(job.number("skipped_steps") or 0) for job in entry.results),
         "step_seconds": entry.step_seconds,
         "speed_up": None if speed is None else {**asdict(speed), "is_faster": speed.is_faster},
-        "peak_memory_bytes": _peak_bytes(entry),
+        "peak_memory_bytes": int(max(peaks)) if peaks else None,
         "jobs": [
             {**job_dict(found, job), "run_dir": str(job.run_dir), "step_seconds": entry.seconds.get(seed)}
             for seed, job in entry.jobs.items()

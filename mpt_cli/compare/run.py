@@ -38,7 +38,9 @@ def start_compare(
         choose_objective(options.objective, [])
     folder = CompareDirectory.create(path, plan.recipe)
     with folder.lock():
-        facts = plan_facts(["mpt", "compare", *overrides, *(["--", *script.words] if script else [])], options)
+        given = [f"--{name}={value}" for name, value in asdict(measure).items() if value is not None]
+        words = [*given, *overrides, *(["--", *script.words] if script else [])]
+        facts = plan_facts(["mpt", "compare", *words], options)
         facts |= {"setups": [asdict(setup) for setup in setups], "workers": options.workers, **asdict(measure)}
         if script is not None:
             file = str(Path(script.words[0]).absolute())

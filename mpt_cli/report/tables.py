@@ -15,14 +15,15 @@ from rich.text import Text
 from mpt_cli.telemetry.console import labelled_lines
 
 R = TypeVar("R")
+R_contra = TypeVar("R_contra", contravariant=True)
 
 
 @dataclass(frozen=True)
-class TableColumn(Generic[R]):
+class TableColumn(Generic[R_contra]):
     """A title and the text of its cells; numbers stand to the right, and long texts of a page are wrapped."""
 
     title: str
-    cell: Callable[[R], str]
+    cell: Callable[[R_contra], str]
     is_number: bool = True
     wraps: bool = False
 

@@ -14,7 +14,6 @@ from typing import Any
 from mpt_cli.data.paths import check_run_present
 from mpt_cli.errors import (
     ConfigError,
-    DataError,
     Problem,
     config_error,
     did_you_mean,
@@ -209,25 +208,20 @@ def make_plan(
 
 
 def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None:
-    """Raise DataError with what is not there of the data and models of the jobs, ConfigError where a function is
-    missing. Say which backend is.
+    """Raise ConfigError with the functions of the jobs that are not there, else DataError for a file of theirs. Say
+    which backend is missing.
     """
     of_backends = {each.backend.name: each for each in settings}.values()
     for line in filter(None, map(missing_backend, of_backends)):
         say(line)
-    met, is_of_data = list[Problem](), True
-    for each in settings:
-        try:
-            check_repeatable(each)
-            check_run_present(each)
-        except ConfigError as error:
-            is_of_data = False
-            met += error.problems
-        except DataError as error:
-            key, _, rule = str(error).partition(": ")
-            met.append(Problem(key, rule))
-    if met:
-        raise DataError("\n  ".join(dict.fromkeys(map(str, met)))) if is_of_data else ConfigError(each_once(met))
+    problems = list[Problem]()
+    for check in (check_repeatable, check_run_present):
+        for each in settings:
+            try:
+                check(each)
+            except ConfigError as error:
+                problems += error.problems
+        raise_problems(each_once(problems))
 
 
 def plan_dict(plan: SweepPlan) -> dict[str, Any]:

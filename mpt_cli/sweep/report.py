@@ -128,14 +128,18 @@ def _scale(name: str) -> Callable[[Configuration], str]:
     return _figure(methodcaller("number", name), format_scale, min, max)
 
 
+SKIPPED = TableColumn("skipped", _figure(attrgetter("skipped_share"), lambda share: f"{100 * share:.3g}%", fmean))
+MEMORY = TableColumn(
+    "memory", _figure(methodcaller("number", "peak_memory_bytes"), lambda n: format_bytes(int(n)), max)
+)
 _NUMERICS = (
-    TableColumn("skipped", _figure(attrgetter("skipped_share"), lambda share: f"{100 * share:.3g}%", fmean)),
+    SKIPPED,
     TableColumn("final scale", _scale("final_loss_scale")),
     TableColumn("min scale", _scale("min_loss_scale")),
     TableColumn("max scale", _scale("max_loss_scale")),
     TableColumn("verdict", format_verdict, is_number=False),
     TableColumn("examples/s", _figure(methodcaller("number", "examples_per_second"), format_count, fmean)),
-    TableColumn("memory", _figure(methodcaller("number", "peak_memory_bytes"), lambda n: format_bytes(int(n)), max)),
+    MEMORY,
     TableColumn("seconds", _figure(attrgetter("seconds"), format_seconds, fmean)),
 )
 
@@ -294,9 +298,10 @@ def _jobs_table(
     found: SweepResults, page: Path, runs: Callable[[Sequence[JobResult]], list[int]]
 ) -> PageTable[JobResult]:
     """Return the table of all jobs by number, with what each varies; the number leads to the run."""
+    keys: list[TableColumn[JobResult]] = _key_columns(found.plan.varied, lambda result: result.job.overrides)
     wanted: list[TableColumn[JobResult]] = [
         TableColumn("job", lambda result: f"{result.job.number:03d}", is_number=False),
-        *_key_columns(found.plan.varied, lambda result: result.job.overrides),
+        *keys,
         TableColumn("status", lambda result: result.status, is_number=False),
         TableColumn(found.objective.name, lambda result: format_number(found.objective.value(result.summary))),
         TableColumn("time", lambda result: "-" if result.seconds is None else format_seconds(result.seconds)),

@@ -56,15 +56,13 @@ class Space:
 
     @property
     def edges(self) -> Iterator[list[str]]:
-        """Return words in which each choice and each end of an interval occurs, the other keys at their first."""
+        """Return words in which each choice and each end of an interval occurs."""
         ends = {
             key: [*map(_text, axis.choices if isinstance(axis, CategoricalDistribution) else (axis.low, axis.high))]
             for key, axis in self.axes.items()
         }
-        first = {key: texts[0] for key, texts in ends.items()}
-        for key, texts in ends.items():
-            for text in texts:
-                yield self.words({**first, key: text})
+        for place in range(max(map(len, ends.values()), default=0)):
+            yield self.words({key: texts[min(place, len(texts) - 1)] for key, texts in ends.items()})
 
 
 def _text(value: object) -> str:

@@ -58,7 +58,7 @@ def test_a_script_is_compared_as_a_recipe_is(tmp_path):
     assert one == pytest.approx(two, rel=1e-2) and one[0] != one[1]
     assert base["step_seconds"] > 0 and other["speed_up"] is not None and base["peak_memory_bytes"] > 0
     page = (tmp_path / "found" / "report.html").read_text()
-    assert "mpt compare --seeds 2 policy=float32,mixed_float16 compare_dir=found -- train.py --epochs 3" in page
+    assert "mpt compare --seeds=2 policy=float32,mixed_float16 compare_dir=found -- train.py --epochs 3" in page
     (tmp_path / "train.py").write_text(SCRIPT + "print(1)\n")
     again = mpt("compare", "--resume", "found", cwd=tmp_path)
     assert again.returncode == 2 and "/train.py has changed since. Received: 'found'." in again.stderr

@@ -30,11 +30,10 @@ def test_the_space_in_the_grammar_of_hydra():
         "f": {"choices": ("3", "4")},
         "g": {"choices": ("0.5", "1.0", "1.5")},
     }
-    assert [words[2:4] for words in space.edges][:4] == [
-        ["a=0.125", "b=1"],
-        ["a=16", "b=1"],
-        ["a=0.125", "b=1"],
-        ["a=0.125", "b=64"],
+    assert [words[2:6] for words in space.edges] == [
+        ["a=0.125", "b=1", "c=x", "d=0"],
+        ["a=16", "b=64", "c=y", "d=5"],
+        ["a=16", "b=64", "c=y", "d=5"],
     ]
 
 
