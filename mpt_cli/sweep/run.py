@@ -136,20 +136,20 @@ def resume_sweep(
     """Run what is missing or not good in an earlier sweep. A failed job starts afresh, an interrupted one continues."""
     sweep = SweepDirectory.open(path)
     with sweep.lock():
-        begun, plan = len(sweep.read_plan().jobs), changed_plan(sweep, options, screen, trials, words)
+        before = sweep.read_plan()
+        plan = changed_plan(before, options, screen, trials, words)
         options.check_detach(plan.search)
         if plan.search is not None:
             plan.search.check()
-        return _run(sweep, begin(sweep, plan, options, begun), options, screen)
+        return _run(sweep, begin(sweep, plan, options, len(before.jobs)), options, screen)
 
 
 def changed_plan(
-    sweep: SweepDirectory, options: Options, screen: Screen, trials: int | None, words: Sequence[str]
+    plan: SweepPlan, options: Options, screen: Screen, trials: int | None, words: Sequence[str]
 ) -> SweepPlan:
     """Return the plan with what the command line changes in it: how many `trials` a search is to have in all, or words
     that a grid varies besides, each in place of the sweep's own of that key.
     """
-    plan = sweep.read_plan()
     if trials is not None:
         if plan.search is None:
             raise config_error("--trials", "is for a sweep that was begun with it.", trials)
@@ -206,7 +206,8 @@ class SweepRun:
         executor = self.options.launcher
         executor.open(sweep.path / "logs", limits.workers)
         under_way = executor.under_way([sweep.log(job) for job in left if sweep.read_ending(job) is None])
-        fresh = [job for job in left if sweep.log(job) not in under_way]
+        left.sort(key=lambda job: sweep.log(job) not in under_way)
+        fresh = left[len(under_way) :]
         self._make_way(fresh)
         if under_way:
             say(f"{job_count(len(under_way))} of them were submitted before and are waited for")
@@ -214,7 +215,7 @@ class SweepRun:
             say(self._hand_over([*map(self._command, fresh)], limits, executor))
             return None
         limits = replace(limits, workers=max(limits.workers, len(under_way)))
-        jobs = chain((job for job in left if job not in fresh), fresh, search.new_jobs() if search else ())
+        jobs = chain(left, search.new_jobs() if search else ())
         with JobLines(self.screen, sweep, count) as lines:
 
             def record(command: Command, ending: Ending) -> None:

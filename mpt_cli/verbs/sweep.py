@@ -63,7 +63,7 @@ def _dry_run(
 ) -> int:
     if arguments.resume:
         sweep = SweepDirectory.open(arguments.resume)
-        plan = changed_plan(sweep, options, screen, arguments.trials, words)
+        plan = changed_plan(sweep.read_plan(), options, screen, arguments.trials, words)
         plan = replace(plan, jobs=[job for job in plan.jobs if not read_job(sweep, job).is_good])
     else:
         plan, _ = plan_new(words, options, search, screen)
