@@ -3,8 +3,8 @@
     python -P -m mpt_cli.jobs.job_process LIST
 
 LIST has a line of JSON for each command of an array. Whoever submitted the job knows of a command by files beside its
-log, which both must see. Only little is imported here: a cluster starts hundreds of these, and to import submitit would
-take longer than a short job.
+log, which both must see. Only a little of the standard library is imported here: a cluster starts hundreds of these,
+and to import submitit would take longer than a short job.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.files import read_file, write_json
+from mpt_cli.version import SCHEMA_VERSION
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -84,12 +84,19 @@ class CommandFiles:
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """Return what was written there; empty where there is no such file, or a damaged one."""
+    """Return what `write_note` wrote; empty where there is no such file, or a damaged one."""
     try:
-        found = json.loads(read_file(path))
+        found = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def write_note(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps({"schema_version": SCHEMA_VERSION, **content}))
+    temporary.replace(path)
 
 
 def run_command(command: Mapping[str, Any]) -> int:
@@ -113,7 +120,7 @@ def run_command(command: Mapping[str, Any]) -> int:
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     began = {"requeues": 0, **read_note(files.began), "pid": process.pid, "node": node}
     if is_first:
-        write_json(files.began, began)
+        write_note(files.began, began)
     heard = _wait(process)
     signal_group(process.pid, signal.SIGKILL)  # what it left running
     code, note = process.returncode, ""
@@ -125,7 +132,7 @@ def run_command(command: Mapping[str, Any]) -> int:
     if is_first:
         seconds = round(time.time() - began_at, 3)
         ending = {"exit_code": code, "seconds": seconds, "cause": None, "note": note}
-        write_json(files.ending, ending)
+        write_note(files.ending, ending)
     return code
 
 
@@ -146,7 +153,7 @@ def _put_back(files: CommandFiles, began: Mapping[str, Any]) -> str:
     """
     if began["requeues"] >= _MOST_REQUEUES:
         return f"its time was over, and it had been requeued {_MOST_REQUEUES} times"
-    write_json(files.began, {**began, "requeues": began["requeues"] + 1})
+    write_note(files.began, {**began, "requeues": began["requeues"] + 1})
     command = ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_ANSWER_SECONDS)

@@ -113,8 +113,7 @@ def test_a_signal_ends_the_one_command_first_and_then_this_program(tmp_path, num
 def test_the_program_of_a_clusters_job_imports_next_to_nothing():
     names = "sorted(name for name in sys.modules if name.startswith(('mpt_cli', 'submitit', 'numpy')))"
     answer = ask([sys.executable, "-c", f"import sys, mpt_cli.jobs.job_process; print(*{names})"], 30.0)
-    light = ["errors", "files", "jobs", "jobs.job_process", "redaction", "version"]
-    assert answer.split() == ["mpt_cli", *(f"mpt_cli.{name}" for name in light)]
+    assert answer.split() == ["mpt_cli", "mpt_cli.jobs", "mpt_cli.jobs.job_process", "mpt_cli.version"]
 
 
 TRAINS = """
