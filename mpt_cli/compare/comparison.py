@@ -178,45 +178,18 @@ def default_tolerance(objective: Objective, bases: Sequence[float]) -> float:
     return SHARE_TOLERANCE if is_share else RELATIVE_TOLERANCE * abs(statistics.fmean(bases))
 
 
-SMALLEST_GAIN = 0.05  # a difference below this is none, however still the machine
+SMALLEST_GAIN = 0.05  # a difference in speed below this is none
 
 
-@dataclass(frozen=True)
-class SpeedUp:
-    """How many times as fast as the baseline: the ratio of the median steps over so many rounds, and the lowest and
-    highest ratio in a round.
+def compare_speed(seconds: Sequence[tuple[float, float]]) -> Quality:
+    """Judge the speed as the quality is judged, by the logarithms of the seconds of a step of the baseline and of the
+    other in each round: their difference is the logarithm of the factor.
 
-    One round shows nothing: nobody knows what else the machine did meanwhile.
+    >>> compare_speed([(2.0, 1.0), (2.2, 1.0), (2.1, 1.0)]).kind, compare_speed([(2.0, 1.0)]).kind
+    ('better', 'unclear')
     """
-
-    factor: float
-    lowest: float
-    highest: float
-    rounds: int
-
-    @classmethod
-    def of(cls, seconds: Sequence[tuple[float, float]]) -> "SpeedUp":
-        """Return it for the seconds of a step of the baseline and of the other, in each round.
-
-        >>> SpeedUp.of([(2.0, 1.0), (2.2, 1.0), (2.1, 1.0)]).is_faster, SpeedUp.of([(2.0, 1.0)]).is_faster
-        (True, False)
-        """
-        factors = [base / other for base, other in seconds]
-        middle = statistics.median(base for base, _ in seconds) / statistics.median(other for _, other in seconds)
-        return cls(middle, min(factors), max(factors), len(factors))
-
-    @property
-    def noise(self) -> float:
-        """Return the share that may be chance."""
-        return max(SMALLEST_GAIN, (self.highest - self.lowest) / 2)
-
-    @property
-    def is_faster(self) -> bool:
-        return self.rounds > 1 and self.factor > 1 + self.noise and self.lowest > 1
-
-    @property
-    def is_slower(self) -> bool:
-        return self.rounds > 1 and self.factor < 1 - self.noise and self.highest < 1
+    pairs = [(math.log(base), math.log(other)) for base, other in seconds]
+    return compare_quality(Objective("seconds", falls=True), pairs, math.log1p(SMALLEST_GAIN))
 
 
 _PRECISION_KEYS = ("policy", "loss_scale")
@@ -231,7 +204,7 @@ class Entry(Configuration):
     seconds: dict[str, float]
     baseline: "Entry | None" = None  # None for a baseline itself
     quality: Quality = Quality(UNKNOWN)
-    speed: SpeedUp | None = None
+    speed: Quality = Quality(UNKNOWN)
 
     @property
     def jobs(self) -> dict[str, JobResult]:
@@ -241,7 +214,13 @@ class Entry(Configuration):
     @property
     def is_faster(self) -> bool:
         """Return whether the time of its steps shows that it is faster."""
-        return self.speed is not None and self.speed.is_faster
+        return self.speed.kind == BETTER
+
+    @property
+    def factors(self) -> list[float] | None:
+        """Return how many times as fast as the baseline it is, with the ends of the interval where that is known."""
+        difference, interval = self.speed.difference, self.speed.interval
+        return None if difference is None else [math.exp(-value) for value in (difference, *reversed(interval or ()))]
 
     @property
     def pays(self) -> bool:
@@ -324,7 +303,7 @@ def _with_baseline(entry: Entry, entries: list[Entry], objective: Objective, tol
     return replace(
         entry,
         baseline=baseline,
-        speed=SpeedUp.of(seconds) if seconds else None,
+        speed=compare_speed(seconds),
         quality=compare_quality(objective, pairs, tolerance),
     )
 

@@ -7,7 +7,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.compare.comparison import EQUAL, SAME, UNCLEAR, UNKNOWN, Comparison, Entry
+from mpt_cli.compare.comparison import (
+    BETTER,
+    EQUAL,
+    SAME,
+    UNCLEAR,
+    UNKNOWN,
+    WORSE,
+    Comparison,
+    Entry,
+)
 from mpt_cli.files import write_json
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
@@ -23,15 +32,15 @@ from mpt_cli.telemetry.format import format_number
 def overall_sentence(found: Comparison) -> str:
     """Return the one sentence to remember."""
     if all(entry.quality.kind == UNKNOWN for entry in found.compared):
-        what = "Quality can't" if any(entry.speed for entry in found.compared) else "Nothing can"
+        what = "Quality can't" if any(entry.factors for entry in found.compared) else "Nothing can"
         return f"{what} be compared: {_unfinished(found)}"
     if found.workers > 1:
         return f"Speed was not compared, as jobs ran {found.workers} at a time."
-    if found.seeds == 1:
-        return f"One run of each is no proof; --seeds {FEWEST_SEEDS} or more can tell."
+    if found.seeds < FEWEST_SEEDS:
+        return f"Fewer than {FEWEST_SEEDS} seeds show nothing; --seeds {FEWEST_SEEDS} or more may."
     faster = [entry for entry in found.compared if entry.is_faster]
     if not faster:
-        return "Half precision does not pay on this device: nothing is faster."
+        return "Half precision does not pay on this device: nothing is shown to be faster."
     paying = [entry for entry in faster if entry.pays]
     verb = "pays" if paying else "is faster, but is not shown to be as good"
     return " ".join(
@@ -68,13 +77,19 @@ def entry_verdict(found: Comparison, entry: Entry) -> str:
         return verdict
     if entry.baseline is None:
         return f"baseline; {verdict}"
-    speed = entry.speed
-    if speed is None or found.workers > 1:
+    if found.workers > 1:
         return f"{_quality_words(entry)}; {verdict}"
-    once = "timed once" if speed.rounds == 1 else "as fast"
-    return (
-        f"{_quality_words(entry)}, {'faster' if speed.is_faster else 'slower' if speed.is_slower else once}; {verdict}"
-    )
+    return f"{_quality_words(entry)}, {_SPEED_WORDS[entry.speed.kind]}; {verdict}"
+
+
+_SPEED_WORDS = {
+    BETTER: "faster",
+    WORSE: "slower",
+    EQUAL: "as fast",
+    SAME: "as fast",
+    UNCLEAR: "speed unclear",
+    UNKNOWN: "speed unknown",
+}
 
 
 def format_factor(factor: float) -> str:
@@ -132,12 +147,11 @@ def _step_cell(entry: Entry) -> str:
 
 
 def _speed_up_cell(entry: Entry) -> str:
-    """Return the factor with its range over the rounds; ? for one round."""
-    speed = entry.speed
-    if speed is None:
+    """Return the factor with its 95 % interval; ? where that is not known."""
+    if entry.factors is None:
         return "-"
-    middle, low, high = (format_factor(factor) for factor in (speed.factor, speed.lowest, speed.highest))
-    return f"{middle} ± ?" if speed.rounds == 1 else middle if low == high else f"{middle} ({low} … {high})"
+    middle, *ends = map(format_factor, entry.factors)
+    return f"{middle} ({ends[0]} … {ends[1]})" if ends else f"{middle} ± ?"
 
 
 def print_comparison(found: Comparison, screen: Screen, page: Path | None = None) -> None:
@@ -203,7 +217,6 @@ def comparison_dict(found: Comparison) -> dict[str, Any]:
 def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
     names = dict.fromkeys(name for job in entry.finished for name in job.summary.get("metrics", {}))
     means = {name: replace(entry, objective=Objective(name, falls=True)).mean for name in names}
-    speed = entry.speed
     peaks = [peak for job in entry.results if (peak := job.number("peak_memory_bytes")) is not None]
     return {
         "label": entry.label,
@@ -215,7 +228,8 @@ def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
         "metrics": means,
         "skipped_steps": sum(int(job.number("skipped_steps") or 0) for job in entry.results),
         "step_seconds": entry.step_seconds,
-        "speed_up": None if speed is None else {**asdict(speed), "is_faster": speed.is_faster},
+        "speed_up": entry.factors,  # and the ends of its interval
+        "is_faster": entry.is_faster,
         "peak_memory_bytes": int(max(peaks)) if peaks else None,
         "jobs": [
             {**job_dict(found, job), "run_dir": str(job.run_dir), "step_seconds": entry.seconds.get(seed)}

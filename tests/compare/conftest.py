@@ -49,7 +49,7 @@ class Outcomes:
             "exit_code": code,
             "status": "finished" if code == 0 else "stopped",
             "skipped_steps": 0,
-            "examples_per_second": self.rate.get(policy, 1000.0),
+            "examples_per_second": self.rate.get(policy, 1000.0) * (1 + seed % 3 / 100 * (policy != "float32")),
         }
         accuracy = str(values[seed % len(values)])
         return [sys.executable, "-S", stub_job.__file__, "good", str(run_dir), accuracy, json.dumps(more)]
