@@ -282,7 +282,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
             is_explored=True,
             secondary=SECONDARY,
         ),
-        importances=importances(found),
+        importances=[] if best is None else importances(found),
         lines=len(chart["names"]) if found.keys else 0,
         left_out=drawn if count > MOST_DRAWN else "",
         again=again_command(found),
