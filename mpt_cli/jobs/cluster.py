@@ -36,6 +36,7 @@ class ClusterJobState:
         return f"{self.word} ({self.reason})" if self.reason not in ("", "None") else self.word
 
 
+_SUBMITTED = ClusterJobState("submitted", waits=True)  # until the first answer
 _UNKNOWN = ClusterJobState("no longer known", is_over=True)
 
 
@@ -90,7 +91,7 @@ class Cluster(Executor):
             CommandFiles(command.log).clear()
         job_ids = self.hand_over(handed, list_file, at_a_time)
         for command, job_id in zip(commands, job_ids, strict=True):
-            self._states[job_id] = ClusterJobState("submitted", waits=True)
+            self._states[job_id] = _SUBMITTED
             note = {"job_id": job_id, "cluster": self.title, "submitted_at": time.time()}
             write_json(CommandFiles(command.log).submitted, note)
         return job_ids
@@ -120,7 +121,7 @@ class Cluster(Executor):
         files = CommandFiles(log)
         job_id = read_note(files.submitted)["job_id"]
         state = self.state(job_id)
-        again = "requeued, " if state.waits and files.began.exists() else ""
+        again = "requeued, " if state.waits and state != _SUBMITTED and files.began.exists() else ""
         return f"{again}{self.title} job {job_id}: {self.silence or state}"
 
     def _look(self) -> None:

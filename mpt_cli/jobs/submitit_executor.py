@@ -37,6 +37,7 @@ _IS_OVER = (
     "TIMEOUT",
 )
 _QUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r")
+_ACCOUNTS = ("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,Reason")
 # what submitit has of all its executors; other settings are those of Slurm's
 _OF_ALL = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
 
@@ -99,14 +100,24 @@ class SlurmCluster(Cluster):
         return [job.job_id for job in submitted]
 
     def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
-        """Return the states by squeue, which has each job for some minutes after its end."""
+        """Return the states by squeue, which has each job for some minutes after its end, and of older ones by sacct,
+        where there is accounting.
+        """
+        found = self._ask_program(_QUEUE, job_ids)
+        missing = {job_id for job_id in job_ids if job_id not in found}
+        if missing:
+            with suppress(NoAnswer):
+                found |= self._ask_program(_ACCOUNTS, missing)
+        return found
+
+    def _ask_program(self, program: Sequence[str], job_ids: Collection[str]) -> dict[str, ClusterJobState]:
         arrays = sorted({job_id.partition("_")[0] for job_id in job_ids})
         try:
-            answer = ask([*_QUEUE, f"--jobs={','.join(arrays)}"], _ANSWER_SECONDS)
+            answer = ask([*program, f"--jobs={','.join(arrays)}"], _ANSWER_SECONDS)
         except NoAnswer as error:
             if "Invalid job id" in str(error):
                 return {}
-            raise NoAnswer(f"squeue: {error}") from error
+            raise NoAnswer(f"{program[0]}: {error}") from error
         found = SlurmInfoWatcher().read_info(f"JobID|State|Reason\n{answer}")  # it knows what an array is called
         return {job_id: self._state(job_id, row["State"], row["Reason"]) for job_id, row in found.items()}
 

@@ -173,11 +173,11 @@ def cluster(kind: str, folder: Path, *options: str) -> Iterator[dict[str, str]]:
 def processes_of(folder: Path, program: str) -> list[int]:
     """Those whose command names the program and this folder."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            command = path.read_bytes()
+            command = (path / "cmdline").read_bytes()
         except OSError:
             continue
         if program.encode() in command and str(folder).encode() in command:
-            found.append(int(path.parent.name))
+            found.append(int(path.name))
     return found
