@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mpt_cli.engine import backend
 from mpt_cli.engine.distribution import broadcast_from_rank0, find_process_info, is_connected
 from mpt_cli.errors import DataError
-from mpt_cli.files import write_atomic, write_json
+from mpt_cli.files import remove_file, write_atomic, write_json
 from mpt_cli.runs.directory import RunDirectory, summary_dict, write_summary
 from mpt_cli.runs.expectations import applicable_expectations, expectation_lines
 from mpt_cli.runs.provenance import code_differences, collect_environment, known_environment
@@ -24,11 +24,9 @@ from mpt_cli.runs.resume import (
     events_before,
     find_run,
     finished_summary,
-    format_changes,
     past_attempts,
     stored_settings,
     truncate_telemetry,
-    unused_changes,
     with_stored_choices,
 )
 from mpt_cli.settings.load import resolved_yaml
@@ -42,11 +40,9 @@ from mpt_cli.telemetry.trackers import chosen_trackers
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
 from mpt_cli.training.run_from_settings import Program
 from mpt_cli.training.summary_and_exit_code import (
-    build_postmortem,
     summarise,
     summarise_cut,
     summarise_failure,
-    unwritten,
 )
 
 if TYPE_CHECKING:
@@ -140,6 +136,7 @@ def _continue(run: RunDirectory, program: Program) -> Start:
         if checkpoint
         else f"{run.path} has no checkpoint yet, so it starts from the beginning"
     )
+    notes += [f"changed since: {key} was {old!r}, is {new!r}" for key, (old, new) in changes.items()]
     start = Start(program.with_settings(settings), run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
     events_before(run, *start.position)  # a damaged file is said before anything is loaded
     return start
@@ -186,17 +183,9 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
         if start.changes:
             session.callbacks.go_on()
     telemetry.tally.add(truncate_telemetry(start.run, *start.position))
-    changes = format_changes(start.changes, _without_effect(start, session), session.parts.scaling.mode)
-    for note in [*start.notes, *changes]:
+    for note in start.notes:
         telemetry.message(note)
     return session
-
-
-def _without_effect(start: Start, session: "Session") -> list[str]:
-    if start.checkpoint is None:
-        return unused_changes(start.changes, session.parts.scaling.mode, None)
-    before = str(start.checkpoint.position["scaling_mode"])
-    return unused_changes(start.changes, session.parts.scaling.mode, before)
 
 
 def follow(settings: Settings) -> None:
@@ -277,17 +266,13 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
         "from_step": start.position[0],
         "earlier_seconds": session.stopwatch.earlier_seconds,
         "changes": start.changes,
-        "without_effect": _without_effect(start, session),
     }
     return {**environment, "attempts": [*past_attempts(start.run), attempt]}
 
 
 def _write_record(start: Start, session: "Session", environment: dict[str, Any]) -> None:
-    preprocessing = session.parts.data.preprocessing
     write_json(start.run.environment_json, environment)
-    start.run.clear_ending()
-    if preprocessing:
-        write_json(start.run.preprocessing_json, preprocessing)
+    remove_file(start.run.summary_json)  # of an earlier attempt: a run that trains again has not ended
     # where it ran is not part of what it was, and what XLA compiled is: the file can be run again as it is
     trainer = replace(start.settings.trainer, jit_compile=session.parts.jit_compile)
     policy = session.parts.settings.policy  # as it was chosen for the layers
@@ -297,22 +282,14 @@ def _write_record(start: Start, session: "Session", environment: dict[str, Any])
 
 def _run(session: "Session", run: RunDirectory, telemetry: Telemetry) -> Summary:
     try:
-        outcome = session.fit()
-        outcome = session.finish(outcome, run.model_keras)
-        if outcome.stop is not None:
-            write_json(run.postmortem_json, build_postmortem(session, outcome.stop))
+        summary = summarise(session, run.path, session.finish(session.fit(), run.model_keras))
+        telemetry.flush()  # a summary says that the record is whole
+        write_summary(run.summary_json, summary)
     except BaseException as error:
         summary = summarise_failure(session, run.path, error)
         with suppress(DataError):  # what ended the run matters more
             write_summary(run.summary_json, summary)
         telemetry.finish(summary)
-        raise
-    summary = summarise(session, run.path, outcome)
-    try:
-        telemetry.flush()  # a summary says that the record is whole
-        write_summary(run.summary_json, summary)
-    except DataError as error:
-        telemetry.finish(unwritten(summary, error))
         raise
     if summary.status == "finished":
         for line in expectation_lines(summary_dict(summary), session.parts.settings.expect):

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.examples import Examples, Reading, Rows, Stream, as_rows
+from mpt_cli.data.examples import Examples, Reading, Stream
 from mpt_cli.errors import DataError, MptError, UserCodeError, summarise_error
 
 
@@ -114,13 +114,13 @@ def _read(dataset: Any, where: str) -> Iterator[Examples]:
 
 
 def as_arrays(value: Any, name: str) -> Any:
-    """Return arrays of any library as NumPy arrays, ragged tensors as `Rows`, in dicts or tuples as Keras's `fit` takes
-    several of them. DataError for what is no array, which it does not take either.
+    """Return arrays of any library as NumPy arrays, in dicts or tuples as Keras's `fit` takes several of them.
+    DataError for what is no array, which it does not take either, and for ragged and sparse ones.
 
     >>> as_arrays([np.zeros(2), {"a": [np.ones(1)]}], "x")
     (array([0., 0.]), {'a': (array([1.]),)})
     """
-    if value is None or isinstance(value, (np.ndarray, Rows)):
+    if value is None or isinstance(value, np.ndarray):
         return value
     if isinstance(value, dict):
         return {key: as_arrays(part, f"{name}[{key!r}]") for key, part in value.items()}
@@ -128,8 +128,13 @@ def as_arrays(value: Any, name: str) -> Any:
         return tuple(as_arrays(part, f"{name}[{place}]") for place, part in enumerate(value))
     if not hasattr(value, "shape"):
         raise DataError(f"{name} must be an array, or a dict or list of arrays. Received: a {type(value).__name__}.")
-    value = as_rows(value, name)
-    return value if isinstance(value, Rows) else np.asarray(value)
+    array = np.asarray(value)
+    if array.shape != tuple(value.shape) or hasattr(value, "todense"):
+        raise DataError(
+            f"{name} must be a dense array. Received: a {type(value).__name__}. Pad rows of different lengths "
+            "(to_tensor), and make sparse ones dense (toarray, todense, tf.sparse.to_dense)."
+        )
+    return array
 
 
 def is_batch_source(value: Any) -> bool:
@@ -144,20 +149,6 @@ def open_batches(source: Any, again: Callable[[], Any], seed: int, where: str) -
         return Stream(partial(_generated, again, seed, where))
     passes = _PyDatasetPasses(source, again, seed, where)
     return Stream(passes, _count(source, where), in_any_order=True)
-
-
-def warn_of_workers(*parts: Any) -> tuple[str, ...]:
-    """Return a sentence where one of the streams is a PyDataset that asks for several readers: it has one here."""
-    passes = [part.read for part in parts if isinstance(part, Stream) and isinstance(part.read, _PyDatasetPasses)]
-    for source in (each.source for each in passes):
-        workers, processes = getattr(source, "workers", 1), getattr(source, "use_multiprocessing", False)
-        if workers > 1 or processes:
-            asked = f"workers={workers}, use_multiprocessing={processes}"
-            return (
-                f"data: {type(source).__name__} asks for {asked}, which has no effect: one thread reads the "
-                "batches, so that runs repeat (docs/guides/data.md).",
-            )
-    return ()
 
 
 def _count(source: Any, where: str) -> int:

@@ -1,13 +1,10 @@
-"""What a data source hands to the trainer: arrays or a stream of batches, how arrays are split, and their fingerprint.
-
-Arrays may be ragged (rows that are not all of one length), held as NumPy arrays. Keras's `fit` takes them. On
-TensorFlow a ragged batch stays ragged (`tf.RaggedTensor`); on JAX it is padded with zeros to the longest of its rows.
-Sparse arrays are made dense.
+"""What a data source hands to the trainer: arrays or a stream of batches, how arrays are split, and their
+fingerprint.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,101 +14,12 @@ from numpy.typing import NDArray
 
 from mpt_cli.errors import DataError
 
-RAGGED = "ragged "  # before the dtype of such an input
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of different lengths: `splits` (n + 1 of them) say where in `values` each begins and ends. What looks at
-    arrays finds here what it looks for: shape, dtype, length, rows by slice or by indices.
-
-    >>> texts = Rows(np.array([5, 6, 7]), np.array([0, 2, 2, 3]))
-    >>> texts.shape, texts[[2, 0]].dense().tolist()
-    ((3, None), [[7, 0], [5, 6]])
-    """
-
-    values: NDArray[Any]
-    splits: NDArray[Any]
-
-    @property
-    def shape(self) -> tuple[int | None, ...]:
-        return (len(self), None, *self.values.shape[1:])
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def dtype(self) -> Any:
-        return self.values.dtype
-
-    @property
-    def size(self) -> int:
-        return int(self.values.size)
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes + self.splits.nbytes
-
-    def __len__(self) -> int:
-        return len(self.splits) - 1
-
-    def __getitem__(self, which: Any) -> "Rows":
-        rows = np.arange(len(self))[which]
-        lengths = np.diff(self.splits)[rows]
-        splits = np.concatenate([[0], np.cumsum(lengths)])
-        places = np.repeat(self.splits[rows] - splits[:-1], lengths) + np.arange(splits[-1])
-        return Rows(self.values[places], splits)
-
-    def dense(self) -> NDArray[Any]:
-        """Return one array, padded with zeros to the longest row."""
-        longest = np.diff(self.splits).max(initial=0)
-        whole = np.zeros((len(self), longest, *self.values.shape[1:]), self.dtype)
-        for row, begin, end in zip(whole, self.splits, self.splits[1:], strict=False):
-            row[: end - begin] = self.values[begin:end]
-        return whole
-
-
-def as_rows(value: Any, name: str = "x") -> Any:
-    """Return a ragged tensor as Rows, a sparse tensor or matrix of TensorFlow, SciPy or JAX as a dense array, and all
-    else as it is.
-
-    DataError for a ragged tensor with more than one ragged dimension, or with a ragged one behind a fixed one.
-    """
-    if hasattr(value, "row_splits"):
-        if hasattr(value.values, "row_splits"):
-            raise DataError(
-                f"{name} must have one dimension of different lengths, the second. Received: a ragged tensor "
-                f"of shape {tuple(value.shape)}. Make it dense with to_tensor(), or pad its inner rows."
-            )
-        return Rows(np.asarray(value.values), np.asarray(value.row_splits).astype(np.int64))
-    if type(value).__module__.startswith("scipy.sparse"):
-        return value.toarray()
-    if type(value).__module__.startswith("jax.experimental.sparse"):
-        return np.asarray(value.todense())
-    if hasattr(value, "dense_shape") and hasattr(value, "indices"):
-        import tensorflow as tf
-
-        return np.asarray(tf.sparse.to_dense(tf.sparse.reorder(value)))
-    return value
-
-
-def on_values(function: Callable[..., Any], array: Any, *more: Any) -> Any:
-    """Apply `function` to an array, or to the values of Rows, which come back as Rows."""
-    if isinstance(array, Rows):
-        return replace(array, values=function(array.values, *more))
-    return function(array, *more)
-
 
 def joined(parts: Sequence[Any], length: int) -> Any:
-    """Join arrays or Rows one after the other into `length` rows; those behind are zeros, or empty."""
-    missing = length - sum(len(part) for part in parts)
-    if isinstance(parts[0], Rows):
-        lengths = np.concatenate([*(np.diff(part.splits) for part in parts), np.zeros(missing, np.int64)])
-        return Rows(np.concatenate([part.values for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
+    """Join arrays one after the other into `length` rows; those behind are zeros."""
     shape, dtype = parts[0].shape[1:], np.result_type(*parts)  # texts are as wide as the longest of theirs
     whole = np.zeros((length, *shape), dtype)
-    np.concatenate(parts, out=whole[: length - missing])
+    np.concatenate(parts, out=whole[: sum(len(part) for part in parts)])
     return whole
 
 
@@ -221,7 +129,7 @@ def in_epochs_of(stream: Stream, steps: int) -> Stream:
 @dataclass(frozen=True)
 class Shapes:
     """What a model must fit: shape of one example without the batch (a dict or tuple of shapes for several inputs),
-    outputs and dtype (in the structure of the shapes; "string" for text, "ragged int32" for rows of any length).
+    outputs and dtype (in the structure of the shapes; "string" for text).
 
     `num_classes` is the number of classes, of tokens, or of regression outputs; None where the data doesn't say.
     """
@@ -245,17 +153,12 @@ class Shapes:
 class DataSet(Shapes):
     """Training and validation data, ready for the trainer.
 
-    Inputs are float32, int32 for tokens, or uint8 where the source leaves those as they are; ragged ones are `Rows`.
+    Inputs are float32, int32 for tokens, or uint8 where the source leaves those as they are.
     Classification: int32 labels 0 … num_classes-1 of shape (n,), or (n, T) for a label per position.
     Regression: float32 targets (n, k) and num_classes = k.
     `max_abs_input` is the largest magnitude among the float inputs, so that a run in float16 can be warned (its largest
     number is 65504); of a stream, that of the first batch. `refused` says why `loss: auto` can't
     use the targets, where they were left as they came.
-
-    `preprocessing` is what was done to the raw values, as JSON, for who feeds the trained model: `inputs` and `targets`
-    in the model's order, each with its `name` and the `mean` and `deviation` it was standardised by; `divided_by` for
-    each input x, x['image'], …; the names of `classes` and the `characters` in the order of their numbers. `warnings`
-    is what the header tells of the data.
     """
 
     train: Examples | Stream
@@ -263,8 +166,6 @@ class DataSet(Shapes):
     fingerprint: str
     description: str
     max_abs_input: float = 0.0
-    preprocessing: dict[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
     refused: DataError | None = None
 
     @property
@@ -302,8 +203,7 @@ def fingerprint_arrays(parts: list[Examples]) -> str:
     for name, array in arrays:
         digest.update(f"{name} {array.dtype.str} {array.shape} {stride};".encode())
         chosen = array[::stride]
-        for piece in (chosen.values, chosen.splits) if isinstance(chosen, Rows) else (chosen,):
-            digest.update(np.ascontiguousarray(piece).view(np.uint8).data)
+        digest.update(np.ascontiguousarray(chosen).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mpt_cli.errors import ConfigError, DataError, did_you_mean
 from mpt_cli.settings.checks import imported_objects
-from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Loader, Saved, Text
+from mpt_cli.settings.model_data_optimizer_keys import Loader, Saved
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.user_code import missing_problem
@@ -21,31 +21,14 @@ def readable_file(path: str, key: str = "data.path") -> Path:
     if not file.exists():
         where = "" if file.is_absolute() else " in the current folder"
         raise DataError(f"{key}: there is no file {file}{where}. {_nearest_name(file)}".rstrip())
-    if not file.is_file():
-        raise DataError(f"{key}: {file} is a folder where a file is needed.")
-    if not os.access(file, os.R_OK):
-        raise DataError(f"{key}: {file} can't be read: permission denied.")
-    if file.stat().st_size == 0:
+    try:
+        with file.open("rb") as stream:
+            is_empty = not stream.read(1)
+    except OSError as error:
+        raise DataError(f"{key}: {file} can't be read: {error.strerror}.") from error
+    if is_empty:
         raise DataError(f"{key}: {file} is empty.")
     return file
-
-
-def readable_files(path: str) -> list[Path]:
-    """Return the one file, or all files of a folder, sorted, without those whose name or folder starts with a dot;
-    DataError where there is none."""
-    folder = expanded(path)
-    if not folder.is_dir():
-        return [readable_file(path)]
-    if not os.access(folder, os.R_OK | os.X_OK):
-        raise DataError(f"data.path: {folder} can't be listed: permission denied.")
-    files = sorted(
-        file
-        for file in folder.rglob("*")
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    )
-    if not files:
-        raise DataError(f"data.path: the folder {path} holds no files.")
-    return files
 
 
 def _nearest_name(path: Path) -> str:
@@ -60,21 +43,11 @@ def check_run_present(settings: Settings) -> None:
     """
     if problems := [problem for key, name in imported_objects(settings) if (problem := missing_problem(name, key))]:
         raise ConfigError(problems)
-    check_present(settings.data)
+    path = getattr(settings.data, "path", None)
+    if path is not None and not isinstance(settings.data, Loader):  # what a loader makes of it is its own matter
+        readable_file(path)
     if isinstance(settings.model, Saved):
         readable_file(settings.model.path, "model.path")
-
-
-def check_present(settings: DataSettings) -> None:
-    """Raise what loading would raise for the `path` of a source, or for a loader that does not exist.
-
-    DataError for files that are missing, unreadable or empty, ConfigError for a loader. No content is read.
-    """
-    if isinstance(settings, Loader):
-        if problem := missing_problem(settings.loader, "data.loader"):
-            raise ConfigError(problem)
-    elif (path := getattr(settings, "path", None)) is not None:
-        readable_files(path) if isinstance(settings, Text) else readable_file(path)
 
 
 _UNREADABLE = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)

@@ -4,25 +4,22 @@ that all pass; split, description, fingerprint.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from mpt_cli.data.examples import (
-    RAGGED,
     Array,
     Arrays,
     DataSet,
     Examples,
-    Rows,
     Stream,
     all_arrays,
     draw_examples,
     fingerprint_arrays,
     leaves,
     map_arrays,
-    on_values,
     split_examples,
 )
 from mpt_cli.errors import DataError
@@ -36,10 +33,10 @@ def to_numbers(examples: Examples, where: str) -> Examples:
 
     uint8 inputs are pixels, which stay as they are. Other integers are tokens. bool becomes 0 and 1. A float64 that
     float32 can't hold becomes inf, which `check_examples` reports. Text among the inputs becomes UTF-8 bytes. DataError
-    for other objects, complex numbers, and text and ragged tensors in targets.
+    for other objects, complex numbers, and text in targets.
     """
     return Examples(
-        _map_named(lambda a, name: on_values(_input_array, a, name), examples.x, f"{where}: x"),
+        _map_named(_input_array, examples.x, f"{where}: x"),
         _map_named(_target_array, examples.y, f"{where}: y"),
         _map_named(
             lambda a, name: _target_array(a, name).astype(np.float32), examples.sample_weight, f"{where}: sample_weight"
@@ -86,9 +83,7 @@ def _input_array(array: Array, name: str) -> Array:
     return array.astype(np.int32, copy=False)
 
 
-def _target_array(array: Any, name: str) -> Array:
-    if isinstance(array, Rows):
-        raise DataError(f"{name} must be dense: only inputs may be ragged. Make it dense in the loader.")
+def _target_array(array: Array, name: str) -> Array:
     array = _numeric(array, name)
     return _to_float32(array) if array.dtype.kind == "f" else array.astype(np.int64)
 
@@ -100,45 +95,36 @@ def _to_float32(array: Array) -> Array:
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """What is predicted. `given`: the user set the number of classes, so not every class has to occur.
-
-    `targets_as_given`: the user named the loss, so the targets may be anything and are not checked.
-    """
+    """What is predicted. `targets_as_given`: the user named the loss, so the targets may be anything, unchecked."""
 
     task: str
     num_classes: int | None
-    given: bool = False
     targets_as_given: bool = False
 
 
-def read_target(
-    parts: list[Examples], task: str, num_classes: int | None, targets_as_given: bool = False
-) -> TargetSpec:
-    """Return the task and number of classes of targets as `to_numbers` leaves them; `task` "auto" decides by dtype.
+def read_target(parts: list[Examples], num_classes: int | None, targets_as_given: bool = False) -> TargetSpec:
+    """Return the task and number of classes of targets as `to_numbers` leaves them.
 
-    Integers are labels, floats a regression; one-hot rows (n, k), k > 1, are labels. Targets in a dict or tuple are
-    task "other": only the user knows what they mean. So are missing targets. With `targets_as_given`, task and number
-    of classes are guessed from the values and not checked.
+    Integers are labels, floats a regression unless the number of classes is given; one-hot rows (n, k), k > 1, are
+    labels. Targets in a dict or tuple are task "other": only the user knows what they mean. So are missing ones. With
+    `targets_as_given`, task and number of classes are guessed from the values and not checked.
     """
     y = parts[0].y
     if not isinstance(y, np.ndarray):
-        return TargetSpec("other", num_classes, given=True, targets_as_given=targets_as_given)
+        return TargetSpec("other", num_classes, targets_as_given)
     outputs, is_whole = y.shape[-1] if y.ndim > 1 else 1, y.dtype.kind in "iu"
-    if task == "auto":
-        are_said = num_classes is not None and y.ndim == 1 and not targets_as_given
-        task = "classification" if is_whole or is_one_hot(y) or are_said else "regression"
+    are_said = num_classes is not None and y.ndim == 1 and not targets_as_given
+    task = "classification" if is_whole or is_one_hot(y) or are_said else "regression"
     if targets_as_given and num_classes is None:
         flags = y.ndim == 2 and outputs > 1 and is_whole and y.size > 0 and y.min() >= 0 and y.max() <= 1
         num_classes = outputs if task == "regression" or flags else max(_count_classes(part.y) for part in parts)
     if targets_as_given:
-        return TargetSpec(task, num_classes, given=True, targets_as_given=True)
+        return TargetSpec(task, num_classes, targets_as_given=True)
     if task == "regression":
         if num_classes not in (None, outputs):
             raise DataError(f"data.num_classes={num_classes}, but the targets are no labels: float, shape {y.shape}.")
         return TargetSpec(task, outputs)
-    if num_classes is not None:
-        return TargetSpec(task, num_classes, given=True)
-    return TargetSpec(task, max(_count_classes(part.y) for part in parts))
+    return TargetSpec(task, num_classes or max(_count_classes(part.y) for part in parts))
 
 
 def is_one_hot(y: Arrays) -> bool:
@@ -177,14 +163,10 @@ def _count_classes(y: Array) -> int:
 def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> None:
     """DataError, with all problems at once, unless the examples can be trained on.
 
-    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them. A
-    single batch may have weights that are all zero, a whole set may not.
+    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them.
     """
-    weights = leaves(examples.sample_weight, "sample_weight")
     problems = shape_problems(examples, is_batch) or not_finite(examples, target.targets_as_given)
     problems = problems or label_problems(examples.y, target)
-    if not problems and not is_batch and weights and not any(weight.any() for _, weight in weights):
-        problems = ["sample_weight is all zeros, so nothing would be learned"]
     if problems:
         raise DataError(f"{where}: " + "; ".join(problems) + ".")
 
@@ -209,9 +191,8 @@ def not_finite(examples: Examples, may_lack_targets: bool = False) -> list[str]:
         problem
         for name, array in all_arrays(examples)
         if array.dtype.kind == "f"
-        for values in [array.values if isinstance(array, Rows) else array]
-        for is_bad in [np.isinf(values) if may_lack_targets and name.startswith("y") else ~np.isfinite(values)]
-        for problem in _unfit(name, values, is_bad, "be finite in float32")
+        for is_bad in [np.isinf(array) if may_lack_targets and name.startswith("y") else ~np.isfinite(array)]
+        for problem in _unfit(name, array, is_bad, "be finite in float32")
     ]
 
 
@@ -229,10 +210,7 @@ def label_problems(y: Array, target: TargetSpec) -> list[str]:
         return []
     classes = int(target.num_classes or 0)
     is_bad = (y < 0) | (y >= classes) | (y != np.trunc(y))
-    found = _unfit("y", y, is_bad, f"hold class labels, whole numbers from 0 to {classes - 1}")
-    if not found and not target.given and (y.min() > 0 or y.max() == 0):
-        return [f"class labels must begin at 0, of two classes at least; y has {y.min():g} to {y.max():g}"]
-    return found
+    return _unfit("y", y, is_bad, f"hold class labels, whole numbers from 0 to {classes - 1}")
 
 
 def _unfit(name: str, array: Array, is_bad: Array, rule: str) -> list[str]:
@@ -253,7 +231,7 @@ def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batc
     return examples._replace(y=final_targets(examples.y, target))
 
 
-def weighted_by_class(data: Examples | Stream, weights: dict[int, float]) -> Any:
+def weighted_by_class(data: Examples | Stream, weights: Mapping[int, float]) -> Any:
     """Return the same with a weight for each example by its class, as Keras's `class_weight`; classes left out have 1.
 
     Targets are class numbers, or rows of which the largest entry says the class. DataError where there is more than one
@@ -264,13 +242,11 @@ def weighted_by_class(data: Examples | Stream, weights: dict[int, float]) -> Any
     return _weighted(data, weights)
 
 
-def _weighted(examples: Examples, weights: dict[int, float]) -> Examples:
+def _weighted(examples: Examples, weights: Mapping[int, float]) -> Examples:
     if not isinstance(examples.y, np.ndarray):
-        raise DataError("trainer.class_weight needs one target whose classes it can weight. Give sample weights.")
+        raise DataError("class_weight needs one target whose classes it can weight. Give sample weights.")
     if examples.sample_weight is not None:
-        raise DataError(
-            "trainer.class_weight and sample weights of the data can't be used together. Multiply them in the loader."
-        )
+        raise DataError("class_weight and sample weights of the data can't be used together. Multiply them.")
     return Examples(examples.x, examples.y, class_factors(examples.y, weights))
 
 
@@ -287,32 +263,20 @@ def class_factors(y: Array, weights: Mapping[int, float]) -> Array:
     return factors[inverse].reshape(y.shape)
 
 
-def shape_text(shape: Any) -> str:
-    """Return a shape as text: 8x8x1; of a dict, "image 8x8x1, age 1"."""
-    if isinstance(shape, dict):
-        return ", ".join(f"{key} {shape_text(value)}" for key, value in shape.items())
-    if shape and isinstance(shape[0], (tuple, dict)):
-        return ", ".join(shape_text(part) for part in shape)
-    if shape == (None,):
-        return "any length"
-    return "x".join("?" if size is None else str(size) for size in shape) or "a number"
-
-
 def input_shape(x: Any) -> Any:
-    """Shape of one example; a dict or tuple of shapes where x is one. None for a dimension of different lengths."""
-    return map_arrays(lambda array: tuple(None if size is None else int(size) for size in array.shape[1:]), x)
+    """Shape of one example; a dict or tuple of shapes where x is one."""
+    return map_arrays(lambda array: array.shape[1:], x)
 
 
 def dtype_name(array: Any) -> str:
-    """Return the name of the dtype: string for bytes, ragged before that of Rows."""
-    name = "string" if array.dtype.kind == "S" else str(array.dtype.name)
-    return RAGGED + name if isinstance(array, Rows) else name
+    """Return the name of the dtype: string for bytes."""
+    return "string" if array.dtype.kind == "S" else str(array.dtype.name)
 
 
 def look_at(parts: list[Examples]) -> dict[str, Any]:
     """Return the fields of a DataSet that its arrays tell, training first; of a stream those of its first batch."""
     x = parts[0].x
-    arrays = [array.values if isinstance(array, Rows) else array for part in parts for _, array in leaves(part.x, "x")]
+    arrays = [array for part in parts for _, array in leaves(part.x, "x")]
     peaks = [max(float(a.max(initial=0)), -float(a.min(initial=0))) for a in arrays if a.dtype.kind == "f"]
     return {
         "input_shape": input_shape(x),
@@ -328,14 +292,6 @@ def _count_text(part: Examples | Stream) -> str:
     return "endless" if part.endless else "streamed"
 
 
-def _target_text(target: TargetSpec) -> str:
-    if target.num_classes is None:
-        return ""
-    word = "class" if target.task == "classification" else "target"
-    plural = "" if target.num_classes == 1 else "es" if word == "class" else "s"
-    return f", {target.num_classes:,} {word}{plural}"
-
-
 @dataclass(frozen=True)
 class RawArrays:
     """Arrays as a source found them.
@@ -343,17 +299,15 @@ class RawArrays:
     `title` names them in messages and in the description, `note` ends the description. `validation` is a validation
     set of the source. `in_order`: hold out the last examples without a copy, as they follow one another (text) or are
     random (synthetic). `targets_as_given`: do not change the targets (but for float64 and int64), because the user
-    named the loss. `preprocessing`: as in DataSet.
+    named the loss.
     """
 
     title: str
     train: Any  # Examples, or a Stream, whose inputs stay as they are
     validation: Any = None
-    task: str = "auto"
     num_classes: int | None = None
     in_order: bool = False
     note: str = ""
-    preprocessing: dict[str, Any] = field(default_factory=dict)
     targets_as_given: bool = False
 
 
@@ -376,12 +330,8 @@ def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
     titles = [raw.title] if raw.validation is None else [raw.title, f"{raw.title} (validation)"]
     sets = [raw.train] if raw.validation is None else [raw.train, raw.validation]
     parts = [to_numbers(part, title) for part, title in zip(sets, titles, strict=True)]
-    target = read_target(parts, raw.task, raw.num_classes, raw.targets_as_given)
-    held_out = replace(target, given=True)  # a class may be missing there
-    parts = [
-        prepare_examples(part, held_out if place else target, title)
-        for place, (part, title) in enumerate(zip(parts, titles, strict=True))
-    ]
+    target = read_target(parts, raw.num_classes, raw.targets_as_given)
+    parts = [prepare_examples(part, target, title) for part, title in zip(parts, titles, strict=True)]
     _check_alike(parts, raw.title)
     return parts, target
 
@@ -398,11 +348,13 @@ def _check_alike(parts: list[Examples], title: str) -> None:
 
 
 def _described(raw: RawArrays, target: TargetSpec, looked_at: list[Examples]) -> DataSet:
-    """Describe a data set as "digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes"."""
+    """Describe a data set as "digits: 1,438 training and 359 validation examples of shape (8, 8, 1), classes: 10"."""
     seen = look_at(looked_at)
     counts = f"{_count_text(raw.train)} training"
     counts += "" if raw.validation is None else f" and {_count_text(raw.validation)} validation"
-    text = f"{raw.title}: {counts} examples of {shape_text(seen['input_shape'])}{_target_text(target)}"
+    word = "classes" if target.task == "classification" else "targets"
+    outputs = "" if target.num_classes is None else f", {word}: {target.num_classes:,}"
+    text = f"{raw.title}: {counts} examples of shape {seen['input_shape']}{outputs}"
     text += f"; {raw.note}" if raw.note else ""
     return DataSet(
         train=raw.train,
@@ -411,7 +363,6 @@ def _described(raw: RawArrays, target: TargetSpec, looked_at: list[Examples]) ->
         num_classes=target.num_classes,
         description=text,
         targets_as_given=raw.targets_as_given,
-        preprocessing=raw.preprocessing,
         **seen,
     )
 
@@ -434,7 +385,7 @@ def build_stream_set(raw: RawArrays) -> DataSet:
 
 
 def _stream_target(first: Examples, raw: RawArrays) -> TargetSpec:
-    target = read_target([first], "auto", raw.num_classes, raw.targets_as_given)
+    target = read_target([first], raw.num_classes, raw.targets_as_given)
     if raw.targets_as_given and raw.num_classes is None and not is_one_hot(first.y):
         return replace(target, num_classes=target.num_classes if target.task == "regression" else None)
     if target.task == "classification" and raw.num_classes is None and not raw.targets_as_given:

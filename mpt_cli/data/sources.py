@@ -1,11 +1,14 @@
-"""`data.name` -> DataSet: data without files of the user's (scikit-learn's bundled sets, and random data with
-something to learn), and the sources by name, one of which is a function of the user's.
+"""`data.name` -> DataSet: scikit-learn's bundled sets, random data with something to learn, the characters of a text,
+and what a function of the user's returns.
 """
 
-from collections.abc import Callable, Sequence
+import platform
+import sysconfig
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +21,9 @@ from mpt_cli.data.batch_streams import (
     open_tf_batches,
     read_arrays,
     seed_tensorflow,
-    warn_of_workers,
 )
 from mpt_cli.data.examples import Array, DataSet, Examples, Stream, draw_examples, in_epochs_of, split_examples
-from mpt_cli.data.file_formats import load_npz, load_text
+from mpt_cli.data.paths import readable_file
 from mpt_cli.data.prepare_data_set import (
     RawArrays,
     build_data_set,
@@ -31,7 +33,7 @@ from mpt_cli.data.prepare_data_set import (
 )
 from mpt_cli.errors import ConfigError, DataError, Problem, config_error
 from mpt_cli.settings.key_type import default_of
-from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Digits, Loader, Synthetic, Tabular
+from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Digits, Loader, Synthetic, Tabular, Text
 from mpt_cli.settings.python_references import imported_names
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.user_code import call_user, load_function, parameters_of
@@ -45,8 +47,7 @@ def load_digits(settings: Digits, seed: int) -> DataSet:
 
     digits = datasets.load_digits()
     x = (digits.images[..., None] / 16).astype(np.float32)
-    raw = RawArrays("digits", Examples(x, digits.target), num_classes=10, preprocessing={"divided_by": {"x": 16}})
-    return build_data_set(raw, settings, seed)
+    return build_data_set(RawArrays("digits", Examples(x, digits.target), num_classes=10), settings, seed)
 
 
 def load_tabular(settings: Tabular, seed: int) -> DataSet:
@@ -56,49 +57,75 @@ def load_tabular(settings: Tabular, seed: int) -> DataSet:
     # diabetes comes ready-scaled by all rows, the held-out ones among them; ours are scaled by the training split
     raw = {"scaled": False} if settings.dataset == "diabetes" else {}
     table = getattr(datasets, f"load_{settings.dataset}")(**raw)
-    names = [str(name) for name in table.get("target_names", ["target"])]  # diabetes doesn't name its one
     is_regression = settings.dataset in _REGRESSION
-    y = table.target.reshape(-1, len(names)).astype(np.float32) if is_regression else table.target
+    y = table.target.reshape(len(table.data), -1).astype(np.float32) if is_regression else table.target
     rows = draw_examples(Examples(table.data.astype(np.float32), y), settings.limit, seed)
     train, held_out = split_examples(rows, settings.validation_fraction, seed)
-    inputs = _moments(train.x, table.feature_names)
-    targets = _moments(train.y, names) if is_regression else []
 
     def standardised(part: Examples) -> Examples:
-        return Examples(_scaled(part.x, inputs), _scaled(part.y, targets) if targets else part.y)
+        return Examples(_scaled(part.x, train.x), _scaled(part.y, train.y) if is_regression else part.y)
 
     read = RawArrays(
         settings.dataset,
         standardised(train),
         None if held_out is None else standardised(held_out),
-        task="regression" if is_regression else "classification",
-        num_classes=len(names),
-        note=_scale_text(targets),
-        preprocessing={"inputs": inputs} | ({"targets": targets} if targets else {"classes": names}),
+        num_classes=None if is_regression else len(table.target_names),
+        note="targets and metrics are in standard deviations" if is_regression else "",
     )
     return build_data_set(read, replace(settings, validation_fraction=0), seed)
 
 
-def _moments(columns: Array, names: Sequence[str]) -> list[dict[str, Any]]:
-    deviation = columns.std(axis=0, dtype=np.float64)
-    found = zip(names, columns.mean(axis=0, dtype=np.float64), np.where(deviation > 0, deviation, 1), strict=True)
-    return [{"name": str(name), "mean": float(mean), "deviation": float(spread)} for name, mean, spread in found]
-
-
-def _scaled(columns: Array, moments: list[dict[str, Any]]) -> Array:
-    mean, deviation = (np.array([column[key] for column in moments]) for key in ("mean", "deviation"))
-    scaled: Array = ((columns - mean) / deviation).astype(np.float32)
+def _scaled(columns: Array, training: Array) -> Array:
+    mean, deviation = training.mean(axis=0, dtype=np.float64), training.std(axis=0, dtype=np.float64)
+    scaled: Array = ((columns - mean) / np.where(deviation > 0, deviation, 1)).astype(np.float32)
     return scaled
 
 
-def _scale_text(targets: list[dict[str, Any]]) -> str:
-    if not targets:
-        return ""
-    mean, deviation = (", ".join(f"{target[key]:.5g}" for target in targets) for key in ("mean", "deviation"))
-    return f"targets standardised by mean {mean} and deviation {deviation}, metrics are in standard deviations"
+STDLIB_BYTES = 2_000_000  # of the source of Python's standard library
 
 
-_COARSE_VECTOR, _COARSE_SIDE, _HIDDEN = 256, 8, 64
+def load_text(settings: Text, seed: int) -> DataSet:
+    """Read text as windows x (n, T), and y (n, T) one character on; a class per distinct character, sorted by code.
+
+    The windows follow one another without overlap. The last part of the text is held out, not random windows: those
+    would share their neighbourhood with the training text.
+    """
+    title, text = _read_text(settings.path)
+    length = settings.sequence_length
+    if (count := (len(text) - 1) // length) < 1:
+        raise DataError(
+            f"{title}: {len(text):,} characters are too few for a window of data.sequence_length={length} "
+            "and the character after it. Give another text as data.path."
+        )
+    code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    vocabulary, codes = np.unique(code_points, return_inverse=True)
+    x, y = (codes[first : first + count * length].reshape(count, length) for first in (0, 1))
+    raw = RawArrays(
+        title,
+        Examples(x, y),
+        num_classes=len(vocabulary),
+        in_order=True,
+        note="validation is the last part of the text" if settings.validation_fraction else "",
+    )
+    return build_data_set(raw, settings, seed)
+
+
+def _read_text(path: str | None) -> tuple[str, str]:
+    """Return a title and the text of the file, by default the beginning of the source of Python's standard library."""
+    if path is None:
+        files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+        source = b"".join(file.read_bytes() for file in files)[:STDLIB_BYTES]
+        return f"source of Python {platform.python_version()}'s standard library", source.decode(errors="ignore")
+    try:
+        return f"text of {path}", readable_file(path).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"data.path: {path} is not UTF-8 text ({error.reason} at byte {error.start}). Convert it, for example with "
+            "`iconv -t utf-8`, or give another."
+        ) from error
+
+
+_SEEN, _HIDDEN = 256, 64  # numbers of an example that the teacher sees, and its hidden units
 
 
 def load_synthetic(settings: Synthetic, seed: int) -> DataSet:
@@ -107,43 +134,15 @@ def load_synthetic(settings: Synthetic, seed: int) -> DataSet:
     The last examples are held out: they are as random as any, so nothing is shuffled and no copy is made.
     """
     rng = np.random.default_rng([seed, 2])
-    classes: int | None = settings.num_classes
     if settings.task == "tokens":
         x, y = _random_tokens(settings, rng)
     else:
-        x, seen = _random_inputs(settings, rng)
-        y = _teacher_targets(seen, settings, rng)
-    task = "regression" if settings.task == "regression" else "classification"
-    raw = RawArrays(
-        f"synthetic {settings.task}",
-        Examples(x, y),
-        task=task,
-        num_classes=None if task == "regression" else classes,
-        in_order=True,
-    )
+        x = rng.standard_normal((settings.examples, *settings.input_shape), np.float32)
+        y = _teacher_targets(x.reshape(len(x), -1)[:, :_SEEN], settings, rng)
+        x *= np.float32(settings.magnitude)
+    classes = None if settings.task == "regression" else settings.num_classes
+    raw = RawArrays(f"synthetic {settings.task}", Examples(x, y), num_classes=classes, in_order=True)
     return build_data_set(raw, settings, seed)
-
-
-def _random_inputs(settings: Synthetic, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return inputs (n, *input_shape) and what the teacher sees of them, (n, g).
-
-    Small inputs are independent normals, and the teacher sees them all. Of large ones half the variance is a coarse
-    normal pattern (at most 8 steps along each axis, 256 along a vector), which is what the teacher sees: a dense or
-    pooled layer can find it, and targets of an ImageNet-like shape cost no large matrix product.
-    """
-    shape, count = tuple(settings.input_shape), settings.examples
-    coarse = (min(shape[0], _COARSE_VECTOR),) if len(shape) == 1 else tuple(min(size, _COARSE_SIDE) for size in shape)
-    seen = rng.standard_normal((count, *coarse), np.float32)
-    if coarse == shape:
-        return seen * np.float32(settings.magnitude), seen.reshape(count, -1)
-    x = np.empty((count, *shape), np.float32)
-    share = np.float32(np.sqrt(0.5) * settings.magnitude)
-    places = [np.arange(size) * steps // size for size, steps in zip(shape, coarse, strict=True)]
-    for example, pattern in zip(x, seen, strict=True):  # one at a time: bounds the memory beside the result
-        rng.standard_normal(dtype=np.float32, out=example)
-        example += pattern[np.ix_(*places)]
-        example *= share
-    return x, seen.reshape(count, -1)
 
 
 def _teacher_targets(seen: Array, settings: Synthetic, rng: np.random.Generator) -> Array:
@@ -178,7 +177,7 @@ def load_loader(settings: Loader, seed: int, targets_as_given: bool = False) -> 
 
     It may return an array x for a model that needs no targets, (x, y) or (x, y, sample_weight), two such tuples (the
     second for validation), or one or a tuple of two of tf.data.Dataset, keras.utils.PyDataset and generator. x, y and
-    sample_weight may be dicts, lists or tuples of arrays, x also ragged. A tf.data.Dataset, a PyDataset and a
+    sample_weight may be dicts, lists or tuples of arrays. A tf.data.Dataset, a PyDataset and a
     generator give batches, which stay as they are. uint8 inputs stay 0 to 255, as in Keras's `fit`.
     """
     function = load_function(settings.loader, "data.loader")
@@ -196,8 +195,7 @@ def load_loader(settings: Loader, seed: int, targets_as_given: bool = False) -> 
     if isinstance(validation, Stream) and validation.endless:
         raise DataError(f"{title}: the validation dataset never ends. Use dataset.take(n).")
     note = "its own batches" + (", no validation" if validation is None else "")
-    data = build_stream_set(replace(raw, note=note))
-    return replace(data, warnings=warn_of_workers(train, validation))
+    return build_stream_set(replace(raw, note=note))
 
 
 def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int) -> dict[str, Any]:
@@ -255,12 +253,8 @@ SOURCES: dict[str, Callable[..., DataSet]] = {
     "tabular": load_tabular,
     "text": load_text,
     "synthetic": load_synthetic,
-    "npz": load_npz,
     "loader": load_loader,
 }
-
-
-_READ_BY_DTYPE = (load_loader, load_npz)  # the only ones that take `targets_as_given`
 
 
 def load_data(settings: DataSettings, seed: int, targets_as_given: bool = False) -> DataSet:
@@ -271,15 +265,11 @@ def load_data(settings: DataSettings, seed: int, targets_as_given: bool = False)
 
     >>> from mpt_cli.settings.model_data_optimizer_keys import Digits
     >>> load_data(Digits(), seed=0).description
-    'digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes'
+    'digits: 1,438 training and 359 validation examples of shape (8, 8, 1), classes: 10'
     """
-    load = SOURCES[settings.name]
-    return load(settings, seed, targets_as_given) if load in _READ_BY_DTYPE else load(settings, seed)
-
-
-def has_targets_as_given(settings: DataSettings) -> bool:
-    """Return whether a source can leave its targets unchanged (`targets_as_given`)."""
-    return SOURCES.get(settings.name, load_loader) in _READ_BY_DTYPE
+    if isinstance(settings, Loader):  # the only one that can leave its targets unchanged
+        return load_loader(settings, seed, targets_as_given)
+    return SOURCES[settings.name](settings, seed)
 
 
 def load_data_for_builder(settings: Settings) -> DataSet:
@@ -291,7 +281,7 @@ def load_data_for_builder(settings: Settings) -> DataSet:
     try:
         return load_data_of_run(settings)
     except DataError as error:
-        if settings.trainer.loss != "auto" or not has_targets_as_given(settings.data):
+        if settings.trainer.loss != "auto" or not isinstance(settings.data, Loader):
             raise
         return replace(load_data_of_run(settings, targets_as_given=True), refused=error)
 

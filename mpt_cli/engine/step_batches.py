@@ -9,17 +9,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
-import keras
 import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.data.examples import (
     Examples,
-    Rows,
     Stream,
     all_arrays,
     joined,
-    leaves,
     map_arrays,
 )
 from mpt_cli.engine.step_loop import BatchIndices, Engine
@@ -90,12 +87,10 @@ def _never() -> bool:
 
 
 def byte_size(data: Examples | Stream | None) -> int | None:
-    """Return the bytes of all arrays; None for a stream, and for Rows that are made dense batch by batch."""
+    """Return the bytes of all arrays; None for a stream."""
     if data is None:
         return 0
-    if isinstance(data, Stream) or any(_made_dense(array) for _, array in leaves(data.x, "x")):
-        return None
-    return _bytes(data)
+    return None if isinstance(data, Stream) else _bytes(data)
 
 
 class Feed:
@@ -172,8 +167,8 @@ class Feed:
 
     def _read(self, epoch: int, skip_steps: int) -> Iterator[StepChunk]:
         batches: list[Examples] = []
-        for number, read in enumerate(self._batches(epoch)):
-            batch = self._fitted(whole := _for_backend(read))
+        for number, whole in enumerate(self._batches(epoch)):
+            batch = self._fitted(whole)
             if number == 0:
                 self._usual = _form(whole if batch is None else batch)
             if number < skip_steps or batch is None:
@@ -236,7 +231,7 @@ def _form(batch: Examples) -> list[Any]:
 
 
 def _joined(batches: list[Examples], length: int) -> Examples:
-    """Return the batches one after the other as `length` examples, zeros or empty rows behind them; None stays None."""
+    """Return the batches one after the other as `length` examples, zeros behind them; None stays None."""
     return Examples(*map_arrays(lambda *parts: joined(parts, length), *batches))
 
 
@@ -248,13 +243,4 @@ def _padded(indices: NDArray[np.int32], rows: int) -> BatchIndices:
 
 def first_batch(data: Examples | Stream, batch_size: int) -> Examples:
     """Return the first `batch_size` examples, or all where there are fewer, in the order of the source."""
-    return _for_backend(next(data.batches(1)) if isinstance(data, Stream) else data.take(slice(0, batch_size)))
-
-
-def _for_backend(batch: Examples) -> Examples:
-    """Return the batch as Keras's `fit` hands it to the model: ragged inputs padded on JAX, which has none."""
-    return batch._replace(x=map_arrays(lambda array: array.dense() if _made_dense(array) else array, batch.x))
-
-
-def _made_dense(array: Any) -> bool:
-    return isinstance(array, Rows) and keras.backend.backend() == "jax"
+    return next(data.batches(1)) if isinstance(data, Stream) else data.take(slice(0, batch_size))

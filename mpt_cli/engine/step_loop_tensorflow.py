@@ -5,7 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from mpt_cli.data.examples import Rows
 from mpt_cli.engine.step_loop import (
     BatchIndices,
     Engine,
@@ -134,15 +133,10 @@ class TensorFlowEngine(Engine):
 
 def _of_any_length(array: Any) -> Any:
     """Return what a function takes of any number of examples like these."""
-    if isinstance(array, tf.RaggedTensor):
-        shape = (None, *array.shape[1:])
-        return tf.RaggedTensorSpec(shape, array.dtype, array.ragged_rank, array.row_splits.dtype)
     return None if array is None else tf.TensorSpec((None, *array.shape[1:]), array.dtype)
 
 
 def _tensor(array: Any) -> Any:
-    if isinstance(array, Rows):
-        return tf.RaggedTensor.from_row_splits(array.values, array.splits, validate=False)
     return None if array is None else tf.convert_to_tensor(array)
 
 
@@ -150,8 +144,6 @@ def _batch(source: Any, rows: Tensor) -> Any:
     def take(array: Any) -> Any:
         if array is None:
             return None
-        if isinstance(array, tf.RaggedTensor):
-            return tf.gather(array, rows)
         size, wanted = array.shape[0], rows.shape[0]
         are_enough = size is not None and wanted is not None and size >= wanted
         return tf.gather(array, rows if are_enough else rows[: tf.shape(array)[0] if size is None else size])

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from mpt_cli.data.examples import RAGGED, Shapes, map_arrays
+from mpt_cli.data.examples import Shapes, map_arrays
 from mpt_cli.data.paths import damage_of
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, config_error, did_you_mean
 from mpt_cli.precision.keras_internals import inner_layers
@@ -115,16 +115,10 @@ def _call_symbolically(model: keras.Model, shapes: Shapes) -> Any:
     with warnings.catch_warnings():
         # before an error in the user's `call` Keras warns at length that it can't trace it; the error says it better
         warnings.filterwarnings("ignore", message=".*unbuilt state", category=UserWarning)
-        inputs = map_arrays(lambda name, shape: symbol((None, *shape), name), shapes.input_dtypes, shapes.input_shape)
+        inputs = map_arrays(
+            lambda dtype, shape: keras.KerasTensor((None, *shape), dtype), shapes.input_dtypes, shapes.input_shape
+        )
         return model(inputs)
-
-
-def symbol(shape: tuple[int | None, ...], dtype: str) -> keras.KerasTensor:
-    """Return a symbolic input; "ragged int32" is one with rows of different lengths, where the backend has them."""
-    plain = dtype.removeprefix(RAGGED)
-    if plain == dtype or keras.backend.backend() != "tensorflow":
-        return keras.KerasTensor(shape, dtype=plain)
-    return keras.KerasTensor(shape, dtype=plain, ragged=True, ragged_rank=1)
 
 
 def _check_outputs(outputs: Any, shapes: Shapes, key: str) -> None:

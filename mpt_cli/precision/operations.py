@@ -59,10 +59,7 @@ def trace_tensorflow(forward: Callable[[Any], Any], x: Any) -> Iterator[Operatio
     import tensorflow as tf
 
     def spec(array: Any) -> Any:
-        dtype = tf.as_dtype(array.dtype)
-        if hasattr(array, "splits"):  # ragged
-            return tf.RaggedTensorSpec((None, *array.shape[1:]), dtype, 1, tf.as_dtype(array.splits.dtype))
-        return tf.TensorSpec(tuple(array.shape), dtype)
+        return tf.TensorSpec(tuple(array.shape), tf.as_dtype(array.dtype))
 
     traced = tf.function(forward, autograph=False).get_concrete_function(tf.nest.map_structure(spec, x))
     program, half = traced.graph.as_graph_def(), tf.float16.as_datatype_enum

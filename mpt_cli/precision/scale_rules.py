@@ -139,11 +139,6 @@ class ScaleRule(ABC):
         """Return the mode in a line, for the header; `scale` is where it begins."""
         return f"{self.mode} from {scale}"
 
-    @classmethod
-    def used_on_resume(cls, mode_before: str | None) -> set[str]:
-        """Return the numbers that act in a run that goes on; it begins at `initial_scale` only after another mode."""
-        return set(cls.key_names()) - ({"initial_scale"} if mode_before == cls.mode else set())
-
     def resumed_scale(self, saved: float | None) -> float:
         """Return where the scale goes on, after `saved` of the same mode or None of another."""
         return self.initial_scale if saved is None else min(max(saved, self.lowest), self.highest)
@@ -313,10 +308,6 @@ class FixedScale(ScaleRule):
 
     def describe(self, scale: str) -> str:
         return f"{self.mode} at {scale}, overflow steps are skipped"
-
-    @classmethod
-    def used_on_resume(cls, mode_before: str | None) -> set[str]:
-        return {"initial_scale"}
 
     def resumed_scale(self, saved: float | None) -> float:
         return self.initial_scale

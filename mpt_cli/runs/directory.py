@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from mpt_cli.errors import EXIT_CODES, DataError, naming
-from mpt_cli.files import LONGEST_LINE, open_file, open_to_append, read_file, remove_file, write_json
+from mpt_cli.files import LONGEST_LINE, open_file, open_to_append, read_file, write_json
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.record_types import Summary, field_problem, line_problem
@@ -141,7 +141,7 @@ DEFAULT_PARENT = "runs"
 TAIL_BYTES = 8192
 LOCK_FILE = ".lock"
 # stems, also of temporary files
-UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment", "preprocessing", "config"}
+UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment", "config"}
 
 
 @dataclass(frozen=True)
@@ -271,18 +271,10 @@ class RunDirectory(TelemetryFiles):
             elif path.name != kept:
                 path.unlink()
 
-    def clear_ending(self) -> None:
-        """Take away what the end of an earlier attempt left: a run that trains again has not ended."""
-        remove_file(self.summary_json)
-        remove_file(self.postmortem_json)
-
     lock_file = File(LOCK_FILE)
     config_yaml = File("config.yaml")
     environment_json = File("environment.json")
-    # only where something was done to the raw values: `DataSet.preprocessing`
-    preprocessing_json = File("preprocessing.json")
     summary_json = File("summary.json")
-    postmortem_json = File("postmortem.json")  # only where a health rule ended the run
     checkpoints = File("checkpoints")
     model_keras = File("model.keras")
     model_weights = File("model.weights.h5")  # instead of it, of a model that Keras could not read again

@@ -207,7 +207,6 @@ ATTEMPT: dict[str, Any] = {  # and of each of the attempts in it
     "from_step": int,
     "earlier_seconds": float,
     "changes": dict[str, Any],
-    "without_effect": list[str],
 }
 
 

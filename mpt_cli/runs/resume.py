@@ -2,7 +2,7 @@
 cut back to the checkpoint.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -13,12 +13,10 @@ from mpt_cli.runs.directory import RunDirectory, default_parent, read_whole_line
 from mpt_cli.runs.provenance import flatten, known_environment
 from mpt_cli.settings.limits import load_mapping
 from mpt_cli.settings.model_data_optimizer_keys import (
-    RULES,
     Builder,
     DataSettings,
     Loader,
     ModelSettings,
-    mode_settings,
 )
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.python_references import is_same_function
@@ -184,39 +182,6 @@ def check_resumable(run: RunDirectory, settings: Settings) -> dict[str, tuple[An
     if problems:
         raise ConfigError(problems)
     return changed_settings(before, settings)
-
-
-def unused_changes(changed: Iterable[str], mode: str, mode_before: str | None) -> list[str]:
-    """Return the changed keys without effect: numbers of `loss_scale` that a run resumed in `mode` does not use.
-
-    A scale that moves continues from its last value. `initial_scale` is used only where the mode is new.
-
-    >>> unused_changes(["loss_scale.initial_scale", "loss_scale.max_scale", "seed"], "dynamic", "dynamic")
-    ['loss_scale.initial_scale']
-    >>> unused_changes(["loss_scale.initial_scale", "loss_scale.max_scale", "seed"], "fixed", "dynamic")
-    ['loss_scale.max_scale']
-    """
-    rule = mode_settings(mode).rule_class
-    known = {name for any_rule in (*RULES.values(), rule) for name in any_rule.key_names()}
-    unused = {f"loss_scale.{name}" for name in known - rule.used_on_resume(mode_before)}
-    return [key for key in changed if key in unused]
-
-
-def format_changes(changed: dict[str, tuple[Any, Any]], idle: Iterable[str], mode: str) -> list[str]:
-    """Return a sentence for each changed key, with what is to be expected of the `idle` ones.
-
-    >>> for note in format_changes({"seed": (1, 2), "loss_scale.max_scale": (4, 8)}, ["loss_scale.max_scale"], "fixed"):
-    ...     print(note)
-    changed since: seed was 1, is 2
-    without effect: loss_scale.max_scale was 4, is 8; fixed scaling does not use it
-    """
-    notes = []
-    for key, (old, new) in changed.items():
-        moved = f"{key} was {old!r}, is {new!r}"
-        goes_on = key == "loss_scale.initial_scale" and mode_settings(mode).rule_class.scales
-        reason = f"{mode} scaling continues from the scale it had" if goes_on else f"{mode} scaling does not use it"
-        notes.append(f"without effect: {moved}; {reason}" if key in idle else f"changed since: {moved}")
-    return notes
 
 
 def past_attempts(run: RunDirectory) -> list[dict[str, Any]]:

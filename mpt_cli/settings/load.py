@@ -349,7 +349,7 @@ def _defaults_of_user(recipe: Recipe) -> Recipe:
     return found
 
 
-_UNSET = (None, False, "skip", "applied_steps", [], {})  # what keys that are gone were by default
+_UNSET: tuple[Any, ...] = (None, False, "skip", "applied_steps", [], {})  # what keys that are gone were by default
 
 
 def compose(files: Files, given: ParsedOverrides, base: Composition | None = None) -> Composition:

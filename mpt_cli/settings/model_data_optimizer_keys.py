@@ -136,11 +136,8 @@ class Text(DataSettings):
     """Characters of a text file, as windows for next-character prediction."""
 
     name: str = "text"
-    path: Optional[str] = key(None, "a text file or a folder of them; null = the source of Python's standard library")
+    path: Optional[str] = key(None, "a text file; null = the beginning of the source of Python's standard library")
     sequence_length: Count = key(128, "characters per window")
-    max_bytes: Optional[Annotated[int, Interval(ge=1, le=2**40)]] = key(
-        2_000_000, "read at most this many bytes, null = all"
-    )
 
 
 @dataclass
@@ -153,15 +150,6 @@ class Synthetic(DataSettings):
     input_shape: List[Count] = key([32], "shape of one example, without the batch; tokens: [sequence_length]")
     num_classes: Count = key(10, "number of classes, outputs or tokens")
     magnitude: Positive = key(1.0, "standard deviation of the inputs")
-
-
-@dataclass
-class Npz(DataSettings):
-    """A NumPy .npz with arrays x and y, and optionally x_val and y_val."""
-
-    name: str = "npz"
-    path: str = key(REQUIRED, "the .npz file")
-    task: Literal["auto", "classification", "regression"] = key("auto", "auto: integer y is classification")
 
 
 @dataclass
@@ -180,7 +168,6 @@ DATA = {
     "tabular": Tabular,
     "text": Text,
     "synthetic": Synthetic,
-    "npz": Npz,
     "loader": Loader,
 }
 

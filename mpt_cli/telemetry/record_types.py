@@ -81,7 +81,7 @@ class RunHeader:
     warnings: tuple[str, ...] = ()
     scaling: Scaling = Scaling()
     metric_names: tuple[str, ...] = ()  # every name that a Snapshot's metrics will hold, val_* included
-    loss: str = ""  # "mean_squared_error (auto: regression)"
+    loss: str = ""  # "mean_squared_error"
     callbacks: str = ""  # "EarlyStopping, PSNR"
     attempt: int = 1  # 2 and more: a resumed run, appending to the files of the ones before
     skipped_steps: int = 0  # by these

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left, bisect_right
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -44,8 +44,6 @@ class EventTally:
     float16 holds leaves the same, once inf met inf on the way back. `persistent_nan_steps` are those of them that the
     scale does not explain, as its rule says (`ScaleRule.may_explain`), and those before them that this shows not to be
     the scale's either: of the same streak, or at a scale that had worked.
-
-    `latest` are the last events themselves, for a post-mortem.
     """
 
     scaling: Scaling = field(default_factory=Scaling)
@@ -56,14 +54,12 @@ class EventTally:
     forward_layer: str | None = None
     nan_steps: list[int] = field(default_factory=list)
     persistent_nan_steps: list[int] = field(default_factory=list)
-    latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
     _scale_histories: dict[str | None, _ScaleHistory] = field(
         default_factory=lambda: defaultdict(_ScaleHistory)
     )  # by optimizer
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
-            self.latest.append(event)
             scale_history = self._scale_histories[event.optimizer]
             _note_applied(event, scale_history)
             if event.kind == OVERFLOW:

@@ -11,9 +11,9 @@ from typing import Any
 
 import keras
 
-from mpt_cli.data.examples import RAGGED, DataSet, Examples, Stream, map_arrays
+from mpt_cli.data.examples import DataSet, Examples, Stream, map_arrays
 from mpt_cli.data.prepare_data_set import dtype_name
-from mpt_cli.data.sources import has_targets_as_given, load_data_of_run
+from mpt_cli.data.sources import load_data_of_run
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.choose_engine import JitChoice, build_engine, check_layers, choose_jit
 from mpt_cli.engine.distribution import Distribution, build_distribution
@@ -21,12 +21,13 @@ from mpt_cli.engine.faults import build_injector, warn_of_fault
 from mpt_cli.engine.step_batches import BatchPlan, Feed, byte_size, first_batch
 from mpt_cli.engine.step_loop import Engine, read_metrics
 from mpt_cli.errors import ConfigError, Problem, UserCodeError, config_error
-from mpt_cli.models.build import plain_message, symbol
+from mpt_cli.models.build import plain_message
 from mpt_cli.precision import (
     LayerAudit,
     LossScaleOptimizer,
     Policy,
     audit_layers,
+    computes_in_float16,
     find_bad_combinations,
     has_custom_train_step,
     head_layers,
@@ -36,6 +37,7 @@ from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_b
 from mpt_cli.precision.operations import ChosenPolicies, chosen_policies
 from mpt_cli.precision.train_step import can_be_called, custom_steps, metrics_of, optimizers_in, optimizers_of
 from mpt_cli.samples.lost_digits import MOST_COUNTED, describe_inputs
+from mpt_cli.settings.model_data_optimizer_keys import Loader
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.loss_and_optimizer import (
@@ -43,7 +45,7 @@ from mpt_cli.training.loss_and_optimizer import (
     check_labels,
     compile_model,
     describe_scaling,
-    resolve_scaling,
+    scaling_for,
     warn_of_scaling,
 )
 from mpt_cli.training.model import (
@@ -78,7 +80,6 @@ class Assembly:
     validation_feed: Feed | None
     jit: JitChoice
     warnings: tuple[str, ...]
-    comes_compiled: bool = False  # optimizer, loss and metrics are those of a `compile` in the user's code
     configured_rate: float | None = None  # of the optimizer in the settings, unless it is a schedule
 
     @property
@@ -142,23 +143,21 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
         program = program.with_settings(settings)
     data = data_for(settings, model, data)
     check_layers(settings.backend.name, model)
-    scaling = resolve_scaling(settings.loss_scale, model)
+    scaling = scaling_for(settings.loss_scale, computes_in_float16(model))
     warnings = [
         *warn_of_fault(settings.fault),
         *check_numerics(settings, model, data),
         *warn_of_scaling(scaling),
         *warn_of_half_head(model),
-        *data.warnings,
     ]
     plan = BatchPlan(settings.trainer.batch_size, 1, devices=distribution.replicas)
     jit = choose_jit(settings, platform, model, count_steps(settings, plan.steps_per_epoch(data.train)))
-    if uncompiled := uncompiled_inputs(settings, data):
-        jit = JitChoice(False, f"inputs are {uncompiled}")
+    if has_text(settings, data):
+        jit = JitChoice(False, "inputs are text")
     injector = build_injector(settings.fault, model, data)
     wrapper = injector.wrap_step if injector else None
     engine = hardware.build_engine(model, jit.jit_compile, distribution, wrapper)
     train_feed, validation_feed = _feeds(settings, data, engine, distribution.replicas)
-    compiled = is_compiled(model)
     with distribution.scope():
         rate = put_to_training(settings, model, data, scaling, train_feed.steps)
         if settings.model.weights is not None:
@@ -177,7 +176,6 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
         validation_feed,
         jit,
         tuple(warnings),
-        compiled,
         rate,
     )
 
@@ -190,9 +188,9 @@ def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
     compiled = is_compiled(model)
     if data.refused is not None and not compiled:
         raise data.refused
-    if data.targets_as_given or not compiled or data.task == "other" or not has_targets_as_given(settings.data):
+    if data.targets_as_given or not compiled or data.task == "other" or not isinstance(settings.data, Loader):
         return data
-    return load_data_of_run(settings, targets_as_given=True) if settings.model.name == "builder" else data
+    return load_data_of_run(settings, targets_as_given=True)
 
 
 def put_to_training(
@@ -259,27 +257,19 @@ def _warn_of_what_is_left(chosen: ChosenPolicies | None) -> list[str]:
     ]
 
 
-def uncompiled_inputs(settings: Settings, data: DataSet) -> str:
-    """Return what XLA does not compute with among the inputs: "text", "ragged" tensors (on JAX they are padded), or "".
-
-    ConfigError where it was asked to, and for text on JAX.
-    """
-    is_text, on_tensorflow = "string" in data.input_dtype, settings.backend.name == "tensorflow"
-    if is_text and not on_tensorflow:
-        raise config_error(
-            "backend.name",
-            f"{settings.backend.name} has no text, and inputs of the data are.",
-            settings.backend.name,
-            "Use backend=tensorflow, or turn them into numbers in data.loader.",
-        )
-    kind = "text" if is_text else "ragged" if RAGGED in data.input_dtype and on_tensorflow else ""
-    if kind and settings.trainer.jit_compile is True:
-        raise config_error(
-            "trainer.jit_compile",
-            f"must be auto or false: inputs of the data are {kind}, which XLA does not compute with.",
-            True,
-        )
-    return kind
+def has_text(settings: Settings, data: DataSet) -> bool:
+    """Return whether inputs are text, with which XLA does not compute; ConfigError where it was asked to, and on
+    JAX."""
+    if "string" not in data.input_dtype:
+        return False
+    backend = settings.backend.name
+    if backend != "tensorflow":
+        remedy = "Use backend=tensorflow, or turn them into numbers in data.loader."
+        raise config_error("backend.name", f"{backend} has no text, and inputs of the data are.", backend, remedy)
+    if settings.trainer.jit_compile is True:
+        rule = "must be auto or false: inputs of the data are text, which XLA does not compute with."
+        raise config_error("trainer.jit_compile", rule, True)
+    return True
 
 
 def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
@@ -347,7 +337,7 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Examp
     batch = first_batch(data, batch_size)
     if not can_be_called(model):
         return batch  # it has no outputs of its own
-    specs = map_arrays(lambda array: symbol(array.shape, dtype_name(array)), batch)
+    specs = map_arrays(lambda array: keras.KerasTensor(array.shape, dtype_name(array)), batch)
     try:
         build_for_batch(model, specs if specs.sample_weight is not None else (specs.x, specs.y))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:

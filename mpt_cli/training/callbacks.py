@@ -6,22 +6,19 @@ those of batches need calls of one step, or of `trainer.steps_per_execution` ste
 
 A checkpoint holds what a callback's `get_state` returns, or its plain attributes, so that a resumed run ends as an
 unbroken one. Plain are numbers, texts, None and NumPy arrays, and lists, tuples and dicts of them. They are written as
-JSON, arrays beside it: a checkpoint is data, and reading one runs no code.
+literals, arrays beside them: a checkpoint is data, and reading one runs no code.
 """
 
-import inspect
-import json
+import ast
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import keras
 import numpy as np
+import optree
 
 from mpt_cli.errors import MptError, UserCodeError, config_error, summarise_error
 from mpt_cli.precision.keras_internals import idles_at_batches
@@ -32,66 +29,49 @@ from mpt_cli.training.checkpoint import CALLBACK_PREFIX, Arrays, digest_of
 from mpt_cli.user_code import build_object
 
 OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # what every callback has: its params and its model
-# what an attribute names, or is made anew with the callback and has no state
-BEGUN_ANEW = (type, ModuleType, partial, Path, keras.Model, keras.layers.Layer, keras.losses.Loss)
-MADE_AGAIN = frozenset(
-    (  # by Keras's own callbacks, at their first use
-        "monitor_op",
-        "min_delta",
-        "_writers",
-        "_prev_summary_state",
-        "_previous_epoch_iterations",
-        "_summary_module",
-        "_epoch_start_time",
-        "_batch_start_time",
-        "_batch_trace_context",
-        "csv_file",
-        "writer",
-    )
-)
 
 
 class NotPlain(Exception):
     """A value that is not plain."""
 
 
-def encode(value: Any, arrays: Arrays, path: str) -> Any:
-    """Return `value` as JSON; the arrays in it go into `arrays` under their `path`. NotPlain for anything else.
+def encode(value: Any, arrays: Arrays, path: str) -> str:
+    """Return `value` as the text of a Python literal; NotPlain for anything else.
+
+    Arrays in it go into `arrays`, and in their place stands a set of their name there; a set of "nan" is one of these.
 
     >>> arrays = {}
     >>> decode(encode({"best": (0.5, np.zeros(2))}, arrays, "state"), arrays)
     {'best': (0.5, array([0., 0.]))}
     """
-    if value is None or isinstance(value, str | bool) or type(value) is int:
-        return value
-    if type(value) is float:
-        return value if math.isfinite(value) else {"float": str(value)}
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind != "O":
-        arrays[path] = np.asarray(value)
-        return {"array": path}
-    if type(value) in (list, tuple):
-        parts = [encode(part, arrays, f"{path}/{index}") for index, part in enumerate(value)]
-        return parts if type(value) is list else {"tuple": parts}
-    if type(value) is dict and all(isinstance(key, str) for key in value):
-        return {"dict": {key: encode(part, arrays, f"{path}/{key}") for key, part in value.items()}}
-    raise NotPlain(type(value).__name__)
+
+    def plain(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind != "O":
+            name = f"{path}/{len(arrays)}"
+            arrays[name] = np.asarray(leaf)
+            return {name}
+        if type(leaf) not in (bool, int, float, str):
+            raise NotPlain(type(leaf).__name__)
+        return {str(leaf)} if type(leaf) is float and not math.isfinite(leaf) else leaf
+
+    text = repr(optree.tree_map(plain, value))
+    try:
+        ast.literal_eval(text)
+    except (ValueError, SyntaxError) as error:  # of containers such as an OrderedDict
+        raise NotPlain(type(value).__name__) from error
+    return text
 
 
-def decode(value: Any, arrays: Arrays) -> Any:
+def decode(text: str, arrays: Arrays) -> Any:
     """Return what `encode` was given."""
-    if isinstance(value, list):
-        return [decode(part, arrays) for part in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "dict":
-        return {key: decode(part, arrays) for key, part in content.items()}
-    if kind == "tuple":
-        return tuple(decode(part, arrays) for part in content)
-    if kind == "float":
-        return float(content)
-    array = arrays[content]
-    return array.copy() if array.ndim else array[()]  # a number
+
+    def value_of(leaf: Any) -> Any:
+        if not isinstance(leaf, set):
+            return leaf
+        (name,) = leaf
+        return arrays[name].copy()[()] if name in arrays else float(name)
+
+    return optree.tree_map(value_of, ast.literal_eval(text))
 
 
 class CallbackState:
@@ -106,79 +86,77 @@ class CallbackState:
         """Watch a callback; `root` is what the paths of its arrays begin with."""
         self.callback, self._root = callback, root
         self._has_methods = all(callable(getattr(callback, name, None)) for name in ("get_state", "set_state"))
-        of_keras = any(kind.__module__.startswith("keras.src.callbacks") for kind in type(callback).__mro__[:-2])
-        self._left_out = OF_KERAS | (MADE_AGAIN if of_keras else frozenset())
+        self._is_of_keras = type(callback).__module__.startswith("keras.")
         self._at_begin: dict[str, str] = {}  # digests
-        self._told: set[str] = set()
-
-    def before_resumed_training(self) -> None:
-        """Keep `on_train_begin` from what it must not do a second time."""
-        if isinstance(self.callback, keras.callbacks.CSVLogger):
-            self.callback.append = True
+        self._said: set[str] = set()
 
     def begin(self) -> list[str]:
         """Remember the state after `on_train_begin`; return a sentence for what can't be stored."""
         if self._has_methods:
             return []
-        plain, others = self._attributes()
-        self._at_begin = {name: digest_of(arrays, json.dumps(content)) for name, (content, arrays) in plain.items()}
-        return self._sentences(others)
+        plain, sentences = self._attributes()
+        self._at_begin = {name: digest_of(arrays, text) for name, (text, arrays) in plain.items()}
+        return sentences
 
-    def encode(self) -> tuple[Any, Arrays, list[str]]:
-        """JSON and arrays by name, and sentences for what has come up since that can't be stored."""
-        stored, arrays = dict[str, Any](), Arrays()
+    def encode(self) -> tuple[dict[str, str], Arrays, list[str]]:
+        """Return texts by name and their arrays, and sentences for what has come up since that can't be stored."""
         if self._has_methods:
+            arrays = Arrays()
             try:
-                return encode(self.callback.get_state(), arrays, f"{self._root}state"), arrays, []
+                return {"": encode(self.callback.get_state(), arrays, f"{self._root}state")}, arrays, []
             except NotPlain as error:
                 raise UserCodeError(
                     f"callbacks: {type(self.callback).__name__}.get_state must return numbers, texts, "
                     f"arrays, and lists and dicts of them. Received: {error}."
                 ) from error
-        plain, others = self._attributes()
-        for name, (content, own) in plain.items():
-            if digest_of(own, json.dumps(content)) != self._at_begin.get(name):
-                stored[name], arrays = content, arrays | own
+        plain, sentences = self._attributes()
+        stored, arrays = dict[str, str](), Arrays()
+        for name, (text, own) in plain.items():
+            if digest_of(own, text) != self._at_begin.get(name):
+                stored[name], arrays = text, arrays | own
         if isinstance(self.callback, keras.callbacks.CSVLogger):
-            stored["csv_file"] = self.callback.csv_file.tell()
-        return stored, arrays, self._sentences(others)
+            stored["csv_file"] = str(self.callback.csv_file.tell())
+        return stored, arrays, sentences
 
-    def decode(self, stored: Any, arrays: Arrays) -> None:
+    def decode(self, stored: dict[str, str], arrays: Arrays) -> None:
         """Put back what `encode` gave."""
-        if self._has_methods:
-            self.callback.set_state(decode(stored, arrays))
-            return
-        for name, content in stored.items():
-            if name == "csv_file":
-                _cut_off(self.callback, content)
+        for name, text in stored.items():
+            if self._has_methods:
+                self.callback.set_state(decode(text, arrays))
+            elif name == "csv_file":
+                _cut_off(self.callback, int(text))
             else:
-                setattr(self.callback, name, decode(content, arrays))
+                setattr(self.callback, name, decode(text, arrays))
 
-    def _attributes(self) -> tuple[dict[str, tuple[Any, Arrays]], dict[str, Any]]:
-        """Return those that are plain, by name as JSON and arrays, and the others."""
-        plain, others = dict[str, tuple[Any, Arrays]](), dict[str, Any]()
+    def _attributes(self) -> tuple[dict[str, tuple[str, Arrays]], list[str]]:
+        """Return those that are plain, by name as text and arrays, and sentences for others that were not said yet.
+
+        Keras's callbacks make theirs again, and give `min_delta` its sign with `monitor_op`."""
+        plain, others = dict[str, tuple[str, Arrays]](), dict[str, Any]()
         for name, value in vars(self.callback).items():
-            if name not in self._left_out:
+            if name not in OF_KERAS and not (name == "min_delta" and hasattr(self.callback, "monitor_op")):
                 arrays = Arrays()
                 try:
                     plain[name] = encode(value, arrays, f"{self._root}{name}"), arrays
                 except NotPlain:
                     others[name] = value
-        return plain, others
-
-    def _sentences(self, others: dict[str, Any]) -> list[str]:
-        found = {
+        new = {
             name: value
             for name, value in others.items()
-            if name not in self._told and not (inspect.isroutine(value) or isinstance(value, BEGUN_ANEW))
+            if not (name in self._said or self._is_of_keras or _is_function(value))
         }
-        self._told.update(found)
-        return [
+        self._said.update(new)
+        return plain, [
             f"callbacks: {type(self.callback).__name__}.{name} ({type(value).__name__}) can't be stored in a "
             "checkpoint, so a resumed run starts with a fresh one; with methods get_state and set_state the callback "
             "decides what is stored"
-            for name, value in found.items()
+            for name, value in new.items()
         ]
+
+
+def _is_function(value: Any) -> bool:
+    """Return whether what an attribute holds, such as a model, is called and has no state of the callback's."""
+    return callable(value) and not isinstance(value, keras.metrics.Metric)
 
 
 def _cut_off(logger: Any, size: int) -> None:
@@ -189,7 +167,6 @@ def _cut_off(logger: Any, size: int) -> None:
 
 
 KEY = "trainer.callbacks"
-RUN_DIR = "{run_dir}"  # in the texts of a callback
 BATCH_HOOKS = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "on_batch_end"}  # and what they call
 TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 HOOKS = (
@@ -215,21 +192,17 @@ def build_callbacks(trainer: TrainerSettings, run_dir: str) -> list[Any]:
     `{run_dir}` in the texts of their kwargs is the directory of the run. ConfigError for what is none or can't be used
     in a run, UserCodeError where making one raises.
     """
+
+    def in_run_dir(leaf: Any) -> Any:
+        return leaf.replace("{run_dir}", run_dir) if isinstance(leaf, str) else leaf
+
     made = []
-    for index, entry in enumerate(_with_run_dir(trainer.callbacks, run_dir)):
+    for index, entry in enumerate(optree.tree_map(in_run_dir, trainer.callbacks)):
         made.append(build_object(f"{KEY}[{index}]", entry, keras.callbacks))
         check_callback(made[-1], f"{KEY}[{index}]")
     if trainer.early_stopping.patience is not None:
         made.append(keras.callbacks.EarlyStopping(**asdict(trainer.early_stopping)))
     return made
-
-
-def _with_run_dir(value: Any, run_dir: str) -> Any:
-    if isinstance(value, str):
-        return value.replace(RUN_DIR, run_dir)
-    if isinstance(value, list):
-        return [_with_run_dir(part, run_dir) for part in value]
-    return {name: _with_run_dir(part, run_dir) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 def check_callback(callback: Any, key: str = KEY) -> None:
@@ -330,10 +303,9 @@ class Callbacks:
             name: CallbackState(each, f"{CALLBACK_PREFIX}{name}/")
             for each, name in zip(self.members, self._names(), strict=True)
         }
-        if self._waiting is not None:
-            for state in self._states.values():
-                state.before_resumed_training()
         for callback in self.members:
+            if self._waiting is not None and isinstance(callback, keras.callbacks.CSVLogger):
+                callback.append = True
             self._guarded(callback, "set_params", {"verbose": 0, "epochs": epochs, "steps": steps})
             self._guarded(callback, "set_model", self.model)
         kept, self.ended = self.ended, ""

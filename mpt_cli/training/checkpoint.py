@@ -1,7 +1,7 @@
 """Checkpoints: the file of each, which of them are kept, the variables in them, and when one is saved.
 
-`NAME.npz` holds every variable, the label `label.json` with the position of the run, and at its end, where a zip file
-has its comment, the SHA-256 of all before. It is made under another name; renaming it makes it a checkpoint.
+`NAME.npz` holds every variable, and the label `label.json` with the position of the run; a zip file has a checksum of
+each of them. It is made under another name; renaming it makes it a checkpoint.
 """
 
 import errno
@@ -12,7 +12,7 @@ import shutil
 import time
 import zipfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 SPARE_BYTES = 2**16  # for the label and what the file system keeps for itself
-LABEL, DIGEST_BYTES = "label.json", 64
-# whatever reading a damaged file can meet
-DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError, zipfile.BadZipFile)
+LABEL = "label.json"
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -67,39 +65,21 @@ def _fill(file: BinaryIO, checkpoint: Checkpoint) -> None:
     np.savez(file, **arrays)
     with zipfile.ZipFile(file, "a") as packed:
         packed.writestr(LABEL, strict_json(label))
-        packed.comment = bytes(DIGEST_BYTES)
-    digest = _digest(file)
-    file.seek(-DIGEST_BYTES, os.SEEK_END)
-    file.write(digest)
-
-
-def _digest(file: BinaryIO) -> bytes:
-    """Return the SHA-256 of all but the room for it at the end."""
-    left, digest = file.seek(0, os.SEEK_END) - DIGEST_BYTES, hashlib.sha256()
-    file.seek(0)
-    while left > 0:
-        part = file.read(min(left, 2**20))
-        digest.update(part)
-        left -= len(part)
-    return digest.hexdigest().encode()
 
 
 def read_checkpoint(place: Path) -> Checkpoint:
-    """Read and check a checkpoint; OSError, ValueError or KeyError with the reason where it is not whole."""
+    """Read and check a checkpoint; where it is not whole, any Exception with the reason."""
     import ml_dtypes  # noqa: F401  # NumPy then knows bfloat16, of which its files hold the bits without the name
 
-    with open_file(place) as file:
-        if _digest(file) != file.read():
-            raise ValueError("it does not match its checksum")
-        with zipfile.ZipFile(file) as packed:
-            label = json.loads(packed.read(LABEL))
+    with open_file(place) as file, np.load(file, allow_pickle=False) as stored:
+        if (broken := stored.zip.testzip()) is not None:
+            raise ValueError(f"{broken} in it does not match its checksum")
+        label = json.loads(stored[LABEL])
         if label["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"it has schema_version {label['schema_version']}, this mpt reads {SCHEMA_VERSION}")
         if f"-{label['step']:09d}" not in place.name:
             raise ValueError("it is another checkpoint")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name].view(np.dtype(dtype)) for name, dtype in label["dtypes"].items()}
+        arrays = {name: stored[name].view(np.dtype(dtype)) for name, dtype in label["dtypes"].items()}
     return Checkpoint(label["step"], arrays, label["position"])
 
 
@@ -137,7 +117,7 @@ class CheckpointStore:
         for step in reversed(steps):
             try:
                 return read_checkpoint(self._file(step))
-            except DAMAGED as error:
+            except Exception as error:  # whatever reading a damaged file can meet
                 self.say(f"checkpoint of step {step} is damaged ({_reason(error)}); trying the one before it")
         if steps:
             raise DataError(
@@ -289,16 +269,14 @@ def _numbered(kind: str, variables: Any) -> dict[str, Any]:
 MOST_SAVING_SHARE = 0.02  # saving by time may cost this share of it
 
 
-@dataclass(frozen=True)
-class Origin:
-    """What a checkpoint is of, beside its variables: how the loss was scaled, and the fingerprint of the data.
-
-    `scaling_numbers` are the fields of the mode.
-    """
-
-    scaling_mode: str
-    dataset: str
-    scaling_numbers: dict[str, Any] = field(default_factory=dict)
+def check_data(checkpoint: Checkpoint, fingerprint: str) -> None:
+    """Raise DataError where a checkpoint was made on other data."""
+    before = checkpoint.position["dataset"]
+    if before != fingerprint:
+        raise DataError(
+            f"the checkpoint of step {checkpoint.step} was made on other data (fingerprint {before[:12]}…, now "
+            f"{fingerprint[:12]}…). Restore that data, or start a new run."
+        )
 
 
 class Checkpointer:
@@ -306,11 +284,10 @@ class Checkpointer:
     before it stays."""
 
     def __init__(
-        self, store: CheckpointStore, settings: TrainerSettings, model: Any, origin: Origin, record: "Record"
+        self, store: CheckpointStore, settings: TrainerSettings, record: "Record", take: Callable[[], Checkpoint]
     ) -> None:
-        self.store, self.settings, self.model, self.origin, self.record = store, settings, model, origin, record
-        # more of a position, and arrays
-        self.extra_state: Callable[[], tuple[dict[str, Any], Arrays]] = lambda: ({}, {})
+        """Save what `take` returns, of the run that `record` is of."""
+        self.store, self.settings, self.record, self._take = store, settings, record, take
         self.saved_step: int | None = None
         self.failure: str | None = None  # why the latest attempt to save failed
         self._saved_position: tuple[int, int] | None = None
@@ -318,13 +295,7 @@ class Checkpointer:
         self._save_seconds = 0.0
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Take the run up at `checkpoint`; DataError when it was made on other data."""
-        before = checkpoint.position["dataset"]
-        if before != self.origin.dataset:
-            raise DataError(
-                f"the checkpoint of step {checkpoint.step} was made on other data (fingerprint {before[:12]}…, now "
-                f"{self.origin.dataset[:12]}…). Restore that data, or start a new run."
-            )
+        """Take the run up at `checkpoint`."""
         self.store.cut_back(checkpoint.step)
         self.saved_step = checkpoint.step
         self._saved_position = checkpoint.step, checkpoint.position["progress"]["step_in_epoch"]
@@ -341,13 +312,16 @@ class Checkpointer:
 
     def save(self) -> None:
         """Save now, unless this step is saved already or is spoiled: the last good checkpoint stays the latest."""
-        here = self.record.counters.seen, self.record.progress.step_in_epoch
+        counters = self.record.counters
+        here = counters.seen, self.record.progress.step_in_epoch
         if self._saved_position == here:
             return
         started = time.monotonic()
         try:
             self.record.telemetry.flush()  # telemetry up to here must be on disk before a checkpoint says that it is
-            self.store.save(self._checkpoint())
+            if not counters.is_sound:
+                raise DataError("the loss or a gradient of the last applied step was not finite")
+            self.store.save(self._take())
         except (OSError, DataError) as error:
             self._note_failure(error)
         else:
@@ -356,21 +330,6 @@ class Checkpointer:
             self.failure, self.saved_step, self._saved_position = None, here[0], here
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
-
-    def _checkpoint(self) -> Checkpoint:
-        """DataError where the last applied step has spoiled the weights."""
-        record = self.record
-        extra, arrays = self.extra_state()
-        if not record.counters.is_sound:
-            raise DataError("the loss or a gradient of the last applied step was not finite")
-        position = {
-            "progress": asdict(record.progress),
-            "ledger": record.counters.position(),
-            **asdict(self.origin),
-            "times": record.stopwatch.position(),
-            **extra,
-        }
-        return Checkpoint(record.counters.seen, {**collect_state(self.model), **arrays}, position)
 
     def _note_failure(self, error: OSError | DataError) -> None:
         """Say when saving begins to fail."""

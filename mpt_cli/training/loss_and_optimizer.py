@@ -18,7 +18,7 @@ from keras.optimizers import schedules
 
 from mpt_cli.data.examples import DataSet
 from mpt_cli.errors import DataError, config_error
-from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, has_custom_train_step, head_layers
+from mpt_cli.precision import LossScaleOptimizer, Policy, has_custom_train_step, head_layers
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
 from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer, LossScaleSettings, OptimizerSettings, Schedule
 from mpt_cli.settings.python_references import Reference, is_object, read_object
@@ -289,19 +289,6 @@ def _accuracy(loss: Any, key: str) -> Any:
     return ACCURACY_OF_LOSS[type(loss)]
 
 
-def describe_objects(value: Any) -> str:
-    """Return what a key names, for the header.
-
-    >>> describe_objects({"price": "mse", "kind": {"object": "nets:f", "kwargs": {"margin": 2}}})
-    'price mse, kind nets:f(margin=2)'
-    """
-    if is_object(value):
-        return "none of its own" if value is None else str(read_object(value))
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {describe_objects(part)}" for name, part in value.items())
-    return ", ".join(map(describe_objects, value))
-
-
 SCHEDULE_KEY = "optimizer.schedule"
 # of all optimizers of Keras, beside the learning rate
 COMMON_ARGUMENTS = {field.name for field in fields(OptimizerSettings)} - {"name", "schedule", "learning_rate", "kwargs"}
@@ -343,23 +330,13 @@ def _build_own_optimizer(settings: CustomOptimizer, total_steps: int | None) -> 
         if common.name in COMMON_ARGUMENTS and value != common.default:
             setattr(optimizer, common.name, value)
     if settings.learning_rate is not None or settings.schedule != Schedule():
-        base = configured_rate(optimizer) if settings.learning_rate is None else settings.learning_rate
+        base = configured_rate(optimizer)
         if not isinstance(base, float):
-            raise config_error(
-                SCHEDULE_KEY,
-                f"must be left out: {settings.object} has a schedule of its own.",
-                None,
-                "Or give optimizer.learning_rate, to put this one in its place.",
-            )
-        put_rate(optimizer, build_learning_rate(settings.schedule, base, total_steps))
+            rule = f"must be left out, as optimizer.learning_rate: {settings.object} has a schedule of its own."
+            raise config_error(SCHEDULE_KEY, rule)
+        base = base if settings.learning_rate is None else settings.learning_rate
+        optimizer.learning_rate = build_learning_rate(settings.schedule, base, total_steps)
     return optimizer
-
-
-def put_rate(optimizer: keras.optimizers.Optimizer, rate: float | schedules.LearningRateSchedule) -> None:
-    """Give an unwrapped optimizer that learning rate, also where it has a schedule so far."""
-    if isinstance(rate, float) and not isinstance(configured_rate(optimizer), float):
-        rate = schedules.CosineDecay(rate, decay_steps=1, alpha=1.0)  # Keras takes no number in place of a schedule
-    optimizer.learning_rate = rate
 
 
 def copied_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -426,11 +403,6 @@ def _steps_after_warmup(schedule: Schedule, total_steps: int | None) -> int:
             f"Lower it, train longer, or set {SCHEDULE_KEY}.decay_steps.",
         )
     return total_steps - schedule.warmup_steps
-
-
-def resolve_scaling(settings: LossScaleSettings, model: Any) -> Scaling:
-    """Return the scaling that `mode` means for this model."""
-    return scaling_for(settings, computes_in_float16(model))
 
 
 def scaling_for(settings: LossScaleSettings, needed: bool) -> Scaling:

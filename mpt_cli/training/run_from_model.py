@@ -11,7 +11,6 @@ from inspect import isgenerator
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.data.batch_streams import (
@@ -21,8 +20,8 @@ from mpt_cli.data.batch_streams import (
     open_tf_batches,
     read_arrays,
 )
-from mpt_cli.data.examples import DataSet, Examples, Stream, map_arrays, on_values
-from mpt_cli.data.prepare_data_set import class_factors, look_at, shape_problems
+from mpt_cli.data.examples import DataSet, Examples, Stream, map_arrays
+from mpt_cli.data.prepare_data_set import look_at, shape_problems, weighted_by_class
 from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import DataError, config_error
 from mpt_cli.models.build import set_trained
@@ -212,11 +211,13 @@ def read_given(given: DataArguments) -> DataSet:
         raise config_error("validation_split", "must be at least 0 and below 1.", given.validation_split)
     if is_batched_source(given.x):
         return _of_batches(given)
-    train = _examples((given.x, given.y, _weights(given)), "data")
+    train = _examples((given.x, given.y, given.sample_weight), "data")
     validation = _validation(given)
     if validation is None and given.validation_split:
         kept = int(train.size * (1 - given.validation_split))
         train, validation = train.take(slice(0, kept)), train.take(slice(kept, train.size))
+    if given.class_weight is not None:
+        train = weighted_by_class(train, given.class_weight)
     parts = [part for part in (train, validation) if isinstance(part, Examples)]
     counts = f"{train.size:,} training"
     counts += f" and {validation.size:,} validation" if isinstance(validation, Examples) else ""
@@ -283,18 +284,6 @@ def _validation(given: DataArguments) -> "Examples | Stream | None":
     return _examples(tuple(data), "validation_data")
 
 
-def _weights(given: DataArguments) -> Any:
-    """Return the sample weights, or those that the classes of y have."""
-    if given.class_weight is None:
-        return given.sample_weight
-    if given.sample_weight is not None:
-        raise config_error("class_weight", "must not be given beside sample_weight, as in Keras's fit.")
-    factors = class_factors(np.asarray(given.y), given.class_weight)
-    if factors.size != len(factors):
-        raise config_error("class_weight", "is for one label an example.", f"y of shape {np.shape(given.y)}")
-    return factors.reshape(-1)
-
-
 def _examples(parts: tuple[Any, ...], where: str) -> Examples:
     found = _as_keras(read_arrays(parts, f"{where}: "))
     if problems := shape_problems(found):
@@ -308,4 +297,4 @@ def _as_keras(examples: Examples) -> Examples:
     def cast(array: Any) -> Any:
         return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
-    return Examples(*map_arrays(lambda array: on_values(cast, array), examples))
+    return Examples(*map_arrays(cast, examples))

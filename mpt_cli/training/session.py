@@ -7,16 +7,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from mpt_cli.engine.backend import Platform, framework_errors
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
+from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.samples.gradient_samples import build_sampler
 from mpt_cli.samples.value_ranges import is_rounded
-from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer
-from mpt_cli.settings.python_references import Reference
 from mpt_cli.telemetry.health_and_verdict import HealthRules
 from mpt_cli.telemetry.record_types import RunHeader
 from mpt_cli.telemetry.run_state import EventTally
@@ -32,18 +32,15 @@ from mpt_cli.training.callbacks import (
 )
 from mpt_cli.training.checkpoint import (
     SCALE_PREFIX,
-    Arrays,
     Checkpoint,
     Checkpointer,
     CheckpointStore,
-    Origin,
+    check_data,
+    collect_state,
     restore_state,
 )
 from mpt_cli.training.epoch_loop import Trainer
-from mpt_cli.training.loss_and_optimizer import (
-    describe_objects,
-    describe_scaling,
-)
+from mpt_cli.training.loss_and_optimizer import describe_scaling
 from mpt_cli.training.model import own_train_step
 from mpt_cli.training.model_saving import save_trained
 from mpt_cli.training.progress import Outcome, Progress
@@ -92,9 +89,7 @@ class Session(Trainer):
         counters = StepCounters(options)
         telemetry.tally = EventTally(scaling)
         check_monitor(settings.trainer, ["loss", *parts.metric_names])
-        origin = Origin(scaling.mode, parts.data.fingerprint, asdict(scaling.rule))
-        checkpointer = Checkpointer(store, settings.trainer, parts.model, origin, self)
-        checkpointer.extra_state = self.extra_state
+        checkpointer = Checkpointer(store, settings.trainer, self, self.checkpoint)
         health = HealthRules(settings.loss_scale, settings.trainer, scaling)
         super().__init__(parts, telemetry, counters, health, checkpointer)
         self.callbacks = Callbacks(callbacks, parts.model)
@@ -156,6 +151,7 @@ class Session(Trainer):
         """
         parts, counters, position = self.parts, self.counters, checkpoint.position
         is_same_mode = _is_same_mode(parts, checkpoint)
+        check_data(checkpoint, parts.data.fingerprint)
         restore_state(parts.model, checkpoint.arrays, other_scaling=not is_same_mode)
         self.checkpointer.resume(checkpoint)
         self.progress = Progress.from_position(position["progress"])
@@ -173,16 +169,23 @@ class Session(Trainer):
         if rate not in (None, position.get("configured_rate")):  # else it is what callbacks made of it
             parts.optimizer.learning_rate = rate
 
-    def extra_state(self) -> tuple[dict[str, Any], Arrays]:
-        """Return what a checkpoint holds beside the variables, of weights that have not moved, samples and callbacks:
-        more of its position, and arrays."""
-        position: dict[str, Any] = {"configured_rate": self.parts.configured_rate}
-        if self.weight_watch is not None:
-            position["has_moved"] = self.weight_watch.has_moved
-        if not self.callbacks:
-            return position, {}
-        position["callbacks"], arrays = self.callbacks.position()
-        return position, arrays
+    def checkpoint(self) -> Checkpoint:
+        """Return what the run needs to go on from here: its variables, and its position."""
+        parts, arrays = self.parts, collect_state(self.parts.model)
+        position = {
+            "progress": asdict(self.progress),
+            "ledger": self.counters.position(),
+            "scaling_mode": parts.scaling.mode,
+            "scaling_numbers": asdict(parts.scaling.rule),
+            "dataset": parts.data.fingerprint,
+            "times": self.stopwatch.position(),
+            "configured_rate": parts.configured_rate,
+            "has_moved": self.weight_watch is None or self.weight_watch.has_moved,
+        }
+        if self.callbacks:
+            position["callbacks"], own = self.callbacks.position()
+            arrays |= own
+        return Checkpoint(self.counters.seen, arrays, position)
 
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """Return what the console opens with."""
@@ -195,7 +198,7 @@ class Session(Trainer):
             loss_scale=describe_scaling(parts.scaling, None if math.isnan(scale) else scale),
             model=f"{parts.program.model_name}, {count_parameters(parts.model):,} parameters",
             data=parts.data.description,
-            optimizer=_describe_optimizer(parts),
+            optimizer=_describe_optimizers(parts.model),
             backend=parts.platform.backend,
             device=_describe_device(parts),
             execution=_describe_execution(parts),
@@ -205,7 +208,7 @@ class Session(Trainer):
             warnings=(*parts.warnings, *parts.platform.notices),
             scaling=parts.scaling,
             metric_names=parts.metric_names,
-            loss=_describe_loss(parts),
+            loss=_describe_loss(parts.model),
             callbacks=", ".join(type(each).__name__ for each in self.callbacks.members),
             attempt=attempt,
             skipped_steps=self.counters.skipped,
@@ -219,17 +222,14 @@ def trained_paths(model: Any) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _describe_loss(parts: Assembly) -> str:
-    """Return the loss in words; a model may come compiled, or have a train_step that needs none of Keras's losses."""
-    asked, loss = parts.settings.trainer.loss, parts.model.loss
-    if not parts.comes_compiled and loss is not None:
-        return f"{loss.name} (auto: {parts.data.task})" if asked == "auto" else describe_objects(asked)
-    if (own := own_train_step(parts.model)) is not None:
+def _describe_loss(model: Any) -> str:
+    """Return the names of the losses; a model may have a train_step or layers that need none of Keras's."""
+    if (own := own_train_step(model)) is not None:
         return f"{own.train_loss} of the model's own train_step"
-    if loss is None:
+    if model.loss is None:
         return "that of the model itself (compute_loss, add_loss)"
-    name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss
-    return f"{name} (as the model was compiled)"
+    losses = keras.tree.flatten(model.loss)
+    return ", ".join(str(getattr(each, "name", None) or getattr(each, "__name__", each)) for each in losses)
 
 
 def _describe_device(parts: Assembly) -> str:
@@ -241,23 +241,15 @@ def _describe_device(parts: Assembly) -> str:
     return f"{device}, each batch split over {parts.distribution.replicas} devices{of_all} ({wanted.name})"
 
 
-def _describe_optimizer(parts: Assembly) -> str:
-    """Return the optimizers with the learning rate they begin at; of a schedule its name."""
-    if parts.comes_compiled:
-        several = optimizers_of(parts.model)
-        each = [
-            f"{f'{name} ' if len(several) > 1 else ''}{type(optimizer.inner_optimizer).__name__}, "
-            f"learning rate {float(optimizer.learning_rate):g}"
-            for name, optimizer in several.items()
-        ]
-        return f"{'; '.join(each)} (as the model was compiled)"
-    optimizer = parts.settings.optimizer
-    own = Reference(optimizer.object, optimizer.kwargs) if isinstance(optimizer, CustomOptimizer) else optimizer.name
-    rate, schedule = optimizer.learning_rate, optimizer.schedule
-    notes = [str(own)] if rate is None else [str(own), f"learning rate {rate:g}"]
-    if schedule.object is not None or schedule.name != "constant" or schedule.warmup_steps:
-        notes.append(f"{schedule.object or schedule.name} schedule")
-    return ", ".join([*notes, *(["EMA"] if optimizer.use_ema else [])])
+def _describe_optimizers(model: Any) -> str:
+    """Return the optimizers with the learning rate that they begin at, or its schedule."""
+    several, said = optimizers_of(model), []
+    for name, optimizer in several.items():
+        rate = configured_rate(optimizer.inner_optimizer)
+        how = f"learning rate {rate:g}" if isinstance(rate, float) else f"{type(rate).__name__} schedule"
+        words = [f"{name} " if len(several) > 1 else "", type(optimizer.inner_optimizer).__name__, f", {how}"]
+        said.append("".join([*words, ", EMA" if optimizer.use_ema else ""]))
+    return "; ".join(said)
 
 
 def _describe_execution(parts: Assembly) -> str:

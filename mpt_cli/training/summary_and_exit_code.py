@@ -1,23 +1,19 @@
-"""How a run ends: its summary, verdict and exit code, and what it looked like inside."""
+"""How a run ends: its summary, verdict and exit code."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mpt_cli.data.examples import leaves
-from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, DataError, MptError
+from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, MptError
 from mpt_cli.signals import SIGNAL_EXIT_CODES, ForcedEnd, signal_of
-from mpt_cli.telemetry.health_and_verdict import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, judge
+from mpt_cli.telemetry.health_and_verdict import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, judge
 from mpt_cli.telemetry.record_types import Summary
 from mpt_cli.telemetry.run_state import RunState
 from mpt_cli.training.checkpoint import fingerprint_weights
 from mpt_cli.training.progress import Conclusion, Outcome
 
 if TYPE_CHECKING:
-    from mpt_cli.engine.step_batches import StepChunk
     from mpt_cli.training.session import Session
 
 
@@ -66,19 +62,6 @@ def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
     return _summary(session, run_dir, ending)
 
 
-def unwritten(summary: Summary, error: DataError) -> Summary:
-    """Return the summary of a run that came to its end, which could not be written."""
-    status = "failed" if summary.status == "finished" else summary.status
-    verdict = STOPPED if summary.verdict in GOOD_VERDICTS else summary.verdict
-    return replace(
-        summary,
-        status=status,
-        exit_code=BAD_DATA,
-        verdict=verdict,
-        explanation=f"{summary.explanation} The record of its end is not whole: {error}",
-    )
-
-
 def status_of(outcome: Outcome, verdict: str) -> tuple[str, int]:
     """Return status and exit code: a run that never trained or collapsed is never a success."""
     if outcome.stop is not None:
@@ -111,56 +94,3 @@ def _summary(session: "Session", run_dir: Path, ending: Conclusion) -> Summary:
         starter=processes.starter if processes else "",
         repeatable=parts.program.repeatable,
     )
-
-
-def build_postmortem(session: "Session", stop: Stop) -> dict[str, Any]:
-    """Plain values for JSON: the rule, the trace of the scale, the latest events, the last batch, the layers."""
-    from mpt_cli.precision import layers_of
-
-    counters, events = session.counters, list(session.telemetry.tally.latest)
-    return {
-        "rule": stop.key,
-        "evidence": stop.evidence,
-        "remedy": stop.remedy,
-        "step": counters.seen,
-        "epoch": session.progress.epoch,
-        "checkpoint_step": session.checkpointer.saved_step,
-        "loss_scale": counters.scale,
-        "gradients": None if counters.sample is None else asdict(counters.sample),
-        "scale_trace": [[e.step, e.scale_after] for e in events if e.moves_scale],
-        "latest_events": [asdict(event) for event in events],
-        "last_batch": _describe_batch(session.last_chunk),
-        "layers": [_describe_layer(layer) for layer in layers_of(session.parts.model)],
-    }
-
-
-def describe_numbers(array: Any) -> dict[str, Any]:
-    """Range of the finite numbers in an array, and how many are nan or inf."""
-    values = np.asarray(array)
-    found = {"shape": list(values.shape), "dtype": str(values.dtype)}
-    numbers = values.astype(np.float64)
-    finite = numbers[np.isfinite(numbers)]
-    ends = {"min": float(finite.min()), "max": float(finite.max())} if len(finite) else {"min": None, "max": None}
-    return {**found, **ends, "nan": int(np.isnan(numbers).sum()), "inf": int(np.isinf(numbers).sum())}
-
-
-def _describe_batch(chunk: "StepChunk | None") -> dict[str, Any]:
-    """Return the inputs and targets of the last step, by name."""
-    from keras import ops
-
-    if chunk is None:
-        return {}
-    last = chunk.batch_indices[chunk.count - 1]
-    named = leaves(chunk.source.x, "x") + leaves(chunk.source.y, "y")
-    return {name: describe_numbers(ops.convert_to_numpy(ops.take(array, last, axis=0))) for name, array in named}
-
-
-def _describe_layer(layer: Any) -> dict[str, Any]:
-    variables = {variable.path: describe_numbers(variable.numpy()) for variable in layer.variables}
-    return {
-        "name": layer.name,
-        "class": type(layer).__name__,
-        "compute_dtype": layer.compute_dtype,
-        "variable_dtype": layer.variable_dtype,
-        "variables": variables,
-    }

@@ -14,26 +14,8 @@ import pytest
 from mpt_cli.errors import DataError
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
-from mpt_cli.training.checkpoint import Checkpointer, CheckpointStore, Origin
-from mpt_cli.training.progress import Progress, Stopwatch, is_better
-
-
-class Variable:
-    def __init__(self, value: float) -> None:
-        self.value = np.asarray([value], np.float32)
-        self.shape = (1,)
-
-    def numpy(self) -> Any:
-        return self.value
-
-
-def _model() -> Any:
-    optimizer = SimpleNamespace(
-        inner_optimizer=SimpleNamespace(variables=[Variable(2.0)]),
-        scale_state=SimpleNamespace(by_name={"scale": Variable(8.0)}),
-    )
-    weights = [Variable(1.0)]
-    return SimpleNamespace(_trainable_variables=weights, variables=weights, metrics_variables=[], optimizer=optimizer)
+from mpt_cli.training.checkpoint import Checkpoint, Checkpointer, CheckpointStore, check_data
+from mpt_cli.training.progress import Progress, is_better
 
 
 @pytest.fixture
@@ -41,11 +23,18 @@ def said() -> list[str]:
     return []
 
 
-def _checkpointer(folder: Path, said: list[str], flush=lambda: None, dataset: str = "a" * 64) -> Checkpointer:
+class Run(SimpleNamespace):
+    """What is saved of a run."""
+
+    def checkpoint(self) -> Checkpoint:
+        position = {"progress": asdict(self.progress), "dataset": "a" * 64}
+        return Checkpoint(self.counters.seen, {"weight/0": np.ones(1)}, position)
+
+
+def _checkpointer(folder: Path, said: list[str], flush=lambda: None) -> Checkpointer:
     settings = TrainerSettings(checkpoint_every_steps=10, checkpoint_every_minutes=None)
-    origin = Origin("dynamic", dataset)
-    record = SimpleNamespace(telemetry=SimpleNamespace(flush=flush), stopwatch=Stopwatch())
-    return Checkpointer(CheckpointStore(folder, 2, said.append), settings, _model(), origin, record)
+    run: Any = Run(telemetry=SimpleNamespace(flush=flush))
+    return Checkpointer(CheckpointStore(folder, 2, said.append), settings, run, run.checkpoint)
 
 
 def _at(checkpointer: Checkpointer, step: int, epochs: int = 0, in_epoch: int = 1) -> Checkpointer:
@@ -114,8 +103,9 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, said) -> None:
     _at(checkpointer, 20, 1, 5).save_if_due()
     checkpointer.resume(found)
     assert checkpointer.store.steps() == [found.step]  # what was saved after it is of a past that is trained again
+    check_data(found, "a" * 64)
     with pytest.raises(DataError, match="the checkpoint of step 10 was made on other data"):
-        _checkpointer(tmp_path / "c", said, dataset="b" * 64).resume(found)
+        check_data(found, "b" * 64)
 
 
 def test_progress_comes_back_from_strict_json_with_its_nan() -> None:

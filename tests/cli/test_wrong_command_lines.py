@@ -61,7 +61,7 @@ WRONG = {
     ),
     f"{CNN} policy=mixed_fp16 loss_scale.mode=off": ("mean mixed_float16?", "auto, dynamic, fixed, logmax, none"),
     f"{CNN} trainer.jit_compile=ture model.filters=8": ("Did you mean true?", "Write model.filters=[8]."),
-    f"{CNN} model=builder data=npz": ("model.builder: must be given", "data.path: ", "the .npz file"),
+    f"{CNN} model=builder data=loader": ("model.builder: must be given", "data.loader: ", "package.module:function"),
     f"{CNN} seed=0,1,2": "seed: ",
     "check conf=digits_cnn trainer.epochs=0": "mpt check: trainer.epochs: must be >= 1. Received: 0.\n",
     "check --show --build conf=digits_cnn": "not allowed with argument",
@@ -117,9 +117,9 @@ WRONG = {
     f"{SEARCH} 'seed=tag(log,range(16,257,16))'": "range() must have at most 10,000 values, in equal steps other than 0: tag(log,…) is for interval().",
 }
 MISSING = {  # files, which exit with 3
-    "train conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
-    "check conf=digits_mlp data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
-    f"{RATE} data=npz data.path=nowhere.npz": "data.path: there is no file nowhere.npz in the current folder.",
+    "train conf=digits_mlp data=text data.path=nowhere.txt": "data.path: there is no file nowhere.txt in the current folder.",
+    "check conf=digits_mlp data=text data.path=nowhere.txt": "data.path: there is no file nowhere.txt in the current folder.",
+    f"{RATE} data=text data.path=nowhere.txt": "data.path: there is no file nowhere.txt in the current folder.",
     "run nowhere.py": "there is no script nowhere.py.",
     "compare policy=float32,mixed_float16 -- absent.py --epochs 3 -m": "mpt compare: there is no script absent.py.\n",
     "compare --resume nowhere": "nowhere is not a compare directory: it does not exist",

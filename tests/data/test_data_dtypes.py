@@ -23,29 +23,22 @@ def test_float_and_bool_inputs_become_float32(dtype):
     assert (x.dtype, x.tolist()) == (np.float32, [[1.0, 0.0]])
 
 
-def final(y, task="auto", num_classes=None, x=None):
+def final(y, num_classes=None, x=None):
     examples = to_numbers(Examples(np.ones((len(y), 2)) if x is None else x, y), "it")
-    target = read_target([examples], task, num_classes)
+    target = read_target([examples], num_classes)
     return target, prepare_examples(examples, target, "it").y
 
 
-@pytest.mark.parametrize(
-    ("y", "task"),
-    [
-        ([0, 2, 1], "auto"),
-        ([0.0, 2.0, 1.0], "classification"),
-        (np.eye(3, dtype=np.uint8)[[0, 2, 1]], "auto"),
-    ],
-)
-def test_labels_become_int32_vectors(y, task):
-    target, labels = final(np.array(y), task)
+@pytest.mark.parametrize("y", [[0, 2, 1], np.eye(3, dtype=np.uint8)[[0, 2, 1]]])
+def test_labels_become_int32_vectors(y):
+    target, labels = final(np.array(y))
     assert target == TargetSpec("classification", 3)
     assert (labels.dtype, labels.tolist()) == (np.int32, [0, 2, 1])
 
 
-@pytest.mark.parametrize(("y", "task", "outputs"), [([0.5, 2, 1], "auto", 1), (np.eye(3), "regression", 3)])
-def test_regression_targets_become_float32_matrices(y, task, outputs):
-    target, values = final(np.array(y), task)
+@pytest.mark.parametrize(("y", "outputs"), [([0.5, 2, 1], 1), (2 * np.eye(3), 3)])
+def test_regression_targets_become_float32_matrices(y, outputs):
+    target, values = final(np.array(y))
     assert target == TargetSpec("regression", outputs)
     assert (values.dtype, values.tolist()) == (np.float32, np.reshape(y, (3, outputs)).tolist())
 

@@ -1,15 +1,20 @@
 """What a source names is looked for without loading it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mpt_cli.data.paths import check_present
+from mpt_cli.data.paths import check_run_present
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.model_data_optimizer_keys import Digits, Loader, Npz, Text
+from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Digits, Loader, Text
 from mpt_cli.training.run_from_settings import Program
 from mpt_cli.training_run import train
+
+
+def check_present(source: DataSettings) -> None:
+    check_run_present(replace(load_settings(["conf=digits_mlp"]), data=source))
 
 
 @pytest.fixture(autouse=True)
@@ -25,23 +30,21 @@ def test_what_is_there_is_sound() -> None:
         Digits(),
         Text(),
         Text(path="measured.csv"),
-        Npz(path="measured.csv"),
         Loader(loader="loaders:load", path="nowhere"),
         Loader(loader="./loaders.py:load"),
         Loader(loader="keras.datasets.mnist:load_data"),
     ):
-        assert check_present(source) is None
+        check_present(source)
 
 
 @pytest.mark.parametrize(
     ("source", "words"),
     [
         (
-            Npz(path="mesured.csv"),
+            Text(path="mesured.csv"),
             "data.path: there is no file mesured.csv in the current folder. Did you mean measured.csv?",
         ),
-        (Npz(path="folder"), "data.path: folder is a folder where a file is needed."),
-        (Text(path="folder"), "data.path: the folder folder holds no files."),
+        (Text(path="folder"), "data.path: folder can't be read: Is a directory."),
     ],
 )
 def test_a_path_without_files_is_said_as_loading_would(source, words) -> None:
@@ -54,7 +57,7 @@ def test_a_function_that_a_file_does_not_have_is_named_without_running_it() -> N
     Path("task.py").write_text("1 / 0\ndef load(): ...\nclass Own:\n    build = load\n")
     Path("made.py").write_text("from task import *\n")
     for known in ("task:load", "./task.py:load", "task:Own.build", "made:anything"):
-        assert check_present(Loader(loader=known)) is None
+        check_present(Loader(loader=known))
     with pytest.raises(ConfigError, match=r"data.loader: task has no laod. Received: 'task:laod'. Did you mean load\?"):
         check_present(Loader(loader="task:laod"))
 

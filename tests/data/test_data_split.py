@@ -18,7 +18,7 @@ def rows(examples):
 
 
 def build(raw, seed=0, **settings):
-    return build_data_set(raw, DataSettings(name="npz", **settings), seed)
+    return build_data_set(raw, DataSettings(name="loader", **settings), seed)
 
 
 @pytest.mark.parametrize(("count", "fraction", "held_out"), [(10, 0.3, 3), (2, 0.01, 1), (2, 0.99, 1)])
@@ -73,7 +73,7 @@ def test_the_largest_input_of_either_part_is_recorded():
 def test_descriptions_of_several_inputs():
     x = {"image": np.ones((1200, 8, 8, 1)), "age": np.ones((1200, 1), int)}
     data = build(RawArrays("it", Examples(x, np.arange(1200) % 3)), validation_fraction=0)
-    assert data.description == "it: 1,200 training examples of image 8x8x1, age 1, 3 classes"
+    assert data.description == "it: 1,200 training examples of shape {'image': (8, 8, 1), 'age': (1,)}, classes: 3"
     assert data.input_shape == {"image": (8, 8, 1), "age": (1,)}
     assert data.input_dtype == "float32+int32"
     assert data.validation is None

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
+from jax.experimental.sparse import BCOO
 
-from mpt_cli.data.batch_streams import open_tf_batches
+from mpt_cli.data.batch_streams import as_arrays, open_tf_batches
 from mpt_cli.data.examples import Reading
 from mpt_cli.errors import DataError
 
@@ -42,10 +44,18 @@ def test_an_error_of_the_users_generator_is_shown_without_a_traceback():
     assert "\n" not in str(caught.value)
 
 
-def test_ragged_and_sparse_elements():
-    words, places = tf.ragged.constant([[1, 2], [3]]), tf.SparseTensor([[1, 0]], [7.0], (2, 2))
-    (only,) = read(dataset({"words": words, "places": places}, [0, 1]).batch(2))
-    assert only.x["words"].dense().tolist() == [[1, 2], [3, 0]] and only.x["places"].tolist() == [[0, 0], [7, 0]]
+RAGGED = tf.ragged.constant([[1, 2], [3]])
+SPARSE = tf.SparseTensor([[1, 0]], [7.0], (2, 2))
+
+
+@pytest.mark.parametrize("given", [RAGGED, SPARSE, scipy.sparse.eye_array(2), BCOO.fromdense(np.eye(2))])
+def test_ragged_and_sparse_arrays_are_refused(given):
+    message = r"must be a dense array\. Received: a \w+\. Pad rows of different lengths \(to_tensor\), and make sparse"
+    with pytest.raises(DataError, match=rf"^x\['words'\] {message}"):
+        as_arrays({"words": given}, "x")
+    if tf.is_tensor(given):
+        with pytest.raises(DataError, match=rf"^it: x\['words'\] {message}"):
+            read(dataset({"words": given}, [0, 1]).batch(2))
 
 
 def shuffled(drawn):

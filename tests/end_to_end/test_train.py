@@ -23,7 +23,6 @@ RUN_FILES = {
     "checkpoints",
     "model.keras",
     "console.log",
-    "preprocessing.json",
     "layers.jsonl",
 }
 
@@ -55,7 +54,6 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     assert environment["seed"] == 0
     assert environment["command_line"][:3] == ["mpt", "train", "conf=digits_mlp"]
     assert len(environment["dataset_fingerprint"]) == 64
-    assert json.loads((run / "preprocessing.json").read_text()) == {"schema_version": 1, "divided_by": {"x": 16}}
 
 
 BROKEN = """

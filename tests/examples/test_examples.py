@@ -73,7 +73,6 @@ EXAMPLES = {
     "vae_add_loss": Example(15, plain=True),
     "vae_compute_loss": Example(15, plain=True),
     "unet": Example(25, plain=True, roundings=64),
-    "ragged_text": Example(28, plain=True),
 }
 CASES = [
     pytest.param(name, backend, id=f"{name}-{backend}")

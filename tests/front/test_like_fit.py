@@ -7,8 +7,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import scipy.sparse
-import tensorflow as tf
 from backends import BACKEND
 from keras import layers
 
@@ -16,11 +14,7 @@ import mpt_cli as mpt
 
 COUNT, ON_JAX = 70, BACKEND == "jax"
 rng = np.random.default_rng(0)
-LENGTHS = rng.integers(3, 9, COUNT)
-WORDS = [rng.integers(1, 20, length).tolist() for length in LENGTHS]
-LONG = (LENGTHS > 5).astype("float32")[:, None]
 X, Y = rng.normal(size=(COUNT, 30)).astype("float32"), rng.normal(size=(COUNT, 1)).astype("float32")
-ROWS = scipy.sparse.random(COUNT, 30, 0.1, format="csr", dtype="float32", random_state=0)
 
 
 def compiled(model: Any) -> Any:
@@ -53,18 +47,7 @@ class MadeInCall(keras.Model):
         return self.last(layers.Activation("relu")(self.hidden(x)))
 
 
-def ragged() -> Any:
-    return tf.ragged.constant(WORDS, dtype="int64")
-
-
-MLP = network(lambda: layers.Dense(4, activation="relu"), shape=(30,))
-TEXT = network(lambda: layers.Embedding(20, 8), layers.GlobalAveragePooling1D, shape=(None,), dtype="int32")
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]] = {
-    "ragged": (TEXT, lambda: (ragged(), LONG)),
-    "sparse batches": (
-        MLP,
-        lambda: (tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(ROWS.toarray()), Y)).batch(16),),
-    ),
     "made in call": (lambda: compiled(MadeInCall()), lambda: (X, Y)),
     "activity": (
         network(lambda: layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l1"), shape=(30,)),
@@ -81,13 +64,12 @@ TOLERANCE = 10 * 2.0**-20
 @pytest.mark.parametrize("name", KINDS)
 def test_a_model_is_trained_as_by_keras(tmp_path: Path, name: str) -> None:
     build, data = KINDS[name]
-    size = {} if len(data()) == 1 else {"batch_size": 16}
     quiet = {"logger.console": "quiet", "trainer.jit_compile": "auto" if ON_JAX else False}
 
     def fitted(fit: Callable[..., Any], **more: Any) -> tuple[list[Any], Any]:
         keras.utils.set_random_seed(1)
         model = build()
-        found = fit(model, *data(), epochs=2, shuffle=False, **size, **more)
+        found = fit(model, *data(), epochs=2, shuffle=False, batch_size=16, **more)
         return model.get_weights(), found
 
     plain, _ = fitted(lambda model, *given, **more: model.fit(*given, verbose=0, **more))

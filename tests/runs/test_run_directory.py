@@ -71,7 +71,7 @@ def test_a_run_that_never_started_takes_back_the_folders_it_made_and_no_others(t
         run = RunDirectory.create(tmp_path / "mine" / place, "tiny")
         with run.lock():
             run.metrics_jsonl.touch()
-            (run.path / "preprocessing").mkdir()
+            (run.path / "tensorboard").mkdir()
             with monkeypatch.context() as patched:
                 patched.setattr(Path, "rmdir", busy)
                 run.discard()

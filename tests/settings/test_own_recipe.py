@@ -263,7 +263,7 @@ FOUND_BY_BUILD = {
     "model: {activation: rely}": "model.activation: Keras has no activation of this name.",
     "trainer: {early_stopping: {patience: 1, monitor: val_los}}": "trainer.early_stopping.monitor: must be a metric of",
     "trainer: {callbacks: [{object: early_stopping, kwargs: {monitr: a}}]}": "trainer.callbacks[0]: EarlyStopping(",
-    "data: {name: npz, path: none.npz}": "data.path: there is no",
+    "data: {name: text, path: none.txt}": "data.path: there is no",
 }
 
 

@@ -25,7 +25,7 @@ from mpt_cli.settings.key_type import (
 )
 from mpt_cli.settings.schema import VARIANTS, all_keys, choosing_key, key_versions
 
-OF_THE_HOST = ("data.max_bytes", "seed")  # never on a device as they are, so that they may be larger
+OF_THE_HOST = ("seed",)  # never on a device as they are, so that they may be larger
 TEXTS = st.text(string.printable[:95].replace("$", "") + "äß€", min_size=1, max_size=9).map("a{}".format)
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
 ENDS = {"above", "at_least"}, {"below", "at_most"}

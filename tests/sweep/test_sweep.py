@@ -52,17 +52,17 @@ def test_six_jobs_of_which_three_go_wrong_and_what_is_left_of_them_is_run_again(
 
 @pytest.mark.slow
 def test_nothing_runs_when_the_data_of_a_job_is_not_there(stubs, tmp_path):
-    (tmp_path / "there.npz").write_text("anything")
+    (tmp_path / "there.txt").write_text("anything")
     with pytest.raises(DataError) as caught:
-        stubs.start(["conf=digits_mlp", "data=npz", "data.path=there.npz,their.npz", "seed=0,1"])
-    assert str(caught.value) == "data.path: there is no file their.npz in the current folder. Did you mean there.npz?"
+        stubs.start(["conf=digits_mlp", "data=text", "data.path=there.txt,their.txt", "seed=0,1"])
+    assert str(caught.value) == "data.path: there is no file their.txt in the current folder. Did you mean there.txt?"
     with pytest.raises(ConfigError, match=r"model.builder: there is no file ./nets.py"):
         stubs.start(["conf=digits_mlp", "model.builder=keras.applications:ResNet50,./nets.py:build"])
-    assert [path.name for path in tmp_path.iterdir()] == ["there.npz"]
+    assert [path.name for path in tmp_path.iterdir()] == ["there.txt"]
 
 
 def test_the_data_of_a_cluster_is_not_looked_for_here():
-    words = ["conf=digits_mlp", "data=npz", "data.path=nowhere.npz"]
+    words = ["conf=digits_mlp", "data=text", "data.path=nowhere.txt"]
     assert len(make_plan(words, is_here=False).jobs) == 1
 
 

@@ -31,7 +31,7 @@ def header() -> RunHeader:
         loss_scale="dynamic from 32768, grows after 40 applied steps",
         model="mlp, 1,234 parameters",
         data="100 examples",
-        loss="mean_squared_error (auto: regression)",
+        loss="mean_squared_error",
         optimizer="sgd, learning rate 0.25",
         backend="tensorflow 2.21.0, keras 3.15.1",
         device="cpu",

@@ -15,7 +15,7 @@ policy       mixed_float16 (head float32)
 loss scale   dynamic from 32768, grows after 40 applied steps
 model        mlp, 1,234 parameters
 data         100 examples
-loss         mean_squared_error (auto: regression)
+loss         mean_squared_error
 optimizer    sgd, learning rate 0.25
 backend      tensorflow 2.21.0, keras 3.15.1
 device       cpu
@@ -116,7 +116,7 @@ ENDS = {
     "stopped": {"status": "stopped", "exit_code": 4},
     "stopped without a skip": {"status": "stopped", "exit_code": 4, "skipped_steps": 0},
     "collapsed without a skip": {"status": "stopped", "exit_code": 4, "skipped_steps": 0, "verdict": "collapsed"},
-    "never trained": {"exit_code": 4, "verdict": "never trained"},  # by no rule, and so without a postmortem
+    "never trained": {"exit_code": 4, "verdict": "never trained"},
 }
 
 

@@ -1,6 +1,6 @@
 """The state of callbacks in a checkpoint: what is stored, what can't be, and runs that are gone on with."""
 
-import json
+from collections import OrderedDict
 from typing import Any
 
 import custom_callbacks
@@ -30,21 +30,21 @@ KEYS = [
 ]
 
 
-def test_plain_values_come_back_from_json_as_they_were():
-    for value in (None, True, 2**70, float("inf"), [1, (2.0, "x")], {"a": [None], "b": {"array": 1}}, {"array": 1}):
+def test_plain_values_come_back_as_they_were():
+    for value in (None, True, 2**70, float("inf"), [1, (2.0, "x")], {"a": [None], 2: {"array": 1}}, "{1}"):
         arrays: dict[str, Any] = {}
-        found = decode(json.loads(json.dumps(encode(value, arrays, "v"), allow_nan=False)), arrays)
+        found = decode(encode(value, arrays, "v"), arrays)
         assert found == value and type(found) is type(value)
 
 
-def test_arrays_keep_their_dtype_and_lie_beside_the_json():
+def test_arrays_keep_their_dtype_and_lie_beside_the_text():
     arrays: dict[str, Any] = {}
     value = {"best": [np.float16([1, 2]), np.int64(3)], "mean": np.float32("nan")}
-    found = decode(json.loads(json.dumps(encode(value, arrays, "w"), allow_nan=False)), arrays)
-    assert sorted(arrays) == ["w/best/0", "w/best/1", "w/mean"]
+    found = decode(encode(value, arrays, "w"), arrays)
+    assert sorted(arrays) == ["w/0", "w/1", "w/2"]
     assert found["best"][0].dtype == np.float16 and found["best"][0].tolist() == [1, 2]
     assert type(found["best"][1]) is np.int64 and np.isnan(found["mean"])
-    for kind, other in (("Mean", [keras.metrics.Mean()]), ("set", {1, 2}), ("dict", {1: 2})):
+    for kind, other in (("Mean", [keras.metrics.Mean()]), ("set", {1, 2}), ("OrderedDict", OrderedDict(a=2))):
         with pytest.raises(NotPlain, match=kind):
             encode(other, {}, "o")
 

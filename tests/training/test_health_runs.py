@@ -32,7 +32,6 @@ TINY = [
     "expect={}",
 ]
 NAN_TO_THE_END = ["loss_scale=none", "trainer.max_nonfinite_losses=null", "trainer.stop_on_nonfinite_weights=false"]
-ENDS = ("summary.json", "postmortem.json")
 FIXED = ["loss_scale=fixed", "loss_scale.initial_scale=2**10"]
 # words of the command line, verdict, exit code, rule (None: the run finished), what the explanation says, skipped steps
 RUNS = {
@@ -78,31 +77,17 @@ def test_a_run_ends_as_its_numbers_say(tmp_path, words, verdict, exit_code, rule
     assert (written["verdict"], written["exit_code"]) == (verdict, exit_code)
     overflows = [event for event in objects(run_dir / "events.jsonl") if event["kind"] == "overflow"]
     assert len(overflows) == skipped or not skipped
-    check_postmortem(run_dir / "postmortem.json", rule, summary)
-
-
-def check_postmortem(path: Path, rule: str | None, summary: Summary) -> None:
-    assert path.exists() == (rule is not None)
-    if rule is None:
-        return
-    found = json.loads(path.read_text())
-    assert found["rule"] == rule and f"(rule {rule})" in summary.explanation
-    assert found["evidence"] in summary.explanation and found["remedy"] in summary.explanation
-    assert found["step"] == summary.steps_seen
-    assert found["latest_events"][-1]["kind"] == "overflow"
-    assert set(found["last_batch"]) == {"x", "y"} and found["last_batch"]["x"]["shape"] == [4, 4]
-    assert [layer["class"] for layer in found["layers"]][-1] == "Dense"
-    assert found["layers"][-1]["variables"]["head/bias"]["shape"] == [10]
+    assert rule is None or f"(rule {rule})" in summary.explanation
 
 
 class SeenAtStart(Sink):
-    """Which files that tell of an end lay in the run directory when an attempt began."""
+    """Whether the file that tells of an end lay in the run directory when an attempt began."""
 
     def __init__(self):
-        self.files = []
+        self.ended = []
 
     def start(self, header):
-        self.files.append([name for name in ENDS if (Path(header.run_dir) / name).exists()])
+        self.ended.append((Path(header.run_dir) / "summary.json").exists())
 
 
 def test_a_stopped_run_goes_on_without_the_fault_and_what_tells_of_its_end_goes_then_and_not_before(tmp_path):
@@ -115,12 +100,12 @@ def test_a_stopped_run_goes_on_without_the_fault_and_what_tells_of_its_end_goes_
     words = [*TINY, "policy=mixed_float16", "trainer.checkpoint_every_steps=5", f"resume={run_dir}"]
     with pytest.raises(ConfigError, match="seed: can't change in the middle of a run"):
         training_run.train(load_settings([*words, "seed=9"]), reporters=training_run.Reporters(sinks=[seen]))
-    assert all((run_dir / name).exists() for name in ENDS) and seen.files == []
+    assert (run_dir / "summary.json").exists() and seen.ended == []
     again = training_run.train(load_settings(words), reporters=training_run.Reporters(sinks=[seen]))
 
     assert (again.status, again.exit_code, again.steps_seen) == ("finished", OK, 80)
     assert again.applied_steps == 80 - again.skipped_steps > 40
-    assert seen.files == [[]] and not (run_dir / "postmortem.json").exists()
+    assert seen.ended == [False]
 
 
 UNDERFLOWS = [

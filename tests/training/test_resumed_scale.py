@@ -11,7 +11,6 @@ from test_health_runs import TINY, objects, train
 
 from mpt_cli import training_run
 from mpt_cli.precision import DynamicScale, LossScaleOptimizer, ScaleRule
-from mpt_cli.runs.resume import format_changes, unused_changes
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.model_data_optimizer_keys import RULES, LossScaleSettings
 from mpt_cli.settings.schema import Settings
@@ -72,18 +71,6 @@ def test_a_new_hysteresis_counts_the_overflows_since_the_last_growth() -> None:
         assert restore_scale(parts, _checkpoint(left=left, **position)) == 2.0**10 == float(optimizer.loss_scale)
         assert int(optimizer.scale_state.by_name["hysteresis_left"].numpy()) == now
         assert optimizer.dynamic_growth_steps == 7
-
-
-def test_what_is_without_effect_is_said_to_be() -> None:
-    changes = {"loss_scale.initial_scale": (8.0, 4.0), "loss_scale.log_max": (16.0, 9.0), "trainer.epochs": (1, 2)}
-    idle = unused_changes(changes, "dynamic", "dynamic")
-    assert format_changes(changes, idle, "dynamic") == [
-        "without effect: loss_scale.initial_scale was 8.0, is 4.0; dynamic scaling continues from the scale it had",
-        "without effect: loss_scale.log_max was 16.0, is 9.0; dynamic scaling does not use it",
-        "changed since: trainer.epochs was 1, is 2",
-    ]
-    assert unused_changes(changes, "none", "dynamic") == list(changes)[:2]
-    assert unused_changes(changes, "logmax", None) == []
 
 
 @pytest.mark.long

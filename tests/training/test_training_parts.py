@@ -11,14 +11,14 @@ import pytest
 from tiny import compile_tiny, sgd, tiny_model
 
 from mpt_cli.errors import DataError
-from mpt_cli.precision import DynamicScale, LogMaxScale, LossScaleOptimizer
+from mpt_cli.precision import DynamicScale, LogMaxScale, LossScaleOptimizer, computes_in_float16
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.signals import Interruption
 from mpt_cli.training import progress as stopwatch_module
 from mpt_cli.training.build_run_parts import call_capacity, count_steps, warn_of_no_head
-from mpt_cli.training.loss_and_optimizer import describe_scaling, resolve_scaling, warn_of_scaling
+from mpt_cli.training.loss_and_optimizer import describe_scaling, scaling_for, warn_of_scaling
 from mpt_cli.training.model_saving import save_trained
 from mpt_cli.training.progress import Stopwatch
 
@@ -97,7 +97,7 @@ def test_the_most_steps_of_a_call():
 
 
 def scaling_of(settings, policy="float32"):
-    return resolve_scaling(settings, tiny_model(policy))
+    return scaling_for(settings, computes_in_float16(tiny_model(policy)))
 
 
 class TestScaling:

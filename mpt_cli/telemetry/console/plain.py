@@ -80,8 +80,6 @@ def final_rows(summary: Summary) -> list[tuple[str, str]]:
         rows = [ended, *rows] if summary.steps_seen else [("ended", summary.explanation)]  # while it compiled, say
     rows += [*result_rows(summary), ("files", summary.run_dir)]
     rows += [("" if index else "not recorded", sentence) for index, sentence in enumerate(summary.not_recorded)]
-    if summary.status == "stopped" and summary.run_dir and summary.repeatable:  # recorders write none
-        rows.append(("why", f"{summary.run_dir}/postmortem.json: the last steps, batch and weights in numbers"))
     rows += [("" if index else "next", command) for index, command in enumerate(next_commands(summary))]
     return [(label, text) for label, text in rows if text]
 
