@@ -234,7 +234,7 @@ def split_examples(
     if number < 2:
         raise DataError(
             f"{number} example can't be split into training and validation. "
-            "Use more examples (data.limit), or data.validation_fraction=0 for none."
+            "Use more examples, or data.validation_fraction=0 for none."
         )
     held_out = min(max(round(number * fraction), 1), number - 1)
     if in_order:

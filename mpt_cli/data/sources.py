@@ -133,7 +133,7 @@ def load_synthetic(settings: Synthetic, seed: int) -> DataSet:
 
     The last examples are held out: they are as random as any, so nothing is shuffled and no copy is made.
     """
-    rng = np.random.default_rng([seed, 2])
+    rng = np.random.default_rng([seed, 2])  # 0 and 1 draw and split examples; each source takes the next number
     if settings.task == "tokens":
         x, y = _random_tokens(settings, rng)
     else:
@@ -247,7 +247,7 @@ def _read_arrays(value: Any, title: str) -> Examples:
     return read_arrays(parts, f"{title}: ")
 
 
-# A function for each class in `settings.variants.DATA`, by the same name.
+# A function for each name in `settings.model_data_optimizer_keys.DATA`.
 SOURCES: dict[str, Callable[..., DataSet]] = {
     "digits": load_digits,
     "tabular": load_tabular,
