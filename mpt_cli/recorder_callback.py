@@ -59,7 +59,7 @@ def scaling_of(model: Any, settings: Settings) -> Scaling:
     return Scaling(rule, needed)
 
 
-def _said_and_ended(hook: Callable[..., None]) -> Callable[..., None]:
+def _ending_the_record_on_error(hook: Callable[..., None]) -> Callable[..., None]:
     """Return the hook of a callback, called with the record while there is one; what goes wrong with it ends the
     record."""
 
@@ -171,20 +171,20 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         """Return where the next run writes."""
         return self.folder / numbered_path(self.run_dir, recipe, len(self.runs) + 1)
 
-    @_said_and_ended
+    @_ending_the_record_on_error
     def on_epoch_begin(self, session: "_FitRecording", epoch: int, logs: Any = None) -> None:
         session.start_epoch(epoch + 1)
 
-    @_said_and_ended
+    @_ending_the_record_on_error
     def on_train_batch_end(self, session: "_FitRecording", batch: int, logs: Any = None) -> None:
         session.after_batch(batch + 1, logs or {})
 
-    @_said_and_ended
+    @_ending_the_record_on_error
     def on_epoch_end(self, session: "_FitRecording", epoch: int, logs: Any = None) -> None:
         if session.is_announced:
             session.finish_epoch({} if logs is None else logs)
 
-    @_said_and_ended
+    @_ending_the_record_on_error
     def on_train_end(self, session: "_FitRecording", logs: Any = None) -> None:
         if session.is_announced:
             session.finish()

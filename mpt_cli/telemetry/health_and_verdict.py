@@ -545,8 +545,8 @@ class HealthRules:
     def check(self, run_state: RunState, at_epoch_end: bool = False) -> Stop | None:
         """Return the stop of the first rule that a step of the last call broke, or None.
 
-        At the end of an epoch, check whether it trained at all and whether the weights are finite: nan in them can hide
-        behind a relu and leave the loss finite.
+        At the end of an epoch, of the rules that are looked at there: nan in the weights can hide behind a relu and
+        leave the loss finite.
         """
         asked = ((rule, limit) for rule, limit in self._active(run_state) if rule.at_epoch_end == at_epoch_end)
         return next((stop for rule, limit in asked if (stop := rule.check(run_state, limit)) is not None), None)
