@@ -320,8 +320,9 @@ class Recording(Record, ABC):
             self.missing.remove(NO_SAMPLES)
             self._write_environment()
         found = [look.sample for look in looks if look is not None and look.sample is not None]
-        if any(step.is_seeded for step in steps):  # whose gradient of the loss may have gone another way
+        if found and any(step.is_seeded for step in steps):  # whose gradient of the loss may have gone another way
             found = [sample for sample in found if sample.norm or sample.flushed_share]
+            self.unchecked = self.unchecked if found else HIDDEN
         self.counters.sample = None
         if len(found) == len(steps):
             self.counters.sample = max(found, key=lambda sample: (len(sample.faults), sample.flushed_share))
@@ -440,6 +441,10 @@ class LoopRecording(Recording):
 
     def exit_code(self, usual: int) -> int:
         return usual if self.stop is None else NUMERICAL
+
+    def run_state(self) -> RunState:
+        """Return the state of the run, without a claim about nan: clipping by an infinite norm makes it of inf."""
+        return replace(super().run_state(), persistent_nan_steps=[])
 
     def finish(self) -> None:
         self.sample(self.calls.steps(), self.budget)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RuleState = dict[str, Any]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # that a float32 can be, and be doubled
 UNLIFTED = 1.0  # at it and below, a loss scale pushes no gradient towards an overflow
-MARGIN = 4.0  # two halvings: recurrent nets were seen to skip at half the highest scale at which steps were applied
+MARGIN = 16.0  # four halvings: gradients of one batch may be so many times larger than those of another
 
 
 def number(default: float | bool, meaning: str, **bounds: float) -> Any:

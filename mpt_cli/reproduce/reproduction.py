@@ -26,6 +26,7 @@ from mpt_cli.runs.provenance import (
 )
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.signals import raise_for, signal_name
+from mpt_cli.telemetry.record_types import FORWARD_PASS
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 
@@ -57,7 +58,7 @@ class FinishedProcess:
             return ""
         return signal_name(-self.exit_code) if self.exit_code < 0 else f"exit code {self.exit_code}"
 
-    @property
+    @cached_property  # before a later attempt makes the directory
     def fault_sentence(self) -> str:
         """Return `fault` with what the run said about it."""
         reason = (self.words.splitlines() or [""])[0].removeprefix("mpt train: ")
@@ -235,7 +236,10 @@ def _facts(run: RunDirectory) -> Iterator[tuple[str, Any]]:
     """Yield what is compared of a run with what it is called, by its step: causes before their consequences."""
     lines = [(line, path.name) for path in (run.events_jsonl, run.metrics_jsonl) for line in read_lines(path)]
     for line, file in sorted(lines, key=lambda pair: int(pair[0]["step"])):
-        for name in sorted(line.keys() - _TIME_DEPENDENT):
+        looked_for = (
+            {"variable", "layer", "fault"} if line.get("cause") == FORWARD_PASS else set()
+        )  # in ever fewer steps of an attempt
+        for name in sorted(line.keys() - _TIME_DEPENDENT - looked_for):
             if not name.startswith("gradient_"):
                 yield f"{name} at step {line['step']} ({file})", line[name]
     checkpoint = _newest_checkpoint(run)

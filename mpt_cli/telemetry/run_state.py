@@ -29,7 +29,7 @@ class _ScaleHistory:
     """What is known of the scale of one optimizer."""
 
     last_step: int = 0  # of an event
-    applied: float = 0.0  # the highest at which a step is known to have been applied
+    applied: float = 0.0  # the highest at which a step is known to have been applied since the latest growth
     overflowed: float = math.inf  # the lowest that left inf
     suspected: list[Event] = field(default_factory=list)  # nan that may be due to the scale
 
@@ -89,9 +89,11 @@ class EventTally:
 
 
 def _note_applied(event: Event, scale_history: _ScaleHistory) -> None:
-    """Note the highest scale that worked: each skip and change is an event, so steps between two were applied."""
+    """Note the highest scale that worked: each skip and change is an event, so steps between two were applied. A scale
+    that grows again is one that may overflow again, whatever worked before: gradients are not what they were."""
     if event.step > scale_history.last_step + 1 or event.kind == GROWTH:
-        scale_history.applied = max(event.scale_before, scale_history.applied)
+        before = 0.0 if event.kind == GROWTH else scale_history.applied
+        scale_history.applied = max(event.scale_before, before)
         scale_history.suspected = [nan for nan in scale_history.suspected if nan.scale_before <= scale_history.applied]
     scale_history.last_step = event.step
 

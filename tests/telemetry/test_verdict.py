@@ -222,6 +222,8 @@ def test_a_nan_at_a_scale_that_had_worked_is_not_the_scales():
         ]
     )
     assert (tally.nan_steps, tally.persistent_nan_steps, tally.forward_steps) == ([1, 9, 31, 41], [9, 41], [40])
+    again = nan_at(9, 2.0**9), Event(40, 1, "growth", 4.0, 8.0), nan_at(50, 8.0)  # the scale grew back to where it is
+    assert tallied(DYNAMIC, *again).persistent_nan_steps == []
     mixed = Event(5, 1, "growth", 64.0, 128.0, optimizer="a"), nan_at(1, 32.0, optimizer="b")
     assert tallied(DYNAMIC, *mixed).persistent_nan_steps == []
 
@@ -231,9 +233,9 @@ def test_a_nan_at_a_scale_that_had_worked_is_not_the_scales():
     [
         (
             DynamicScale(64.0),
-            {1: 64.0, 2: 32.0, 9: 16.0, 20: 8.0, 30: 4.0},
-            [9, 20, 30],
-        ),  # the first two were above all that worked; 9 and 20 were in doubt up to 4 = 16 / MARGIN
+            {1: 64.0, 2: 32.0, 9: 16.0, 20: 8.0, 30: 4.0, 40: 2.0, 50: 1.0},
+            [9, 20, 30, 40, 50],
+        ),  # the first two were above all that worked; the others were in doubt up to 1 = 16 / MARGIN
         (DynamicScale(64.0), {9: 64.0, 20: 32.0, 50: 64.0, 70: 64.0}, []),  # probing
         (FixedScale(64.0), {9: 64.0, 20: 64.0, 30: 64.0}, [9, 20, 30]),
         (LogMaxScale(64.0), {9: 64.0, 20: 64.0, 21: 128.0}, [9, 20]),
