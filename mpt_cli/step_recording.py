@@ -35,7 +35,7 @@ from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, Polic
 from mpt_cli.signals import format_end, signal_of
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
 from mpt_cli.telemetry.record_types import Event, RunHeader, Scaling
-from mpt_cli.telemetry.run_state import EventTally
+from mpt_cli.telemetry.run_state import EventTally, RunState
 from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 from mpt_cli.training.loss_and_optimizer import describe_scaling
