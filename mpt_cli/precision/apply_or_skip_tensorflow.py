@@ -130,6 +130,17 @@ def replicas() -> int:
     return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
+def is_for_xla() -> bool:
+    """Return whether XLA is to compile what is being traced, by `jit_compile` of a function around it."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()
+        if context is not None and context.IsXLAContext():
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
 def outside(make: Callable[[], Any]) -> Any:
     """Return `make()`, which makes variables, called outside of the function that is being traced.
 

@@ -252,17 +252,20 @@ class TapedCalls:
         number, and the inputs of the models that were called under the latest tape."""
         import tensorflow as tf
 
-        from mpt_cli.precision.apply_or_skip_tensorflow import is_readable, outside
+        from mpt_cli.precision.apply_or_skip_tensorflow import is_for_xla, is_readable, outside
 
         calls = [call for call in self._calls if all(map(is_readable, call.outputs))]
         inputs = [call.inputs for call in calls]
         tensors = [tf.cast(optimizer.seen_steps + 1, "int32"), *map(tf.convert_to_tensor, tf.nest.flatten(inputs))]
-        is_eager = tf.executing_eagerly()  # where variables of any shape take the batches of all steps
-        if not calls or not (is_eager or all(tensor.shape.is_fully_defined() for tensor in tensors)):
+        if not calls:
             return []
-        key = (id(optimizer), *((None if is_eager else tuple(each.shape), each.dtype) for each in tensors))
+        is_exact = is_for_xla()  # which takes no variables of any shape, for the batches of all steps
+        if is_exact and not all(tensor.shape.is_fully_defined() for tensor in tensors):
+            return []
+        key = (id(optimizer), *((tuple(each.shape) if is_exact else (), each.dtype) for each in tensors))
         if key not in self._skipped:
-            copies = outside(lambda: _variables([(each.shape, each.dtype) for each in tensors], is_eager))
+            forms = [(each.shape if is_exact else (), each.dtype) for each in tensors]
+            copies = outside(lambda: _variables(forms, have_any_shape=not is_exact))
             self._skipped[key] = copies, [call.model for call in calls], keras.tree.map_structure(lambda _: 0, inputs)
         return list(zip(self._skipped[key][0], tensors, strict=True))
 
