@@ -21,11 +21,11 @@ from mpt_cli.files import write_json
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.run_page import run_pictures
-from mpt_cli.report.tables import PageTable, TableColumn
+from mpt_cli.report.tables import PageTable, TableColumn, print_table
 from mpt_cli.sweep.job_list import Objective
 from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
-from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import MEMORY, SKIPPED, ending_lines, format_difference, format_verdict, job_dict
+from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import format_number
 
 
@@ -154,16 +154,16 @@ def _speed_up_cell(entry: Entry) -> str:
     return f"{middle} ({ends[0]} … {ends[1]})" if ends else f"{middle} ± ?"
 
 
-def print_comparison(found: Comparison, screen: Screen, page: Path | None = None) -> None:
+def print_comparison(found: Comparison, console: PrintableConsole, page: Path | None = None) -> None:
     """Print as many columns as fit in a terminal; in a pipe, all of them in aligned plain lines."""
-    screen.show_table(columns(found), found.entries, lambda entry: "" if entry.is_complete else "red", SECONDARY)
+    print_table(columns(found), found.entries, console, lambda entry: "" if entry.is_complete else "red", SECONDARY)
     for line in [
         "",
         overall_sentence(found),
         *(f"- {sentence}" for sentence in sentences(found)),
         *ending_lines(found, page),
     ]:
-        screen.say(line)
+        console.say(line)
 
 
 def compare_page(found: Comparison, page: Path) -> str:

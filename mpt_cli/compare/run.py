@@ -10,8 +10,8 @@ from mpt_cli.compare.report import write_comparison
 from mpt_cli.errors import config_error
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.sweep.job_list import SweepPlan, choose_objective
-from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, SweepRun, begin, exit_code, plan_facts, split_overrides
+from mpt_cli.telemetry.console import PrintableConsole
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,11 @@ class CompareSettings:
 
 
 def start_compare(
-    overrides: Sequence[str], measure: CompareSettings, options: Options, screen: Screen, script: Script | None = None
+    overrides: Sequence[str],
+    measure: CompareSettings,
+    options: Options,
+    console: PrintableConsole,
+    script: Script | None = None,
 ) -> tuple[Comparison, int]:
     """Compare the precisions of a recipe or a script. Every configuration is checked before the first job starts.
 
@@ -33,7 +37,7 @@ def start_compare(
     plan, setups = make_comparison(own, measure.seeds, script, options.objective)
     if script is None:
         for note in load_with_recipe(plan.jobs[0].words)[1].notes:
-            screen.say(note)
+            console.say(note)
     else:
         choose_objective(options.objective, [])
     folder = CompareDirectory.create(path, plan.recipe)
@@ -45,10 +49,10 @@ def start_compare(
         if script is not None:
             file = str(Path(script.words[0]).absolute())
             facts["script"] = {"file": file, "sha256": _digest(file)}
-        return _run(folder, begin(folder, replace(plan, facts=facts), options), options, screen)
+        return _run(folder, begin(folder, replace(plan, facts=facts), options), options, console)
 
 
-def resume_compare(path: str, options: Options, screen: Screen) -> tuple[Comparison, int]:
+def resume_compare(path: str, options: Options, console: PrintableConsole) -> tuple[Comparison, int]:
     """Run what is missing or failed in an earlier comparison, with as many jobs at a time as there. ConfigError where
     its script is another by now: runs of two programs can't be compared.
     """
@@ -59,7 +63,7 @@ def resume_compare(path: str, options: Options, screen: Screen) -> tuple[Compari
             rule = f"must go on with the script as it was: {script['file']} has changed since."
             raise config_error("--resume", rule, path, "Start a new comparison, without --resume.")
         workers = read_comparison(folder).workers
-        return _run(folder, folder.read_plan(), replace(options, workers=workers), screen)
+        return _run(folder, folder.read_plan(), replace(options, workers=workers), console)
 
 
 def _digest(script: str) -> str | None:
@@ -67,8 +71,10 @@ def _digest(script: str) -> str | None:
     return hashlib.sha256(Path(script).read_bytes()).hexdigest() if Path(script).is_file() else None
 
 
-def _run(folder: CompareDirectory, plan: SweepPlan, options: Options, screen: Screen) -> tuple[Comparison, int]:
-    stopped_by = SweepRun(folder, plan, options, screen).run()
+def _run(
+    folder: CompareDirectory, plan: SweepPlan, options: Options, console: PrintableConsole
+) -> tuple[Comparison, int]:
+    stopped_by = SweepRun(folder, plan, options, console).run()
     found = read_comparison(folder, options.objective)
     write_comparison(found)
     return found, exit_code(stopped_by, found.results)

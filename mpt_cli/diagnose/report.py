@@ -9,7 +9,6 @@ from math import floor, log2
 from typing import Any
 
 import yaml
-from rich.console import Console
 from rich.text import Text
 
 from mpt_cli.diagnose.diagnosis import (
@@ -27,6 +26,7 @@ from mpt_cli.precision.gradients import (
     share_flushed,
 )
 from mpt_cli.report.tables import TableColumn, print_labelled, print_table
+from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import format_fraction, format_scale
 
 
@@ -127,7 +127,7 @@ LEAD_ROWS = 3  # sentences, before the table
 LEGEND = "max 2^: exponent of the largest gradient; ×S: share flushed to zero at loss scale S"
 
 
-def print_diagnosis(found: Diagnosis, file: str, console: Console) -> None:
+def print_diagnosis(found: Diagnosis, file: str, console: PrintableConsole) -> None:
     """Print three sentences, the layers, then the rest."""
     told = sentences(found)
     print_labelled([*told[:LEAD_ROWS], ("file", file)], console)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rich.console import Console
-
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan.compiled_program import CompileTarget, Planned, assemble_program, plan_problems, prepare_compiler
 from mpt_cli.plan.device import Device, load_device
@@ -17,6 +15,7 @@ from mpt_cli.report.tables import print_labelled, print_table, text_columns
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.overrides import read_grid, varied_values
+from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import format_bytes
 from mpt_cli.training.run_from_settings import Program
 
@@ -144,7 +143,7 @@ def make_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
 MOST_LINES = 6  # of each kind of detail; `--json` has all
 
 
-def print_plans(device: Device, plans: Sequence[Plan], console: Console) -> None:
+def print_plans(device: Device, plans: Sequence[Plan], console: PrintableConsole) -> None:
     """Print a table of all plans, the details of each, and what the figures assume; in a pipe, aligned plain lines."""
     heading = f"{plans[0].devices} x {device.description}. Compiled; nothing was run."
     console.print(heading, highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.telemetry.console import labelled_lines
+from mpt_cli.telemetry.console import PrintableConsole, labelled_lines
 
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
@@ -64,13 +64,23 @@ def rich_table(columns: Sequence[TableColumn[R]], rows: Iterable[R], style: Call
 
 
 def print_table(
-    columns: Sequence[TableColumn[R]], rows: Sequence[R], console: Console, style: Callable[[R], str] = lambda row: ""
+    columns: Sequence[TableColumn[R]],
+    rows: Sequence[R],
+    console: PrintableConsole,
+    style: Callable[[R], str] = lambda row: "",
+    secondary: Sequence[str] = (),
 ) -> None:
-    """Print a table in a terminal; in a pipe, aligned plain lines as wide as they need to be."""
-    if console.is_terminal:
-        console.print(rich_table(columns, rows, style))
-    else:
-        console.out("\n".join(plain_lines(columns, rows)), highlight=False)
+    """Print a table. In a terminal, leave out as many of the `secondary` columns, in this order, as make room for the
+    rest; in a pipe, print all of them in aligned plain lines.
+    """
+    if not console.is_live:
+        console.say("\n".join(plain_lines(columns, rows)))
+        return
+    for title in secondary:
+        if max(map(len, plain_lines(columns, rows))) + len(columns) < console.width:
+            break
+        columns = [column for column in columns if column.title != title]
+    console.print(rich_table(columns, rows, style))
 
 
 SHORTEST_LABEL = 9

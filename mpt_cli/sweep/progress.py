@@ -3,65 +3,25 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import starmap
-from typing import Any, Self, TextIO, TypeVar
+from typing import Any, Self
 
 from rich.live import Live
 from rich.text import Text
 
-from mpt_cli.errors import ConfigError, printable
+from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.launchers import recorded_launcher
 from mpt_cli.jobs.local_processes import Running
-from mpt_cli.report.tables import TableColumn, plain_lines, rich_table
 from mpt_cli.runs.directory import latest_line, read_holder
 from mpt_cli.sweep.directory import NOT_RUN, RUNNING, WAITING, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.job_list import Job
 from mpt_cli.telemetry.console import PrintableConsole
-from mpt_cli.telemetry.console.plain import StreamLines
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
 from mpt_cli.training.progress import MONITORED
-
-R = TypeVar("R")
-
-
-class Screen:
-    """`say` writes a line that stays. `live` is the terminal where things may change in place, None without one.
-
-    When the reader of a pipe goes away (`mpt sweep … | head`), the sweep goes on in silence.
-    """
-
-    def __init__(self, stream: TextIO | None) -> None:
-        """Write to `stream`; to nothing where it is None."""
-        self._lines = None if stream is None else StreamLines(stream)
-        console = PrintableConsole(stream) if stream is not None and stream.isatty() else None
-        self.live = console if console is not None and not console.is_dumb_terminal else None
-
-    def say(self, line: str, style: str = "") -> None:
-        if self.live is not None:
-            self.live.print(Text(line, style), soft_wrap=True)
-        elif self._lines is not None:
-            self._lines(printable(line))
-
-    def show_table(
-        self, columns: Sequence[TableColumn[R]], rows: Sequence[R], style: Callable[[R], str], secondary: Sequence[str]
-    ) -> None:
-        """Print a table. In a terminal, leave out as many of the `secondary` columns, in this order, as make room for
-        the rest; in a pipe, print all of them in aligned plain lines.
-        """
-        if self.live is None:
-            for line in plain_lines(columns, rows):
-                self.say(line)
-            return
-        for title in secondary:
-            if max(map(len, plain_lines(columns, rows))) + len(columns) < self.live.width:
-                break
-            columns = [column for column in columns if column.title != title]
-        self.live.print(rich_table(columns, rows, style))
-
 
 PLAIN_SECONDS, LIVE_SECONDS = 30.0, 0.5  # between two looks at what runs: as lines that stay, and as lines that change
 
@@ -73,9 +33,9 @@ class JobLines:
     A context manager: it gives the terminal back.
     """
 
-    def __init__(self, screen: Screen, sweep: SweepDirectory, count: int) -> None:
-        self.screen, self._sweep, self._count = screen, sweep, count
-        self._live = None if screen.live is None else Live(console=screen.live, transient=True)
+    def __init__(self, console: PrintableConsole, sweep: SweepDirectory, count: int) -> None:
+        self._console, self._sweep, self._count = console, sweep, count
+        self._live = Live(console=console, transient=True) if console.is_live else None
         self._shown_at = -math.inf
         self._ended: dict[str, JobResult] = {}
         self._is_ending = False
@@ -94,13 +54,13 @@ class JobLines:
         if self._ended.get(result.job.name) != result:
             self._ended[result.job.name] = result
             place = f"[{len(self._ended):>{len(str(self._count))}}/{self._count}]"
-            self.screen.say(f"{place} {format_result(result)}", "" if result.is_good else "red")
+            self._console.say(f"{place} {format_result(result)}", None if result.is_good else "red")
 
     def tick(self, running: Sequence[Running]) -> None:
         """Show what runs in the queue of this process, now and then."""
         if not self._is_ending and any(child.cause == "interrupt" for child in running):
             self._is_ending = True
-            self.screen.say("ending the running jobs, with a checkpoint of each that trains; Ctrl-C again kills them")
+            self._console.say("ending the running jobs, with a checkpoint of each that trains; Ctrl-C again kills them")
         if self.is_due and running:
             self.show((child.command.subject, child.waits_for, child.seconds) for child in running)
 
@@ -118,7 +78,7 @@ class JobLines:
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"))
             return
         for line in lines:
-            self.screen.say(line)
+            self._console.say(line)
 
     def overall(self) -> str:
         """Return how many jobs are done, and how long one takes."""

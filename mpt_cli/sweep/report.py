@@ -14,12 +14,12 @@ from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.picture import MOST_DRAWN, Picture
 from mpt_cli.report.run_page import run_pictures
-from mpt_cli.report.tables import PageTable, TableColumn
+from mpt_cli.report.tables import PageTable, TableColumn, print_table
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import INTERRUPTED, NOT_RUN, SEED, Configuration, JobResult, JobResults, SweepResults
 from mpt_cli.sweep.hyperparameters import importances, parallel_chart
 from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
-from mpt_cli.sweep.progress import Screen
+from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import (
     format_bytes,
     format_count,
@@ -149,11 +149,11 @@ MOST_NAMED = 4  # configurations that a sentence names
 MOST_FAILURES = 20  # on the console; the files have all
 
 
-def print_results(found: SweepResults, screen: Screen, page: Path | None = None) -> None:
+def print_results(found: SweepResults, console: PrintableConsole, page: Path | None = None) -> None:
     """Print the table, what is best, what failed, and where the `page` is."""
-    screen.show_table(columns(found), found.configurations, lambda row: _STYLES[_row_kind(row)], SECONDARY)
+    print_table(columns(found), found.configurations, console, lambda row: _STYLES[_row_kind(row)], SECONDARY)
     for line in [*best_lines(found), *ending_lines(found, page)]:
-        screen.say(line)
+        console.say(line)
 
 
 def best_lines(found: SweepResults) -> list[str]:

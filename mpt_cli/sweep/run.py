@@ -36,8 +36,9 @@ from mpt_cli.sweep.directory import (
 )
 from mpt_cli.sweep.job_list import Job, Search, SweepPlan, job_count, make_plan
 from mpt_cli.sweep.overrides import override_key, values_of
-from mpt_cli.sweep.progress import JobLines, Screen
+from mpt_cli.sweep.progress import JobLines
 from mpt_cli.sweep.report import write_results
+from mpt_cli.telemetry.console import PrintableConsole
 
 Launch = Callable[[Job, Path], Sequence[str]]
 
@@ -95,29 +96,29 @@ def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[l
 
 
 def start_sweep(
-    overrides: Sequence[str], options: Options, screen: Screen, search: Search | None = None
+    overrides: Sequence[str], options: Options, console: PrintableConsole, search: Search | None = None
 ) -> tuple[SweepResults, int]:
     """Run a new sweep; its configurations are checked before the first job starts. Return results and exit code."""
-    plan, path = plan_new(overrides, options, search, screen)
+    plan, path = plan_new(overrides, options, search, console)
     sweep = SweepDirectory.create(path, plan.recipe)
     with sweep.lock():
-        return _run(sweep, begin(sweep, plan, options), options, screen)
+        return _run(sweep, begin(sweep, plan, options), options, console)
 
 
 def plan_new(
-    overrides: Sequence[str], options: Options, search: Search | None, screen: Screen
+    overrides: Sequence[str], options: Options, search: Search | None, console: PrintableConsole
 ) -> tuple[SweepPlan, str | None]:
     """Return what a new sweep would run, all checked, and the directory where one is named."""
     words, path = split_overrides(overrides)
     options.check_detach(search)
     is_here = options.launcher.is_here
     if search is None:
-        plan = make_plan(words, objective=options.objective, is_here=is_here, say=screen.say)
+        plan = make_plan(words, objective=options.objective, is_here=is_here, say=console.say)
     else:
         search.check()
         from mpt_cli.sweep.search import plan_search
 
-        plan = plan_search(words, search, options.objective, is_here, screen.say)
+        plan = plan_search(words, search, options.objective, is_here, console.say)
     return replace(plan, facts=plan_facts(["mpt", "sweep", *overrides], options)), path
 
 
@@ -131,21 +132,21 @@ def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options, begun: int =
 
 
 def resume_sweep(
-    path: str, options: Options, screen: Screen, trials: int | None = None, words: Sequence[str] = ()
+    path: str, options: Options, console: PrintableConsole, trials: int | None = None, words: Sequence[str] = ()
 ) -> tuple[SweepResults, int]:
     """Run what is missing or not good in an earlier sweep. A failed job starts afresh, an interrupted one continues."""
     sweep = SweepDirectory.open(path)
     with sweep.lock():
         before = sweep.read_plan()
-        plan = changed_plan(before, options, screen, trials, words)
+        plan = changed_plan(before, options, console, trials, words)
         options.check_detach(plan.search)
         if plan.search is not None:
             plan.search.check()
-        return _run(sweep, begin(sweep, plan, options, len(before.jobs)), options, screen)
+        return _run(sweep, begin(sweep, plan, options, len(before.jobs)), options, console)
 
 
 def changed_plan(
-    plan: SweepPlan, options: Options, screen: Screen, trials: int | None, words: Sequence[str]
+    plan: SweepPlan, options: Options, console: PrintableConsole, trials: int | None, words: Sequence[str]
 ) -> SweepPlan:
     """Return the plan with what the command line changes in it: how many `trials` a search is to have in all, or words
     that a grid varies besides, each in place of the sweep's own of that key.
@@ -162,14 +163,16 @@ def changed_plan(
     given = {*map(override_key, words)}
     own = split_overrides(plan.facts["command_line"][2:])[0]
     asked = [*(word for word in own if override_key(word) not in given), *words]
-    grown = make_plan(asked, is_here=options.launcher.is_here, say=screen.say, before=plan.jobs)
+    grown = make_plan(asked, is_here=options.launcher.is_here, say=console.say, before=plan.jobs)
     return replace(plan, varied=grown.varied, jobs=grown.jobs)
 
 
-def _run(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Screen) -> tuple[SweepResults, int]:
+def _run(
+    sweep: SweepDirectory, plan: SweepPlan, options: Options, console: PrintableConsole
+) -> tuple[SweepResults, int]:
     """Run what is left, then what a search makes. Write the results however it ends."""
     try:
-        stopped_by = SweepRun(sweep, plan, options, screen).run()
+        stopped_by = SweepRun(sweep, plan, options, console).run()
     finally:
         found = read_results(sweep)
         write_results(found)
@@ -178,18 +181,18 @@ def _run(sweep: SweepDirectory, plan: SweepPlan, options: Options, screen: Scree
 
 @dataclass(frozen=True)
 class SweepRun:
-    """The jobs of a plan, run in its directory and shown on a screen."""
+    """The jobs of a plan, run in its directory and shown on a console."""
 
     sweep: SweepDirectory
     plan: SweepPlan
     options: Options
-    screen: Screen
+    console: PrintableConsole
 
     def run(self) -> signal.Signals | None:
         """Run the jobs of the plan that are not good yet, and those that its search makes after them, each as a process
         of its own; return the signal that ended it before its time.
         """
-        sweep, plan, say = self.sweep, self.plan, self.screen.say
+        sweep, plan, say = self.sweep, self.plan, self.console.say
         left = [job for job in plan.jobs if not read_job(sweep, job).is_good]
         count = len(left) + plan.missing
         limits = self.options.limits(left, max(count, 1))
@@ -216,7 +219,7 @@ class SweepRun:
             return None
         limits = replace(limits, workers=max(limits.workers, len(under_way)))
         jobs = chain(left, search.new_jobs() if search else ())
-        with JobLines(self.screen, sweep, count) as lines:
+        with JobLines(self.console, sweep, count) as lines:
 
             def record(command: Command, ending: Ending) -> None:
                 sweep.write_ending(command.subject, ending)

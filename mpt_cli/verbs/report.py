@@ -15,8 +15,8 @@ from mpt_cli.report.page import check_replaceable
 from mpt_cli.report.run_page import headline, write_run_page
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.sweep.directory import SweepDirectory, read_results
-from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import print_results, results_dict, write_results
+from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.verbs import print_json, say
 from mpt_cli.verbs.arguments import PAGE
 
@@ -29,7 +29,7 @@ class ResultKind:
     read: Callable[..., Any]
     write: Callable[[Any, Path | None], None]
     as_dict: Callable[[Any], dict[str, Any]]
-    print_table: Callable[[Any, Screen, Path | None], None]
+    print_table: Callable[[Any, PrintableConsole, Path | None], None]
 
 
 _RESULT_KINDS = (
@@ -64,7 +64,7 @@ def _report_results(kind: ResultKind, path: Path, page: Path | None, arguments: 
     if arguments.json:
         print_json(kind.as_dict(found))
     else:
-        kind.print_table(found, Screen(sys.stdout), page)
+        kind.print_table(found, PrintableConsole(sys.stdout), page)
 
 
 def _report_run(path: Path, page: Path | None, as_json: bool) -> int:

@@ -11,7 +11,6 @@ from mpt_cli.jobs.launchers import choose_launcher, recorded_launcher, split_lau
 from mpt_cli.jobs.local_processes import Executor, LocalExecutor
 from mpt_cli.sweep.directory import SweepDirectory, read_job
 from mpt_cli.sweep.job_list import Search, plan_dict, plan_lines
-from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import print_results, results_dict
 from mpt_cli.sweep.run import (
     Options,
@@ -20,6 +19,7 @@ from mpt_cli.sweep.run import (
     resume_sweep,
     start_sweep,
 )
+from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.verbs import minimum_problems, print_json, say
 from mpt_cli.verbs.run import script_settings, script_title, split_script
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def run_sweep(arguments: argparse.Namespace) -> int:
     words, settings = split_launcher_overrides(arguments.overrides)
     search = _check_sweep(arguments)
-    screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
+    console = PrintableConsole(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(
         arguments.jobs,
         arguments.timeout,
@@ -39,16 +39,16 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         detach=arguments.detach,
     )
     if arguments.dry_run:
-        return _dry_run(arguments, words, options, search, screen)
+        return _dry_run(arguments, words, options, search, console)
     found, code = (
-        resume_sweep(arguments.resume, options, screen, arguments.trials, words)
+        resume_sweep(arguments.resume, options, console, arguments.trials, words)
         if arguments.resume
-        else start_sweep(words, options, screen, search)
+        else start_sweep(words, options, console, search)
     )
     if arguments.json:
         print_json(results_dict(found))
     elif not arguments.detach:
-        print_results(found, screen)
+        print_results(found, console)
     return code
 
 
@@ -59,14 +59,14 @@ def _launcher(arguments: argparse.Namespace, settings: dict[str, str]) -> Execut
 
 
 def _dry_run(
-    arguments: argparse.Namespace, words: list[str], options: Options, search: Search | None, screen: Screen
+    arguments: argparse.Namespace, words: list[str], options: Options, search: Search | None, console: PrintableConsole
 ) -> int:
     if arguments.resume:
         sweep = SweepDirectory.open(arguments.resume)
-        plan = changed_plan(sweep.read_plan(), options, screen, arguments.trials, words)
+        plan = changed_plan(sweep.read_plan(), options, console, arguments.trials, words)
         plan = replace(plan, jobs=[job for job in plan.jobs if not read_job(sweep, job).is_good])
     else:
-        plan, _ = plan_new(words, options, search, screen)
+        plan, _ = plan_new(words, options, search, console)
     if arguments.json:
         print_json({**plan_dict(plan), "search": None if plan.search is None else asdict(plan.search)})
     else:
@@ -102,17 +102,17 @@ def run_compare(arguments: argparse.Namespace) -> int:
     from mpt_cli.compare.run import CompareSettings, resume_compare, start_compare
 
     _check_compare(arguments)
-    screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
+    console = PrintableConsole(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs or 1, arguments.timeout, arguments.objective)
     if arguments.resume is not None:
-        found, code = resume_compare(arguments.resume, options, screen)
+        found, code = resume_compare(arguments.resume, options, console)
     else:
         measure, (words, script) = CompareSettings(arguments.seeds, arguments.tolerance), _script(arguments.overrides)
-        found, code = start_compare(words, measure, options, screen, script)
+        found, code = start_compare(words, measure, options, console, script)
     if arguments.json:
         print_json(comparison_dict(found))
     else:
-        print_comparison(found, screen)
+        print_comparison(found, console)
     return code
 
 

@@ -79,7 +79,8 @@ def _print_new_lines(path: Path, offset: int) -> int:
 
 def _watch_sweep(path: Path) -> int:
     from mpt_cli.sweep.directory import NOT_RUN, RUNNING, WAITING, sweep_exit_code
-    from mpt_cli.sweep.progress import JobLines, Screen, find_cluster, job_states
+    from mpt_cli.sweep.progress import JobLines, find_cluster, job_states
+    from mpt_cli.telemetry.console import PrintableConsole
     from mpt_cli.verbs.report import result_kind
 
     kind = result_kind(path)
@@ -87,8 +88,8 @@ def _watch_sweep(path: Path) -> int:
         why = "it has no config.yaml, sweep.json or compare.json" if path.is_dir() else "it does not exist"
         raise DataError(f"{path} is not the directory of a run, a sweep or a comparison: {why}.")
     sweep = kind.directory(path)
-    screen, cluster = Screen(sys.stdout), find_cluster(sweep)
-    with JobLines(screen, sweep, sweep.read_plan().wanted) as lines:
+    console, cluster = PrintableConsole(sys.stdout), find_cluster(sweep)
+    with JobLines(console, sweep, sweep.read_plan().wanted) as lines:
         for abandoned in watch_directory(path, SWEEP_LOOK_SECONDS):
             jobs = job_states(sweep, cluster)
             running = [job for job in jobs if job.status == RUNNING]
@@ -101,5 +102,5 @@ def _watch_sweep(path: Path) -> int:
             if lines.is_due:
                 lines.show((each.job, each.reason, None) for each in [*running, *queued[:MOST_QUEUED]])
     code = sweep_exit_code(results) if len(results) == len(jobs) else TERMINATED
-    kind.print_table(kind.read(sweep), screen, None)
+    kind.print_table(kind.read(sweep), console, None)
     return code

@@ -14,8 +14,8 @@ import stub_job
 from mpt_cli.compare import report, run
 from mpt_cli.compare.comparison import Comparison
 from mpt_cli.sweep.job_list import Job
-from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options
+from mpt_cli.telemetry.console import PrintableConsole
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Outcomes:
     def _run(self, start: Any, options: dict[str, Any]) -> tuple[Comparison, int]:
         stream = io.StringIO()
         own = Options(**{"workers": 1, "launch": self._launch, **options})
-        found: tuple[Comparison, int] = start(own, Screen(stream))
+        found: tuple[Comparison, int] = start(own, PrintableConsole(stream))
         return found
 
     def _launch(self, job: Job, run_dir: Path) -> list[str]:

@@ -12,8 +12,8 @@ from mpt_cli.compare.comparison import CompareDirectory, read_comparison
 from mpt_cli.compare.report import columns, overall_sentence, print_comparison, sentences
 from mpt_cli.errors import DataError
 from mpt_cli.jobs.local_processes import Ending
-from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import failure_lines
+from mpt_cli.telemetry.console import PrintableConsole
 
 THREE = ["conf=digits_mlp", "trainer.batch_size=50"]
 TWO = [*THREE, "policy=float32,mixed_float16"]
@@ -50,7 +50,7 @@ CASES = {
 
 def said(found) -> str:
     stream = io.StringIO()
-    print_comparison(found, Screen(stream))
+    print_comparison(found, PrintableConsole(stream))
     return stream.getvalue()
 
 

@@ -20,8 +20,8 @@ from command import is_alive, wait_for
 from mpt_cli.jobs.local_processes import Command, Executor, LocalExecutor, Running
 from mpt_cli.sweep.directory import SweepResults
 from mpt_cli.sweep.job_list import Job, Search
-from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, resume_sweep, start_sweep
+from mpt_cli.telemetry.console import PrintableConsole
 
 STUB = Path(stub_job.__file__)
 AT_ONCE = {"good", "raises", "overflows", "killed", "saves"}  # the manners of a stub that waits for nothing
@@ -105,12 +105,12 @@ class Stubs:
         return self._run(lambda own, screen: resume_sweep(str(path), own, screen, trials, words), options)
 
     def _run(
-        self, run: Callable[[Options, Screen], tuple[SweepResults, int]], options: dict[str, object]
+        self, run: Callable[[Options, PrintableConsole], tuple[SweepResults, int]], options: dict[str, object]
     ) -> tuple[SweepResults, int]:
         stream = io.TextIOWrapper(io.BytesIO(), "utf-8")
         launcher = InProcess() if AT_ONCE.issuperset(self.manners.values()) else LocalExecutor()
         given = {"workers": 4, "grace_seconds": 1.0, "launch": self._launch, "launcher": launcher, **options}
-        found = run(Options(**given), Screen(stream))  # type: ignore[arg-type]
+        found = run(Options(**given), PrintableConsole(stream))  # type: ignore[arg-type]
         stream.seek(0)
         self.said = stream.read()
         return found

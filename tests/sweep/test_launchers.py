@@ -10,8 +10,8 @@ from sweep_stubs import processes_of, submitit_here
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.jobs.launchers import choose_launcher, recorded_launcher
 from mpt_cli.sweep.job_list import Search
-from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, plan_new
+from mpt_cli.telemetry.console import PrintableConsole
 
 
 def wait_until_none_is_left(folder: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_search_is_not_left_alone_whether_optuna_is_here_or_not(monkeypatch):
     with pytest.raises(
         ConfigError, match="--detach: is for a grid on Slurm, without --timeout: a search makes each job"
     ):
-        plan_new(words, Options(launcher=submitit_here({}), detach=True), Search(2), Screen(None))
+        plan_new(words, Options(launcher=submitit_here({}), detach=True), Search(2), PrintableConsole(None))
 
 
 def test_what_a_launcher_gives_a_job(monkeypatch):

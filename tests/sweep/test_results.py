@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from sweep_stubs import started
 
 from mpt_cli.cli import main
@@ -20,8 +19,8 @@ from mpt_cli.sweep import report
 from mpt_cli.sweep.directory import last_sentence, read_results
 from mpt_cli.sweep.hyperparameters import importances
 from mpt_cli.sweep.paired import judge_first_place
-from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import best_lines, columns, pictures, write_results
+from mpt_cli.telemetry.console import PrintableConsole
 
 GRID = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1,2", "sweep_dir=s"]
 
@@ -213,9 +212,8 @@ def test_the_importance_of_a_key_is_its_share_of_the_ranking(stubs):
 
 def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):
     found, _ = stubs.start(GRID)
-    stream, screen = io.StringIO(), Screen(None)
-    screen.live = Console(file=stream, force_terminal=True, width=110, color_system=None)
-    report.print_results(found, screen)
+    stream = io.StringIO()
+    report.print_results(found, PrintableConsole(stream, force_terminal=True, width=110, color_system=None))
     head = stream.getvalue().split("\n")[1].split()
     assert head[:4] == ["rank", "initial_scale", "val_accuracy", "n"] and "verdict" in head and "memory" not in head
 

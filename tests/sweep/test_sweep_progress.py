@@ -3,12 +3,12 @@
 import io
 import json
 
-from rich.console import Console
 from sweep_stubs import stub_work
 
 from mpt_cli.jobs.local_processes import Ending
 from mpt_cli.sweep.directory import SweepDirectory, read_job
-from mpt_cli.sweep.progress import JobLines, Screen, format_state
+from mpt_cli.sweep.progress import JobLines, format_state
+from mpt_cli.telemetry.console import PrintableConsole
 
 LINE = {"step": 92, "loss": 0.1207, "loss_scale": 2.0**21, "skipped_steps": 13}
 
@@ -31,9 +31,8 @@ def test_in_a_terminal_running_jobs_stand_below_the_lines_that_stay(tmp_path):
     sweep, stream, work = SweepDirectory(tmp_path), io.StringIO(), [stub_work(tmp_path, number) for number in (1, 2)]
     (tmp_path / "001-stub").mkdir()
     (tmp_path / "001-stub" / "metrics.jsonl").write_text(json.dumps(LINE) + "\n")
-    screen = Screen(None)
-    screen.live = Console(file=stream, force_terminal=True, width=100, color_system=None)
-    with JobLines(screen, sweep, 4) as progress:
+    console = PrintableConsole(stream, force_terminal=True, width=100, color_system=None)
+    with JobLines(console, sweep, 4) as progress:
         progress.tick([Running(work[0]), Running(work[1], "Slurm job 7: PENDING (Priority)")])  # type: ignore[list-item]
         sweep.write_ending(work[0].subject, Ending(-9, 10.0))
         progress.tell(read_job(sweep, work[0].subject))

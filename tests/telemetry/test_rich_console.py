@@ -1,6 +1,7 @@
 """Names that would command a terminal: the gate before what is drawn."""
 
 import io
+import os
 from dataclasses import replace
 
 from mpt_cli.telemetry.console import PrintableConsole
@@ -28,3 +29,18 @@ def test_names_of_layers_and_metrics_can_not_command_a_terminal(tmp_path, header
         console.finish(replace(summary, explanation=EVIL, metrics=metrics))
         console.close()
         assert SHOWN in shown() and "\x1b]" not in shown() and "\x9b" not in shown()
+
+
+def test_what_the_encoding_of_a_stream_lacks_is_a_question_mark() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+    PrintableConsole(stream).say("256 → 512")
+    assert stream.buffer.getvalue() == b"256 ? 512\n"  # type: ignore[attr-defined]
+
+
+def test_a_console_whose_reader_goes_away_falls_silent() -> None:
+    end, start = os.pipe()
+    os.close(end)
+    with open(start, "w") as stream:  # which is flushed when it is closed
+        console = PrintableConsole(stream)
+        console.say("one")
+        console.say("two")

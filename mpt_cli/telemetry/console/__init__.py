@@ -2,9 +2,10 @@
 which all rooms print what is more than lines: one gate before the terminal.
 """
 
+import os
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -13,14 +14,39 @@ from mpt_cli.errors import printable
 
 
 class PrintableConsole(Console):
-    """What names of layers, jobs or terminals bring in is printed as `printable` has it."""
+    """What names of layers, jobs or terminals bring in is printed as `printable` has it, and as `?` where the stream's
+    encoding lacks it. When nobody reads any more (`mpt sweep … | head`), it falls silent.
+    """
 
     def __init__(self, file: TextIO | None, **options: Any) -> None:
-        super().__init__(file=file, highlight=False, **options)
+        """Print to `file`; to nothing where it is None."""
+        is_terminal = file is not None and file.isatty()
+        super().__init__(file=file, highlight=False, quiet=file is None, **{"force_terminal": is_terminal, **options})
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether things may change in place."""
+        return self.is_terminal and not self.is_dumb_terminal
+
+    def say(self, line: str, style: str | None = None) -> None:
+        """Print a line that stays, as long as it is."""
+        self.out(line, style=style, highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        fall_silent(self.file)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+            text = printable(segment.text).encode(self.encoding, "replace").decode(self.encoding)
+            yield segment if segment.control else Segment(text, segment.style)
+
+
+def fall_silent(stream: IO[str]) -> None:
+    """Write to nothing from now on, also in Python's own flush at exit, whose failure would change the exit code."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)
 
 
 NARROWEST = 20  # columns for a text, whatever the terminal says

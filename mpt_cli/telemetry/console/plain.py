@@ -2,7 +2,6 @@
 skipped steps, the end), and the console that prints it line by line, for pipes, batch jobs and console.log.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from typing import TextIO
 from mpt_cli.errors import NUMERICAL, printable
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, shell_command
-from mpt_cli.telemetry.console import labelled_lines
+from mpt_cli.telemetry.console import fall_silent, labelled_lines
 from mpt_cli.telemetry.console.table import EpochTable, model_metrics
 from mpt_cli.telemetry.format import (
     format_bytes,
@@ -247,10 +246,8 @@ class StreamLines:
         try:
             self._stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
             self._stream.flush()
-        except BrokenPipeError:  # nor may Python's own flush at exit fail, which changes the exit code
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, self._stream.fileno())
-            os.close(nothing)
+        except BrokenPipeError:
+            fall_silent(self._stream)
 
 
 class ConsoleLog(PlainConsole):
