@@ -20,7 +20,7 @@ from mpt_cli.runs.resume import past_attempts
 from mpt_cli.settings.search_path import expanded, shell_command
 from mpt_cli.signals import SIGNAL_EXIT_CODES, signal_name
 from mpt_cli.sweep.job_list import Job, Objective, Search, SweepPlan, choose_objective, plan_dict
-from mpt_cli.sweep.paired import FirstPlace, judge_first_place
+from mpt_cli.sweep.paired import PairedDifference
 from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.record_types import as_number, field_problem
 from mpt_cli.telemetry.sink_interface import File
@@ -255,6 +255,8 @@ class Configuration:
     results: list[JobResult]
     objective: Objective
     rank: int | None = None  # that of the first of those with the same mean
+    first: "Configuration | None" = None  # of those with a rank; None for itself
+    comparisons: int = 1  # how many are compared with the first
 
     @cached_property
     def values(self) -> list[tuple[str, float]]:
@@ -277,6 +279,21 @@ class Configuration:
         """Return a key for sorting: the best comes first. Means that rounding in float32 may part are one."""
         mean = None if self.mean is None else float(f"{self.mean:.6g}")
         return mean is None, not self.is_complete, self.objective.sort_key(mean)
+
+    @cached_property
+    def difference(self) -> PairedDifference | None:
+        """Return that to the first, over the seeds that both have; None where it has none."""
+        first, own = dict(self.first.values if self.first else ()), dict(self.values)
+        pairs = [(first[seed], own[seed]) for seed in first if seed in own]
+        sound = [pair for pair in pairs if all(map(math.isfinite, pair))]
+        return PairedDifference(sound, self.comparisons) if sound else None
+
+    @cached_property
+    def is_behind(self) -> bool:
+        """Return whether the seeds show that it is behind the first; a value that is not finite does by itself."""
+        found = self.difference
+        is_shown = found is not None and found.is_shown and (found.mean > 0) == self.objective.falls
+        return is_shown or not all(math.isfinite(value) for _, value in self.values)
 
     @property
     def finished(self) -> list[JobResult]:
@@ -316,16 +333,19 @@ class SweepResults(JobResults):
             return None
         return min(first.finished, key=lambda result: self.objective.sort_key(self.objective.value(result.summary)))
 
-    @cached_property
-    def first_place(self) -> FirstPlace:
-        """Return what the seeds show of the first configuration beside each other ranked one."""
-        values = [dict(row.values) for row in self.ranked]
-        first = values[0] if values else {}
-        return judge_first_place(first, values[1:], lambda difference: (difference < 0) == self.objective.falls)
-
-    @cached_property
+    @property
     def ranked(self) -> list[Configuration]:
         return [row for row in self.configurations if row.rank is not None]
+
+    @property
+    def not_told_apart(self) -> list[Configuration]:
+        """Return those that the seeds do not show to be behind the first."""
+        return [row for row in self.ranked[1:] if not row.is_behind]
+
+    @property
+    def best_is_shown(self) -> bool:
+        """Return whether the seeds show the first to be the best; never where there is no other."""
+        return self.best is not None and len(self.ranked) > 1 and not self.not_told_apart
 
     @property
     def keys(self) -> list[str]:
@@ -368,7 +388,9 @@ def rank(results: Sequence[JobResult], objective: Objective) -> list[Configurati
         groups.setdefault(tuple(result.job.without_seed.items()), []).append(result)
     rows = [Configuration(dict(own), members, objective) for own, members in groups.items()]
     rows.sort(key=lambda row: (*row.sort_key, sum(result.skipped_share or 0.0 for result in row.results)))
-    first = dict[tuple[bool, bool, float], int]()
-    ranks = [first.setdefault(row.sort_key, place) for place, row in enumerate(rows, 1)]
+    places = dict[tuple[bool, bool, float], int]()
+    ranks = [places.setdefault(row.sort_key, place) for place, row in enumerate(rows, 1)]
     has_rank = [row.mean is not None and not math.isnan(row.mean) for row in rows]
-    return [replace(row, rank=rank if has else None) for row, rank, has in zip(rows, ranks, has_rank, strict=True)]
+    found = [replace(row, rank=rank if has else None) for row, rank, has in zip(rows, ranks, has_rank, strict=True)]
+    first, compared = next((row for row in found if row.rank), None), sum(has_rank) - 1
+    return [replace(row, first=first, comparisons=compared) if row.rank and row is not first else row for row in found]

@@ -1,5 +1,5 @@
 """What runs of the same seeds show of two configurations: whether one is better, whether both are equal as far as it
-matters, or neither; and which of several configurations are behind the first.
+matters, or neither.
 
 The runs are paired by their seed, and what is judged is the mean of the differences. Two questions are asked of it,
 each answered wrongly in at most LEVEL of the cases, at any number of seeds:
@@ -15,9 +15,8 @@ comparisons (Bonferroni): each of them may have been the first by chance.
 scipy, which takes most of a second to import, is imported where something is computed.
 """
 
-import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEVEL = 0.05
@@ -89,44 +88,3 @@ class PairedDifference:
         """Return whether the mean is nearer to 0 than the margin, shown at the level."""
         interval = self.interval(1 - 2 * LEVEL)
         return interval is not None and -margin < interval[0] and interval[1] < margin
-
-
-@dataclass(frozen=True)
-class FirstPlace:
-    """What is shown of the first of several configurations.
-
-    `behind` has for each of the others, in the order given, its difference to the first where at least one seed is
-    shared; `not_told_apart` which of them are not told apart from the first.
-    """
-
-    behind: tuple[PairedDifference | None, ...]
-    not_told_apart: tuple[int, ...]
-
-    @property
-    def is_shown(self) -> bool:
-        """Return whether the first is the best, shown at the level; never where it was compared with none."""
-        return bool(self.behind) and not self.not_told_apart
-
-
-Values = Mapping[str, float]  # of an objective, by seed
-
-
-def judge_first_place(first: Values, others: Sequence[Values], is_ahead: Callable[[float], bool]) -> FirstPlace:
-    """Compare the first with each of the others; `is_ahead` says of a difference, other less first, that the other is
-    the better one. A value that is not finite is behind any that is.
-
-    >>> steady, close = {"0": 0.95, "1": 0.96, "2": 0.94}, {"0": 0.94, "1": 0.97, "2": 0.93}
-    >>> far = {"0": 0.70, "1": 0.71, "2": 0.695}
-    >>> judge_first_place(steady, [close, far], lambda difference: difference > 0).not_told_apart
-    (0,)
-    """
-    behind, not_told_apart = list[PairedDifference | None](), list[int]()
-    for place, other in enumerate(others):
-        pairs = [(first[seed], other[seed]) for seed in first if seed in other]
-        sound = [pair for pair in pairs if all(map(math.isfinite, pair))]
-        found = PairedDifference(sound, len(others)) if sound else None
-        behind.append(found)
-        is_behind = found is not None and found.is_shown and not is_ahead(found.mean)
-        if all(map(math.isfinite, other.values())) and not is_behind:
-            not_told_apart.append(place)
-    return FirstPlace(tuple(behind), tuple(not_told_apart))

@@ -37,7 +37,7 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     """Return all columns for these results: rank, varied keys, objective, then the numerics and the cost."""
     keys: list[TableColumn[Configuration]] = _key_columns(found.keys, lambda row: row.overrides)
     objective = TableColumn(found.objective.name, _format_objective)
-    seeds = [TableColumn("n", _format_count), TableColumn("to the first", _behind_cell(found))]
+    seeds = [TableColumn("n", _format_count), TableColumn("to the first", _behind_cell)]
     return [
         TableColumn("rank", lambda row: "-" if row.rank is None else str(row.rank)),
         *keys,
@@ -74,22 +74,13 @@ def _format_count(row: Configuration) -> str:
     return str(len(row.results)) if row.is_complete else f"{len(row.finished)} of {len(row.results)}"
 
 
-def _behind_cell(found: SweepResults) -> Callable[[Configuration], str]:
-    """Return the cell of the mean difference, ± half of its interval at the level that all comparisons share; ≈ where
-    it may be chance.
+def _behind_cell(row: Configuration) -> str:
+    """Return the mean difference, ± half of its interval at the level that all comparisons share; ≈ where it may be
+    chance.
     """
-    lead = found.first_place
-    behind = {id(row): difference for row, difference in zip(found.ranked[1:], lead.behind, strict=True)}
-    not_told_apart = {id(found.ranked[place + 1]) for place in lead.not_told_apart}
-
-    def cell(row: Configuration) -> str:
-        difference = behind.get(id(row))
-        if difference is None:
-            return "-"
-        sign = "≈ " if id(row) in not_told_apart else ""
-        return sign + format_difference(difference.mean, difference.shown_interval)
-
-    return cell
+    if row.difference is None:
+        return "-"
+    return ("" if row.is_behind else "≈ ") + format_difference(row.difference.mean, row.difference.shown_interval)
 
 
 def format_difference(mean: float, interval: tuple[float, float] | None) -> str:
@@ -160,7 +151,7 @@ def best_lines(found: SweepResults) -> list[str]:
     best = found.best
     if best is None:
         return [_line("best", "none: no job finished")]
-    title = "best" if found.first_place.is_shown else "first"
+    title = "best" if found.best_is_shown else "first"
     return [
         _line(title, f"{best.job.name}, {_reached(found, best)}"),
         _line("", best.job.command),
@@ -185,13 +176,12 @@ def _reached(found: SweepResults, best: JobResult) -> str:
 
 def lead_sentence(found: SweepResults) -> str:
     """Return whether the first is the best, or from which others it is not told apart."""
-    lead, rows = found.first_place, found.ranked
-    seeds = count_seeds(len(rows[0].finished))
-    if not lead.behind:
+    seeds = count_seeds(len(found.ranked[0].finished))
+    if len(found.ranked) == 1:
         return "No other configuration has a result to compare it with."
-    if lead.is_shown:
+    if found.best_is_shown:
         return f"It beats every other configuration over {seeds}, at a level of 5%."
-    close = [job_label(rows[place + 1].results[0], SEED) or "the other" for place in lead.not_told_apart]
+    close = [job_label(row.results[0], SEED) or "the other" for row in found.not_told_apart]
     more = f" and {len(close) - MOST_NAMED} more" if len(close) > MOST_NAMED else ""
     return (
         f"It may be first by chance: {seeds} can't tell it from {'; '.join(close[:MOST_NAMED])}{more}. "
@@ -255,7 +245,7 @@ def _curve_label(result: JobResult) -> str:
 def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> str:
     """Return the whole page as text; `page` is where it will lie."""
     best, count = found.best, len(found.results)
-    title = "Best" if found.first_place.is_shown else "First"
+    title = "Best" if found.best_is_shown else "First"
     chart = parallel_chart(found)
     drawn = f"The best {MOST_DRAWN} runs are drawn; boxes in the tables choose others, of the best {MOST_RUNS}."
     numbers = {curve.label: curve.run for picture in pictures for curve in picture.curves}
@@ -269,7 +259,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
         pictures,
         other_charts=[chart],
         headline="No job finished." if best is None else f"{title}: {best.job.name}, {_reached(found, best)}",
-        kind="bad" if best is None else "good" if found.first_place.is_shown else "",
+        kind="bad" if best is None else "good" if found.best_is_shown else "",
         counts=f"{'' if best is None else lead_sentence(found) + ' '}{counts_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
         configurations=PageTable(
@@ -352,9 +342,9 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
         # the best job of the first configuration, null where none finished
         "best": None if best is None else {**job_dict(found, best), "overrides": best.job.overrides},
         # whether the seeds show the first to be the best of all
-        "best_is_shown": best is not None and found.first_place.is_shown,
+        "best_is_shown": found.best_is_shown,
         # the `overrides` of those that are not shown to be behind the first
-        "not_told_apart": [found.ranked[place + 1].overrides for place in found.first_place.not_told_apart],
+        "not_told_apart": [row.overrides for row in found.not_told_apart],
         "configurations": [configuration_dict(row) for row in found.configurations],  # by rank
         # by number, each with its `overrides`
         "jobs": [{**job_dict(found, result), "overrides": result.job.overrides} for result in found.results],

@@ -16,9 +16,9 @@ from mpt_cli.jobs.local_processes import Ending, LocalExecutor
 from mpt_cli.report.tables import plain_lines
 from mpt_cli.runs.directory import latest_line
 from mpt_cli.sweep import report
-from mpt_cli.sweep.directory import last_sentence, read_results
+from mpt_cli.sweep.directory import FINISHED, JobResult, last_sentence, rank, read_results
 from mpt_cli.sweep.hyperparameters import importances
-from mpt_cli.sweep.paired import judge_first_place
+from mpt_cli.sweep.job_list import Job, Objective
 from mpt_cli.sweep.report import best_lines, columns, pictures, write_results
 from mpt_cli.telemetry.console import PrintableConsole
 
@@ -124,7 +124,7 @@ def test_with_one_seed_none_is_called_best(stubs):
 def test_what_diverged_is_behind_without_any_spread_and_seeds_of_one_configuration_have_no_best(stubs):
     stubs.values = {1: 0.5, 2: math.inf, 3: 0.6, 4: math.inf, 5: 0.7, 6: math.inf}
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1,2", "trainer.epochs=1,2"], objective="val_accuracy:min")
-    assert found.first_place.is_shown and found.first_place.behind == (None,)
+    assert found.best_is_shown and found.ranked[1].difference is None
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1"])
     assert best_lines(found)[2].strip() == "No other configuration has a result to compare it with."
 
@@ -132,9 +132,13 @@ def test_what_diverged_is_behind_without_any_spread_and_seeds_of_one_configurati
 def test_one_of_equals_is_called_best_no_more_often_than_is_said():
     wrong = 0
     for values in np.random.default_rng(5).normal(0.9, 0.02, (100, 5, 3)):
-        order = np.argsort(-values.mean(axis=1))
-        first, *others = [dict(zip("012", row.tolist(), strict=True)) for row in values[order]]
-        wrong += judge_first_place(first, others, lambda difference: difference > 0).is_shown
+        results = [
+            JobResult(
+                Job(1, "", {"a": str(a), "seed": str(seed)}, []), Path(), FINISHED, summary={"metrics": {"m": value}}
+            )
+            for (a, seed), value in np.ndenumerate(values)
+        ]
+        wrong += all(row.is_behind for row in rank(results, Objective("m", falls=False))[1:])
     assert wrong / 100 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100)
 
 
