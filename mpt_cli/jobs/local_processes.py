@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,15 +18,24 @@ from multiprocessing import spawn, util
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from multiprocessing.spawn import spawn_main as spawn_main
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from mpt_cli.errors import config_error
 from mpt_cli.files import open_regular
-from mpt_cli.jobs.capacity import cores_each, fitting_workers, least_used, thread_environment
 from mpt_cli.jobs.job_process import signal_group, start_process
-from mpt_cli.machine import visible_gpus
+from mpt_cli.machine import cores_of_process, memory_bytes, visible_gpus
 from mpt_cli.signals import GRACE_SECONDS
 
+Item = TypeVar("Item")
+JOB_BYTES = 3 * 2**29  # 1.5 GiB: a small TensorFlow job was measured at 1.05 GB
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+    "NPROC",  # XLA's, under JAX
+)
+_CGROUP = Path("/sys/fs/cgroup")
 MOST_AT_A_TIME = 16  # where nobody said how many: so many jobs of one person wait in a cluster's queue without offence
 
 
@@ -185,6 +194,28 @@ class Executor(ABC):
         return set()
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use, a container's limit included."""
+    cores = cores_of_process()
+    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def memory_limit() -> int | None:
+    """Return how much memory this machine has, or this container may use."""
+    limit = _read(_CGROUP / "memory.max").strip()
+    return int(limit) if limit.isdigit() else memory_bytes()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 class LocalExecutor(Executor):
     """Processes of this machine, which share its GPUs, and its cores if several run at a time."""
 
@@ -192,7 +223,8 @@ class LocalExecutor(Executor):
     is_here = True
     facts = None
     poll_seconds = 0.05
-    _workers, _cores_each = 1, None
+    _workers = 1
+    _cores_each: int | None = None
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(settings)
@@ -204,13 +236,27 @@ class LocalExecutor(Executor):
             raise config_error("launcher", "settings are for another launcher than local.", None, remedy)
 
     def workers(self, jobs: int, wants_gpus: bool) -> int:
-        return fitting_workers(jobs, len(self.gpus) if wants_gpus else 0)
+        """Return as many as there are cores, memory and, if any, GPUs for."""
+        gpus, memory = len(self.gpus) if wants_gpus else 0, memory_limit()
+        limits = [jobs, usable_cores(), *([gpus] if gpus else []), *([memory // JOB_BYTES] if memory else [])]
+        return max(1, min(limits))
 
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
-        return thread_environment(workers, environment)
+        """Return variables that give each of several jobs its share of the cores. Those that the user has set stay.
+
+        Without them each of N jobs starts a thread per core, and N times as many threads wait for one another.
+        """
+        if workers <= 1:
+            return {}
+        threads = str(max(1, usable_cores() // workers))
+        return {name: threads for name in THREAD_VARIABLES if name not in environment}
 
     def open(self, folder: Path, workers: int) -> None:
-        self._workers, self._cores_each = workers, cores_each(workers)
+        """Give each job cores to itself, where there are as many as jobs. Variables alone do not do it: JAX makes a
+        thread per core that its process may run on, whatever they say.
+        """
+        cores = len(os.sched_getaffinity(0))
+        self._workers, self._cores_each = workers, cores // workers if 1 < workers <= cores else None
 
     @cached_property
     def gpus(self) -> list[str]:
@@ -243,6 +289,18 @@ class LocalExecutor(Executor):
         if count is None or count >= len(cores):
             return []
         return least_used(cores, count, [running.cores for running in self._running], inf) or []
+
+
+def least_used(items: Sequence[Item], count: int, taken: Sequence[Collection[Item]], most: float) -> list[Item] | None:
+    """Return `count` of the items, those that the fewest `taken` shares have; None while too many of all are in `most`
+    shares already.
+
+    >>> least_used("abc", 2, ["a", "c"], most=1), least_used("abc", 2, ["a", "c"], most=2)
+    (None, ['b', 'a'])
+    """
+    load = {item: sum(item in share for share in taken) for item in items}
+    free = sorted((item for item in items if load[item] < most), key=load.__getitem__)
+    return free[:count] if len(free) >= count else None
 
 
 class LocalProcess(Running):

@@ -15,10 +15,9 @@ from submitit.core import utils
 from submitit.slurm.slurm import SlurmInfoWatcher
 
 from mpt_cli.errors import config_error, first_line
-from mpt_cli.jobs.capacity import THREAD_VARIABLES
 from mpt_cli.jobs.cluster import Cluster, ClusterJobState
 from mpt_cli.jobs.job_process import run_command
-from mpt_cli.jobs.local_processes import CannotStart, NoAnswer, ask
+from mpt_cli.jobs.local_processes import THREAD_VARIABLES, CannotStart, NoAnswer, ask
 from mpt_cli.settings.key_type import read_number
 
 _PROGRAMS = ("sbatch", "srun", "scancel", "squeue", "scontrol")

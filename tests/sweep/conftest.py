@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sweep_stubs import Stubs
 
-from mpt_cli.jobs import local_processes
+from mpt_cli.jobs.local_processes import LocalExecutor
 from mpt_cli.sweep import report
 
 
@@ -14,5 +14,5 @@ def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stubs:
     """Their pages have no pictures, which would take most of the time; their share of the cores is not fixed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "pictures", lambda found: [])
-    monkeypatch.setattr(local_processes, "thread_environment", lambda workers, environment: {})
+    monkeypatch.setattr(LocalExecutor, "environment", lambda *_: {})
     return Stubs()

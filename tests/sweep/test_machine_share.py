@@ -3,13 +3,13 @@
 import os
 
 from mpt_cli import machine
-from mpt_cli.jobs import capacity
-from mpt_cli.jobs.capacity import cores_each, fitting_workers, least_used, thread_environment
+from mpt_cli.jobs import local_processes
+from mpt_cli.jobs.local_processes import LocalExecutor, least_used
 from mpt_cli.machine import visible_gpus
 
 
 def test_jobs_at_a_time_fit_cores_memory_and_gpus(monkeypatch):
-    monkeypatch.setattr(capacity, "usable_cores", lambda: 8)
+    monkeypatch.setattr(local_processes, "usable_cores", lambda: 8)
     for jobs, gpus, memory, workers in (
         (100, 0, 2**40, 8),
         (3, 0, 2**40, 3),
@@ -18,20 +18,25 @@ def test_jobs_at_a_time_fit_cores_memory_and_gpus(monkeypatch):
         (100, 0, 1, 1),
         (0, 0, None, 1),
     ):
-        monkeypatch.setattr(capacity, "memory_limit", lambda memory=memory: memory)
-        assert fitting_workers(jobs, gpus) == workers
+        monkeypatch.setattr(local_processes, "memory_limit", lambda memory=memory: memory)
+        executor = LocalExecutor()
+        executor.gpus = ["0", "1"][:gpus]
+        assert executor.workers(jobs, wants_gpus=True) == workers
 
 
 def test_cores_are_divided_and_what_the_user_set_stays(monkeypatch):
-    monkeypatch.setattr(capacity, "usable_cores", lambda: 8)
-    own = thread_environment(3, {"OMP_NUM_THREADS": "5"})
+    monkeypatch.setattr(local_processes, "usable_cores", lambda: 8)
+    own = LocalExecutor().environment(3, {"OMP_NUM_THREADS": "5"})
     assert own["TF_NUM_INTRAOP_THREADS"] == "2" and "OMP_NUM_THREADS" not in own
-    assert thread_environment(1, {}) == {}
+    assert LocalExecutor().environment(1, {}) == {}
 
 
-def test_all_cores_are_shared_out_unless_jobs_outnumber_them(monkeypatch):
+def test_all_cores_are_shared_out_unless_jobs_outnumber_them(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 4, 7, 9})
-    assert [cores_each(workers) for workers in (1, 2, 3, 7, 8)] == [None, 3, 2, 1, None]
+    executor = LocalExecutor()
+    for workers, cores in ((1, None), (2, 3), (3, 2), (7, 1), (8, None)):
+        executor.open(tmp_path, workers)
+        assert executor._cores_each == cores
 
 
 def test_gpus_are_those_that_the_user_shows(monkeypatch):

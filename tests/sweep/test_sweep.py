@@ -10,7 +10,6 @@ import pytest
 from sweep_stubs import signal_when, started
 
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.jobs import capacity, local_processes
 from mpt_cli.jobs.local_processes import LocalExecutor
 from mpt_cli.sweep.job_list import make_plan
 from mpt_cli.sweep.report import failure_lines
@@ -122,8 +121,9 @@ def test_piped_progress_is_plain_lines_the_directory_named_after_the_recipe_and_
 
 
 def test_a_jobs_share_of_the_cores_stays_its_own_and_stands_in_its_command(stubs, tmp_path, monkeypatch):
-    monkeypatch.setattr(capacity, "usable_cores", lambda: 4)
-    monkeypatch.setattr(local_processes, "thread_environment", capacity.thread_environment)
+    monkeypatch.setattr(
+        LocalExecutor, "environment", lambda self, workers, _: {"TF_NUM_INTRAOP_THREADS": str(4 // workers)}
+    )
     stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"], workers=2, launcher=LocalExecutor())
     used = [json.loads(path.read_text()) for path in sorted((tmp_path / "s").glob("*.environment"))]
     assert [own["TF_NUM_INTRAOP_THREADS"] for own in used] == ["2", "2"]
