@@ -110,7 +110,7 @@ def compose_files(given: ParsedOverrides, recipe: Recipe, below: Recipe) -> File
     layers, problems = [*below.layers, *recipe.layers], [*below.problems, *recipe.problems]
     for choice in [choice for group, choice in given.choices.items() if group in sections()]:
         try:
-            layers += layers_of_choice(choice)
+            layers = [layer for layer in layers if layer.group != choice.group] + layers_of_choice(choice)
         except ConfigError as error:
             problems += error.problems
     tree = merge_layers(layers)

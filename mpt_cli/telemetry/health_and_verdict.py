@@ -334,7 +334,8 @@ def _ends_well(run_state: RunState) -> str:
     if run_state.bad_steps:
         words += f", {format_count(run_state.bad_steps)} of them with gradients that were not finite"
     if run_state.scaling.scales:
-        return f"{words}{_format_at_scale(run_state)}."
+        last = "" if run_state.first_growth_step is None else ", the last"
+        return f"{words}{last}{_format_at_scale(run_state)}."
     return f"{words}; {_explain_no_scale(run_state)}"
 
 

@@ -21,6 +21,18 @@ def test_a_choice_said_outright_is_not_replaced_by_an_implied_one(own, messages)
 
 
 @pytest.mark.slow
+def test_a_choice_replaces_the_file_that_the_recipe_chose_and_leaves_its_own_keys(write_recipe, tmp_path) -> None:
+    group = tmp_path / "conf" / "loss_scale"
+    group.mkdir(parents=True)
+    (group / "greedy.yaml").write_text("mode: dynamic\ninitial_scale: 2**24\ngrowth_steps: 10\n")
+    (group / "patient.yaml").write_text("mode: dynamic\ninitial_scale: 2**12\n")
+    recipe = write_recipe("defaults: [{loss_scale: greedy}]\nloss_scale: {hysteresis: 3}\n")
+    for words, scale, steps in (([], 24, 10), (["loss_scale=patient"], 12, 2000), (["loss_scale=dynamic"], 15, 2000)):
+        chosen = load_settings([recipe, *words]).loss_scale
+        assert (chosen.initial_scale, chosen.growth_steps, chosen.hysteresis) == (2.0**scale, steps, 3)
+
+
+@pytest.mark.slow
 def test_a_given_key_is_taken_back(own) -> None:
     assert load_settings([own, "~trainer.epochs"]).trainer.epochs == 10
     assert load_settings([own, "~expect.val_accuracy"]).expect == {}
