@@ -39,8 +39,10 @@ def overall_sentence(found: Comparison) -> str:
     if found.seeds < FEWEST_SEEDS:
         return f"Fewer than {FEWEST_SEEDS} seeds show nothing; --seeds {FEWEST_SEEDS} or more may."
     faster = [entry for entry in found.compared if entry.is_faster]
+    if not any(entry.factors for entry in found.compared):
+        return "Whether half precision pays is not known: no speed was measured. More steps may show it."
     if not faster:
-        return "Half precision does not pay on this device: nothing is shown to be faster."
+        return "Half precision is not shown to pay on this device: nothing is shown to be faster."
     paying = [entry for entry in faster if entry.pays]
     verb = "pays" if paying else "is faster, but is not shown to be as good"
     return " ".join(

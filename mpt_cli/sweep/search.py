@@ -23,6 +23,7 @@ from mpt_cli.errors import ConfigError, Problem, config_error, raise_problems
 from mpt_cli.jobs.local_processes import Running
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.schema import find_key
 from mpt_cli.sweep.directory import FINISHED, INTERRUPTED, NOT_RUN, SEED, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.job_list import (
     Job,
@@ -83,8 +84,10 @@ def read_space(words: Sequence[str]) -> Space:
                 rule = "must be interval(SMALLER,LARGER), both > 0 on a log scale."
                 problems.append(Problem(key, rule, word.partition("=")[2]))
                 low, high = 1, 2
-            if isinstance(low, int) and isinstance(high, int):
-                space.axes[key] = IntDistribution(low, high, log=is_log)
+            known = find_key(key)
+            is_whole = known is not None and int in known.options and float not in known.options
+            if is_whole or (isinstance(low, int) and isinstance(high, int)):
+                space.axes[key] = IntDistribution(int(low), int(high), log=is_log)
             else:
                 space.axes[key] = FloatDistribution(low, high, log=is_log)
             continue

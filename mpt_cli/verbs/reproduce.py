@@ -53,6 +53,8 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         finally:  # also after a signal
             results = [result for _, result in sorted(by_number.items())]
             printer.finish(results)
+            if left := len(found.targets) - len(results):
+                say(f"mpt reproduce: it was ended before {left} of {len(found.targets)} had run", sys.stderr)
             _write_junit(arguments, found, results)
     missed = [result for result in results if not result.passed]
     if arguments.json:

@@ -1,6 +1,7 @@
 """The space of a search: what is read from the words, what can't be searched, and that all of it can be tried."""
 
 import pytest
+from optuna.distributions import FloatDistribution, IntDistribution
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.sweep.search import read_space
@@ -55,3 +56,9 @@ def test_what_cannot_be_searched_is_said(words, said):
     with pytest.raises(ConfigError) as caught:
         read_space(words)
     assert said in str(caught.value)
+
+
+def test_an_interval_of_a_key_of_whole_numbers_has_whole_numbers():
+    axes = read_space(["loss_scale.growth_steps=interval(5,50)", "optimizer.learning_rate=interval(1,2)"]).axes
+    assert axes["loss_scale.growth_steps"] == IntDistribution(5, 50)
+    assert axes["optimizer.learning_rate"] == FloatDistribution(1.0, 2.0)
