@@ -306,7 +306,7 @@ def _script_exit_code(error: BaseException | None, policy: str) -> int:
     if policy != "float32" and re.search("float16|half", f"{error}{error.__cause__}{error.__context__}"):
         layer = failed_layer(error)
         has_layers = bool(getattr(layer, "layers", ()))  # a model: what it mixes comes from layers of several dtypes
-        cure = "keras.ops.cast there gives what it mixes one dtype" if has_layers else "dtype='float32' there keeps it out"
+        cure = "keras.ops.cast there gives all one dtype" if has_layers else "dtype='float32' there keeps it out"
         where = "" if layer is None else f" It broke in {describe_layer(layer)}; {cure}."
         other = "" if policy == "mixed_bfloat16" else "policy=mixed_bfloat16 has the range of float32, "
         say(
