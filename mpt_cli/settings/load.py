@@ -45,9 +45,9 @@ from mpt_cli.settings.recipes import (
     GroupChoice,
     Layer,
     Recipe,
-    layers_of_choice,
     merge_keys,
     merge_layers,
+    read_choice,
     read_recipe,
     reason_of,
 )
@@ -113,12 +113,12 @@ def read_files(given: ParsedOverrides) -> Files:
             names = ", ".join(recipe_paths()) or "none is installed"
             rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
             raise config_error("conf", rule, None, f"Recipes: {names}.")
-        ours = {"conf", *sections()}
-        project_groups = [choice for group, choice in given.choices.items() if group not in ours]
-        recipe = read_recipe(find_recipe(given.conf), project_groups)
-        return compose_files(given, recipe, _defaults_of_user(recipe))
+        path = find_recipe(given.conf)
     except ConfigError as error:
         return compose_files(given, Recipe(problems=error.problems), Recipe())
+    ours = {"conf", *sections()}
+    recipe = read_recipe(path, [choice for group, choice in given.choices.items() if group not in ours])
+    return compose_files(given, recipe, _defaults_of_user(recipe))
 
 
 def _defaults_of_user(recipe: Recipe) -> Recipe:
@@ -133,13 +133,11 @@ def _defaults_of_user(recipe: Recipe) -> Recipe:
 
 def compose_files(given: ParsedOverrides, recipe: Recipe, below: Recipe) -> Files:
     """Return the files of the recipe, and over them those that words choose."""
-    layers, problems = [*below.layers, *recipe.layers], [*below.problems, *recipe.problems]
     with searching(recipe.searchpath):
-        for choice in [choice for group, choice in given.choices.items() if group in sections()]:
-            try:
-                layers += layers_of_choice(choice)
-            except ConfigError as error:
-                problems += error.problems
+        chosen = [read_choice(choice) for group, choice in given.choices.items() if group in sections()]
+    read = [below, recipe, *chosen]
+    layers = [layer for each in read for layer in each.layers]
+    problems = [problem for each in read for problem in each.problems]
     tree = merge_layers(layers)
     if given.conf is not None and (backend := _backend(tree, recipe, given, problems)):  # a script chooses itself
         tree = merge_keys(tree, {"backend": {"name": backend}})

@@ -20,7 +20,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, first_line
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
 from mpt_cli.settings.model_data_optimizer_keys import mode_settings
@@ -114,39 +114,43 @@ class Recipe:
 
 
 def read_recipe(path: Path, project_groups: Sequence[GroupChoice] = ()) -> Recipe:
-    """Return the recipe at `path` with all its problems; ConfigError where it can't be read or composed.
+    """Return the recipe at `path` with all its problems.
 
     `project_groups` are files of the project's own groups (`experiment=x`), which come last where no list names them.
     """
     wrong = {choice.group: problem for choice in project_groups if (problem := choice.problem())}
     recipe = Recipe(path, problems=[*wrong.values()])
-    try:
-        with searching():
-            recipe.layers = _Files(recipe).layers(_ROOT, [each for each in project_groups if each.group not in wrong])
-    except FAULTS as error:
-        place = places_of(path).get(("defaults",))
-        raise config_error("defaults", f"cannot be composed: {reason_of(error)}.", place=place) from error
+    with searching():
+        _compose(recipe, None, [each for each in project_groups if each.group not in wrong])
     for base in [layer for layer in recipe.layers if layer.path != path]:
         base.body.pop("recipe", None)  # it gives everything but its name
     return recipe
 
 
-def layers_of_choice(choice: GroupChoice) -> list[Layer]:
-    """Return the file of a group that a word chooses and those that it starts from; ConfigError where they can't be
-    composed.
-    """
-    if problem := choice.problem():
-        raise ConfigError(problem)
+def read_choice(choice: GroupChoice) -> Recipe:
+    """Return the file of a group that a word chooses, and those that it starts from, with all problems."""
     recipe = Recipe()
+    if problem := choice.problem():
+        recipe.problems.append(problem)
+    else:
+        _compose(recipe, choice)
+    return recipe
+
+
+def _compose(recipe: Recipe, choice: GroupChoice | None, project_groups: Sequence[GroupChoice] = ()) -> None:
+    """Add the layers of the recipe itself or of a choice; where Hydra can't compose them, a problem."""
+    name = f"{choice.group}/{choice.name}" if choice else _ROOT
     try:
-        layers = _Files(recipe).layers(f"{choice.group}/{choice.name}")
+        recipe.layers = _Files(recipe).layers(name, project_groups)
     except ConfigError as error:
-        raise ConfigError([replace(problem, key=choice.written) for problem in error.problems]) from error
+        recipe.problems += [replace(each, key=choice.written) if choice else each for each in error.problems]
     except FAULTS as error:
-        raise config_error(choice.written, f"{choice.name} cannot be composed: {reason_of(error)}.") from error
-    if recipe.problems:
-        raise ConfigError(recipe.problems)
-    return layers
+        rule = f"cannot be composed: {reason_of(error)}."
+        if choice:
+            recipe.problems.append(Problem(choice.written, f"{choice.name} {rule}"))
+        else:
+            place = places_of(recipe.path).get(("defaults",))
+            recipe.problems.append(Problem("defaults", rule, place=place))
 
 
 def _group_key(entry: GroupDefault) -> str:
