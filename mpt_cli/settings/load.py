@@ -37,7 +37,6 @@ from mpt_cli.settings.overrides import (
     escape_interpolation,
     leaves,
     parse_overrides,
-    read_word,
     with_override,
 )
 from mpt_cli.settings.recipes import (
@@ -274,9 +273,9 @@ def load_variations(configurations: Iterable[Sequence[str]]) -> list[Settings | 
     >>> [settings.seed for settings in found]
     [1, 2]
     """
-    read, files, outcomes = cache(read_word), dict[str, Files](), list[Settings | ConfigError]()
+    files, outcomes = dict[str, Files](), list[Settings | ConfigError]()
     for words in configurations:
-        given = parse_overrides(words, read)
+        given = parse_overrides(words)
         chosen = repr(given.choices)
         if chosen not in files:
             files[chosen] = read_files(given)

@@ -33,9 +33,9 @@ from mpt_cli.settings.search_path import (
     group_choices,
     group_files,
     group_names,
-    is_project_group,
     is_shipped,
     module_folders,
+    project_groups,
     search_in,
     searching,
 )
@@ -113,15 +113,15 @@ class Recipe:
         return sections().keys() <= self.body.keys()
 
 
-def read_recipe(path: Path, project_groups: Sequence[GroupChoice] = ()) -> Recipe:
+def read_recipe(path: Path, of_project: Sequence[GroupChoice] = ()) -> Recipe:
     """Return the recipe at `path` with all its problems.
 
-    `project_groups` are files of the project's own groups (`experiment=x`), which come last where no list names them.
+    `of_project` are files of the project's own groups (`experiment=x`), which come last where no list names them.
     """
-    wrong = {choice.group: problem for choice in project_groups if (problem := choice.problem())}
+    wrong = {choice.group: problem for choice in of_project if (problem := choice.problem())}
     recipe = Recipe(path, problems=[*wrong.values()])
     with searching():
-        _compose(recipe, None, [each for each in project_groups if each.group not in wrong])
+        _compose(recipe, None, [each for each in of_project if each.group not in wrong])
     for base in [layer for layer in recipe.layers if layer.path != path]:
         base.body.pop("recipe", None)  # it gives everything but its name
     return recipe
@@ -137,11 +137,11 @@ def read_choice(choice: GroupChoice) -> Recipe:
     return recipe
 
 
-def _compose(recipe: Recipe, choice: GroupChoice | None, project_groups: Sequence[GroupChoice] = ()) -> None:
+def _compose(recipe: Recipe, choice: GroupChoice | None, of_project: Sequence[GroupChoice] = ()) -> None:
     """Add the layers of the recipe itself or of a choice; where Hydra can't compose them, a problem."""
     name = f"{choice.group}/{choice.name}" if choice else _ROOT
     try:
-        recipe.layers = _Files(recipe).layers(name, project_groups)
+        recipe.layers = _Files(recipe).layers(name, of_project)
     except ConfigError as error:
         recipe.problems += [replace(each, key=choice.written) if choice else each for each in error.problems]
     except FAULTS as error:
@@ -188,12 +188,12 @@ class _Files(ConfigRepository):
         self.recipes[name := re.sub(r"[^\w.-]", "_", path.stem) + number] = path
         return name
 
-    def layers(self, name: str, project_groups: Sequence[GroupChoice] = ()) -> list[Layer]:
+    def layers(self, name: str, of_project: Sequence[GroupChoice] = ()) -> list[Layer]:
         """Return the files that Hydra composes for this one, in order."""
         found = self._composed(name, [])
-        if project_groups:
+        if of_project:
             named = self._named_groups()  # by now every list was read
-            words = [f"{'' if each.group in named else '+'}{each.group}={each.name}" for each in project_groups]
+            words = [f"{'' if each.group in named else '+'}{each.group}={each.name}" for each in of_project]
             found = self._composed(name, words)
         return [
             self._layer(each.config_path, each.package or "") for each in found if each.config_path in self.contents
@@ -216,7 +216,7 @@ class _Files(ConfigRepository):
         return self.load_config(config_path) is not None
 
     def group_exists(self, config_path: str) -> bool:
-        return config_path in group_names() or is_project_group(config_path)
+        return config_path in group_names() or config_path in project_groups()
 
     def _load(self, name: str) -> ConfigResult | None:
         if name == _ROOT:
