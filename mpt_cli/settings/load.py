@@ -240,24 +240,22 @@ def key_out(path: str) -> str:
 
 
 def load_settings(overrides: list[str]) -> Settings:
-    """Load as `load_with_recipe`, the settings alone.
+    """Load as `load_with_notes`, the settings alone.
 
     >>> load_settings(["conf=digits_cnn", "loss_scale.initial_scale=2**10"]).loss_scale.initial_scale
     1024.0
     """
-    return load_with_recipe(overrides)[0]
+    return load_with_notes(overrides)[0]
 
 
-def load_with_recipe(overrides: Sequence[str]) -> tuple[Settings, Recipe]:
+def load_with_notes(overrides: Sequence[str]) -> tuple[Settings, list[str]]:
     """Return the settings for `conf=NAME_OR_PATH key=value …`; ConfigError with every problem when there is one.
 
-    Precedence: schema < the user's own defaults < recipe < files and keys of the command line. And the recipe, with
-    what no run reads of it.
+    Precedence: schema < the user's own defaults < recipe < files and keys of the command line. And notes, on what a
+    user should know of how a run came to its settings.
     """
     composition = _composed(overrides)
-    settings, recipe = composition.checked(), composition.files.recipe
-    recipe.notes += composition.notes()
-    return settings, recipe
+    return composition.checked(), [*composition.notes()]
 
 
 def _composed(words: Sequence[str]) -> "Composition":

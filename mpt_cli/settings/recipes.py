@@ -90,17 +90,14 @@ class Layer:
 
 @dataclass
 class Recipe:
-    """A recipe with the files that it is composed of, in order, and what is wrong with them.
-
-    `searchpath` are the folders that it and its bases add, `notes` what a user
-    should know of how a run came to its settings.
+    """A recipe with the files that it is composed of, in order, the folders that these add to the search path, and what
+    is wrong with them.
     """
 
     path: Path = Path("custom")
     layers: list[Layer] = field(default_factory=list)
     searchpath: list[Path] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     @property
     def body(self) -> dict[str, Any]:
