@@ -48,6 +48,14 @@ def test_what_is_wrong_with_them_is_said_and_reproduce_does_not_read_them(file, 
     assert main(["reproduce", "digits_mlp", "--dry-run"]) == 0
 
 
+def test_where_they_cannot_be_read_the_recipe_is_checked_all_the_same(file, write_recipe, messages) -> None:
+    file.write_text("trainer: [\n")
+    own = write_recipe("defaults: [{modell: cnn}]\n")
+    unreadable, no_group = messages(own)
+    assert unreadable.startswith(f"conf: {file} is not valid YAML")
+    assert no_group == "defaults: there is no such group. Received: 'modell'. Did you mean model?"
+
+
 def test_vars_of_the_command_line_that_nothing_takes_are_said(write_recipe) -> None:
     recipe = write_recipe("vars: {n: 1, m: 2}\ntrainer: {epochs: '${vars.n}'}\n")
     notes = load_with_notes([recipe, "vars.n=2", "vars.q=32", "vars.m=3", "seed=${vars.m}"])[1]
