@@ -8,7 +8,7 @@ from pathlib import Path
 from mpt_cli.compare.comparison import CompareDirectory, Comparison, Script, make_comparison, read_comparison
 from mpt_cli.compare.report import write_comparison
 from mpt_cli.errors import config_error
-from mpt_cli.settings.load import load_with_recipe
+from mpt_cli.settings.load import load_with_notes
 from mpt_cli.sweep.job_list import SweepPlan, choose_objective
 from mpt_cli.sweep.run import Options, SweepRun, begin, exit_code, plan_facts, split_overrides
 from mpt_cli.telemetry.console import PrintableConsole
@@ -36,7 +36,7 @@ def start_compare(
     own, path = split_overrides(overrides, "compare_dir")
     plan, setups = make_comparison(own, measure.seeds, script, options.objective)
     if script is None:
-        for note in load_with_recipe(plan.jobs[0].words)[1].notes:
+        for note in load_with_notes(plan.jobs[0].words)[1]:
             console.say(note)
     else:
         choose_objective(options.objective, [])

@@ -12,7 +12,7 @@ from mpt_cli.plan.compiled_program import CompileTarget, Planned, assemble_progr
 from mpt_cli.plan.device import Device, load_device
 from mpt_cli.plan.program_text import Arrays, Exchange, Products, StepReader
 from mpt_cli.report.tables import print_labelled, print_table, text_columns
-from mpt_cli.settings.load import load_with_recipe
+from mpt_cli.settings.load import load_with_notes
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.overrides import read_grid, varied_values
 from mpt_cli.telemetry.console import PrintableConsole
@@ -109,8 +109,8 @@ def plan_settings(words: Sequence[str]) -> tuple[Settings, list[str]]:
     seed does not matter here.
     """
     named = any(word.lstrip("+").startswith(("backend=", "backend.name=")) for word in words)
-    settings, recipe = load_with_recipe([*words] if named else [*words, "backend=jax"])
-    return replace(settings, seed=settings.seed or 0), recipe.notes
+    settings, notes = load_with_notes([*words] if named else [*words, "backend=jax"])
+    return replace(settings, seed=settings.seed or 0), notes
 
 
 def make_plan(planned: Planned, overrides: dict[str, str]) -> Plan:

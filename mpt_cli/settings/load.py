@@ -6,7 +6,7 @@ whose defaults stand below all of it.
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
@@ -37,7 +37,6 @@ from mpt_cli.settings.overrides import (
     escape_interpolation,
     leaves,
     parse_overrides,
-    read_word,
     with_override,
 )
 from mpt_cli.settings.recipes import (
@@ -45,9 +44,9 @@ from mpt_cli.settings.recipes import (
     GroupChoice,
     Layer,
     Recipe,
-    layers_of_choice,
     merge_keys,
     merge_layers,
+    read_choice,
     read_recipe,
     reason_of,
 )
@@ -105,14 +104,40 @@ class Files:
     unsure: set[str]
 
 
+def read_files(given: ParsedOverrides) -> Files:
+    """Return the files of the recipe that a command line names, and of what its words choose."""
+    Path.cwd()  # FileNotFoundError where it is gone, before anything is looked for in it
+    try:
+        if given.conf is None:
+            names = ", ".join(recipe_paths()) or "none is installed"
+            rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
+            raise config_error("conf", rule, None, f"Recipes: {names}.")
+        path = find_recipe(given.conf)
+    except ConfigError as error:
+        return compose_files(given, Recipe(problems=error.problems), Recipe())
+    ours = {"conf", *sections()}
+    recipe = read_recipe(path, [choice for group, choice in given.choices.items() if group not in ours])
+    return compose_files(given, recipe, _defaults_of_user(recipe))
+
+
+def _defaults_of_user(recipe: Recipe) -> Recipe:
+    """Return what stands below the recipe; nothing below the record of a run, which says all."""
+    path = user_defaults()
+    if path is None or recipe.is_record:
+        return Recipe(Path("none"))
+    found = read_recipe(path)
+    found.body.pop("recipe", None)
+    return found
+
+
 def compose_files(given: ParsedOverrides, recipe: Recipe, below: Recipe) -> Files:
     """Return the files of the recipe, and over them those that words choose."""
-    layers, problems = [*below.layers, *recipe.layers], [*below.problems, *recipe.problems]
-    for choice in [choice for group, choice in given.choices.items() if group in sections()]:
-        try:
-            layers = [layer for layer in layers if layer.group != choice.group] + layers_of_choice(choice)
-        except ConfigError as error:
-            problems += error.problems
+    replaced = given.choices.keys() & sections().keys()
+    with searching(recipe.searchpath):
+        chosen = [read_choice(choice) for group, choice in given.choices.items() if group in replaced]
+    layers = [layer for each in (below, recipe) for layer in each.layers if layer.group not in replaced]
+    layers += [layer for each in chosen for layer in each.layers]
+    problems = [problem for each in (below, recipe, *chosen) for problem in each.problems]
     tree = merge_layers(layers)
     if given.conf is not None and (backend := _backend(tree, recipe, given, problems)):  # a script chooses itself
         tree = merge_keys(tree, {"backend": {"name": backend}})
@@ -156,11 +181,11 @@ def _resolved(node: DictConfig | ListConfig, path: str, problems: list[Problem])
     return [value(index, path) for index in range(len(node))]
 
 
-def build_settings(tree: dict[str, Any], problems: list[Problem], base: Settings | None = None) -> Settings:
-    """Build settings from `tree`; what it lacks is as in `base`, by default the schema's. With problems the result has
-    defaults in their place and only serves further checks.
+def build_settings(tree: dict[str, Any], problems: list[Problem]) -> Settings:
+    """Build settings from `tree`; what it lacks is by default. With problems the result has defaults in their place
+    and only serves further checks.
     """
-    base, known = base or Settings(), {problem.key for problem in problems}
+    defaults, known = Settings(), {problem.key for problem in problems}
     chosen = {name: variant_class(name, chosen_variant(name, tree[name])) for name in VARIANTS if name in tree}
 
     def build(cls: type, path: str, given: Any) -> Any:
@@ -171,7 +196,7 @@ def build_settings(tree: dict[str, Any], problems: list[Problem], base: Settings
         values: dict[str, Any] = {}
         for name, held in section_content(cls, path).items():
             if cls is Settings and name not in given:
-                values[name] = getattr(base, name)
+                values[name] = getattr(defaults, name)
             elif isinstance(held, Key):
                 values[name] = read(held, given.get(name, copy(held.default)))
             else:
@@ -216,24 +241,27 @@ def key_out(path: str) -> str:
 
 
 def load_settings(overrides: list[str]) -> Settings:
-    """Load as `load_with_recipe`, the settings alone.
+    """Load as `load_with_notes`, the settings alone.
 
     >>> load_settings(["conf=digits_cnn", "loss_scale.initial_scale=2**10"]).loss_scale.initial_scale
     1024.0
     """
-    return load_with_recipe(overrides)[0]
+    return load_with_notes(overrides)[0]
 
 
-def load_with_recipe(overrides: Sequence[str]) -> tuple[Settings, Recipe]:
+def load_with_notes(overrides: Sequence[str]) -> tuple[Settings, list[str]]:
     """Return the settings for `conf=NAME_OR_PATH key=value …`; ConfigError with every problem when there is one.
 
-    Precedence: schema < the user's own defaults < recipe < files and keys of the command line. And the recipe, with
-    what no run reads of it.
+    Precedence: schema < the user's own defaults < recipe < files and keys of the command line. And notes, on what a
+    user should know of how a run came to its settings.
     """
-    with composed(parse_overrides(overrides)) as composition:
-        settings, recipe = composition.checked(), composition.files.recipe
-        recipe.notes += composition.notes()
-        return settings, recipe
+    composition = _composed(overrides)
+    return composition.checked(), [*composition.notes()]
+
+
+def _composed(words: Sequence[str]) -> "Composition":
+    given = parse_overrides(words)
+    return compose(read_files(given), given)
 
 
 def load_variations(configurations: Iterable[Sequence[str]]) -> list[Settings | ConfigError]:
@@ -244,17 +272,14 @@ def load_variations(configurations: Iterable[Sequence[str]]) -> list[Settings | 
     >>> [settings.seed for settings in found]
     [1, 2]
     """
-    read, bases, outcomes = cache(read_word), dict[str, Composition](), list[Settings | ConfigError]()
+    files, outcomes = dict[str, Files](), list[Settings | ConfigError]()
     for words in configurations:
-        given = parse_overrides(words, read)
+        given = parse_overrides(words)
         chosen = repr(given.choices)
-        if chosen not in bases:
-            with composed(ParsedOverrides(given.choices)) as bases[chosen]:
-                pass
-        base = bases[chosen]
+        if chosen not in files:
+            files[chosen] = read_files(given)
         try:
-            with searching(base.files.recipe.searchpath):
-                outcomes.append(compose(base.files, given, base).checked())
+            outcomes.append(compose(files[chosen], given).checked())
         except ConfigError as error:
             outcomes.append(error)
     return outcomes
@@ -263,7 +288,7 @@ def load_variations(configurations: Iterable[Sequence[str]]) -> list[Settings | 
 @dataclass
 class Composition:
     """A command line, composed: the keys of files and words (`tree`), and the settings that they come to, each key by
-    itself. What is `found` to be wrong with them is among the problems.
+    itself, as far as it has no problem.
     """
 
     files: Files
@@ -271,7 +296,6 @@ class Composition:
     tree: dict[str, Any]
     settings: Settings
     problems: list[Problem]
-    found: list[Problem]
     unsure: set[str]
 
     def checked(self) -> Settings:
@@ -317,36 +341,6 @@ class Composition:
                 yield f"nothing takes {name}: a key of the recipe would as ${{{name}}}"
 
 
-@contextmanager
-def composed(given: ParsedOverrides) -> Iterator[Composition]:
-    """Compose a command line. While this is open, names are looked for where its recipe looks for them."""
-    Path.cwd()  # FileNotFoundError where it is gone, before anything is looked for in it
-    recipe, below = Recipe(), Recipe()
-    try:
-        if given.conf is None:
-            names = ", ".join(recipe_paths()) or "none is installed"
-            rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
-            raise config_error("conf", rule, None, f"Recipes: {names}.")
-        ours = {"conf", *sections()}
-        project_groups = [choice for group, choice in given.choices.items() if group not in ours]
-        recipe = read_recipe(find_recipe(given.conf), project_groups)
-        below = _defaults_of_user(recipe)
-    except ConfigError as error:
-        recipe = Recipe(problems=error.problems)
-    with searching(recipe.searchpath):
-        yield compose(compose_files(given, recipe, below), given)
-
-
-def _defaults_of_user(recipe: Recipe) -> Recipe:
-    """Return what stands below the recipe; nothing below the record of a run, which says all."""
-    path = user_defaults()
-    if path is None or recipe.is_record:
-        return Recipe(Path("none"))
-    found = read_recipe(path)
-    found.body.pop("recipe", None)
-    return found
-
-
 # what a record of an earlier version has where they were not set
 _GONE = {
     "loss_scale.stop_on_idle_epoch": True,
@@ -355,29 +349,29 @@ _GONE = {
 }
 
 
-def compose(files: Files, given: ParsedOverrides, base: Composition | None = None) -> Composition:
-    """Set the keys of the command line. Of the same files without any (`base`) only the sections that they change are
-    read anew: that takes a ten-thousandth of a second.
-    """
+def compose(files: Files, given: ParsedOverrides) -> Composition:
+    """Set the keys of the command line, resolve interpolations, and read every key."""
     problems, tree = [*files.problems, *given.problems], files.tree
     for override in given.overrides:
         try:
             tree = with_override(tree, override)
         except FAULTS as error:
             problems.append(Problem(override.key_or_group, f"cannot be set: {reason_of(error)}."))
-    is_plain = "${" not in str(tree)
-    found = _variants(tree if is_plain else OmegaConf.create(tree), problems)
+    is_plain = "${" not in str(tree)  # OmegaConf would take nine times as long
+    with searching(files.recipe.searchpath):
+        found = _variants(tree if is_plain else OmegaConf.create(tree), problems)
     variants = {section: name for section, name in found.items() if section not in files.unsure}
     unsure = files.unsure | (VARIANTS.keys() - variants)
+    tree = {"recipe": files.recipe.path.stem} | tree
     plain = tree if is_plain else _resolved(_above_defaults(tree, variants), "", problems)
-    if "recipe" not in tree:
-        plain = {**plain, "recipe": files.recipe.path.stem}
-    is_like_base = is_plain and base is not None and base.tree.keys() <= tree.keys()
-    settings, wrong = _read(plain, unsure, problems, base if is_like_base else None)
+    known = len(problems)
+    note_secrets(plain, "", problems)
+    settings = build_settings({name: part for name, part in plain.items() if name not in unsure}, problems)
+    wrong = problems[known:]
     if files.recipe.is_record:  # perhaps of an earlier version, with keys that are gone and were not set
         unset = [each for each in wrong if each.received in (None, False, [], {}, _GONE.get(each.key))]
         wrong = [each for each in wrong if each not in unset or not unknown_key_problem(each.key, {})]
-    return Composition(files, given, tree, settings, [*problems, *wrong], wrong, unsure)
+    return Composition(files, given, tree, settings, [*problems[:known], *wrong], unsure)
 
 
 def _variants(node: Any, problems: list[Problem]) -> dict[str, str]:
@@ -391,20 +385,6 @@ def _variants(node: Any, problems: list[Problem]) -> dict[str, str]:
             else:
                 found[section] = name
     return found
-
-
-def _read(
-    plain: dict[str, Any], unsure: Collection[str], known: Sequence[Problem], base: Composition | None
-) -> tuple[Settings, list[Problem]]:
-    """Return the settings, and what is wrong with keys beside what is known; what is as in `base` is not read anew."""
-    kept = base.tree if base else {}
-    changed = {name: part for name, part in plain.items() if name not in kept or part is not kept[name]}
-    problems = [*known]
-    note_secrets(changed, "", problems)
-    sure = {name: part for name, part in changed.items() if name not in unsure}
-    settings = build_settings(sure, problems, base.settings if base else None)
-    others = [each for each in base.found if each.key.partition(".")[0] not in changed] if base else []
-    return settings, [*problems[len(known) :], *others]
 
 
 def note_secrets(value: Any, path: str, problems: list[Problem]) -> None:
@@ -452,8 +432,7 @@ def placed(words: list[str]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        with composed(parse_overrides(words)) as composition:
-            raise ConfigError(composition.with_places(error.problems)) from error.__cause__
+        raise ConfigError(_composed(words).with_places(error.problems)) from error.__cause__
 
 
 def _variable(name: str, *default: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,6 @@ from mpt_cli.settings.schema import CHOOSING_KEYS, find_key, unknown_key_problem
 from mpt_cli.settings.search_path import (
     conf_override,
     group_names,
-    is_project_group,
     project_groups,
     recipe_paths,
     recipe_remedy,
@@ -106,7 +105,7 @@ class ParsedOverrides:
         return self.choices["conf"].name if "conf" in self.choices else None
 
 
-def read_word(word: str) -> GroupChoice | Override | Problem:
+def _read_word(word: str) -> GroupChoice | Override | Problem:
     """Return what a word of the command line says; a problem where it fits nowhere."""
     if word.startswith("conf="):
         return GroupChoice("conf", without_quotes(word.removeprefix("conf=")), "conf")
@@ -117,12 +116,10 @@ def read_word(word: str) -> GroupChoice | Override | Problem:
     return _choice_or_problem(override) or override
 
 
-def parse_overrides(
-    words: Iterable[str], read: Callable[[str], GroupChoice | Override | Problem] = read_word
-) -> ParsedOverrides:
+def parse_overrides(words: Iterable[str]) -> ParsedOverrides:
     """Sort them into choices and overrides; what fits nowhere becomes a problem."""
     parsed = ParsedOverrides()
-    for found in map(read, words):
+    for found in map(_read_word, words):
         if isinstance(found, Problem):
             parsed.problems.append(found)
         elif isinstance(found, Override):
@@ -196,7 +193,7 @@ def _choice_or_problem(override: Override) -> GroupChoice | Problem | None:
         return GroupChoice(group, value, key)
     if re.split("[./]", key)[0] == "hydra":
         return Problem(key, "there are no settings of Hydra's own.", line, "`mpt list keys` shows what can be set.")
-    if find_key(key) is None and is_project_group(key):
+    if find_key(key) is None and key in project_groups():
         return GroupChoice(key, str(value), key)
     return unknown_word_problem(key, value)
 

@@ -20,7 +20,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, first_line
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
 from mpt_cli.settings.model_data_optimizer_keys import mode_settings
@@ -33,9 +33,9 @@ from mpt_cli.settings.search_path import (
     group_choices,
     group_files,
     group_names,
-    is_project_group,
     is_shipped,
     module_folders,
+    project_groups,
     search_in,
     searching,
 )
@@ -90,17 +90,14 @@ class Layer:
 
 @dataclass
 class Recipe:
-    """A recipe with the files that it is composed of, in order, and what is wrong with them.
-
-    `searchpath` are the folders that it and its bases add, `notes` what a user
-    should know of how a run came to its settings.
+    """A recipe with the files that it is composed of, in order, the folders that these add to the search path, and what
+    is wrong with them.
     """
 
     path: Path = Path("custom")
     layers: list[Layer] = field(default_factory=list)
     searchpath: list[Path] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -113,40 +110,44 @@ class Recipe:
         return sections().keys() <= self.body.keys()
 
 
-def read_recipe(path: Path, project_groups: Sequence[GroupChoice] = ()) -> Recipe:
-    """Return the recipe at `path` with all its problems; ConfigError where it can't be read or composed.
+def read_recipe(path: Path, of_project: Sequence[GroupChoice] = ()) -> Recipe:
+    """Return the recipe at `path` with all its problems.
 
-    `project_groups` are files of the project's own groups (`experiment=x`), which come last where no list names them.
+    `of_project` are files of the project's own groups (`experiment=x`), which come last where no list names them.
     """
-    wrong = {choice.group: problem for choice in project_groups if (problem := choice.problem())}
+    wrong = {choice.group: problem for choice in of_project if (problem := choice.problem())}
     recipe = Recipe(path, problems=[*wrong.values()])
-    try:
-        with searching():
-            recipe.layers = _Files(recipe).layers(_ROOT, [each for each in project_groups if each.group not in wrong])
-    except FAULTS as error:
-        place = places_of(path).get(("defaults",))
-        raise config_error("defaults", f"cannot be composed: {reason_of(error)}.", place=place) from error
+    with searching():
+        _compose(recipe, None, [each for each in of_project if each.group not in wrong])
     for base in [layer for layer in recipe.layers if layer.path != path]:
         base.body.pop("recipe", None)  # it gives everything but its name
     return recipe
 
 
-def layers_of_choice(choice: GroupChoice) -> list[Layer]:
-    """Return the file of a group that a word chooses and those that it starts from; ConfigError where they can't be
-    composed.
-    """
-    if problem := choice.problem():
-        raise ConfigError(problem)
+def read_choice(choice: GroupChoice) -> Recipe:
+    """Return the file of a group that a word chooses, and those that it starts from, with all problems."""
     recipe = Recipe()
+    if problem := choice.problem():
+        recipe.problems.append(problem)
+    else:
+        _compose(recipe, choice)
+    return recipe
+
+
+def _compose(recipe: Recipe, choice: GroupChoice | None, of_project: Sequence[GroupChoice] = ()) -> None:
+    """Add the layers of the recipe itself or of a choice; where Hydra can't compose them, a problem."""
+    name = f"{choice.group}/{choice.name}" if choice else _ROOT
     try:
-        layers = _Files(recipe).layers(f"{choice.group}/{choice.name}")
+        recipe.layers = _Files(recipe).layers(name, of_project)
     except ConfigError as error:
-        raise ConfigError([replace(problem, key=choice.written) for problem in error.problems]) from error
+        recipe.problems += [replace(each, key=choice.written) if choice else each for each in error.problems]
     except FAULTS as error:
-        raise config_error(choice.written, f"{choice.name} cannot be composed: {reason_of(error)}.") from error
-    if recipe.problems:
-        raise ConfigError(recipe.problems)
-    return layers
+        rule = f"cannot be composed: {reason_of(error)}."
+        if choice:
+            recipe.problems.append(Problem(choice.written, f"{choice.name} {rule}"))
+        else:
+            place = places_of(recipe.path).get(("defaults",))
+            recipe.problems.append(Problem("defaults", rule, place=place))
 
 
 def _group_key(entry: GroupDefault) -> str:
@@ -184,12 +185,12 @@ class _Files(ConfigRepository):
         self.recipes[name := re.sub(r"[^\w.-]", "_", path.stem) + number] = path
         return name
 
-    def layers(self, name: str, project_groups: Sequence[GroupChoice] = ()) -> list[Layer]:
+    def layers(self, name: str, of_project: Sequence[GroupChoice] = ()) -> list[Layer]:
         """Return the files that Hydra composes for this one, in order."""
         found = self._composed(name, [])
-        if project_groups:
+        if of_project:
             named = self._named_groups()  # by now every list was read
-            words = [f"{'' if each.group in named else '+'}{each.group}={each.name}" for each in project_groups]
+            words = [f"{'' if each.group in named else '+'}{each.group}={each.name}" for each in of_project]
             found = self._composed(name, words)
         return [
             self._layer(each.config_path, each.package or "") for each in found if each.config_path in self.contents
@@ -212,7 +213,7 @@ class _Files(ConfigRepository):
         return self.load_config(config_path) is not None
 
     def group_exists(self, config_path: str) -> bool:
-        return config_path in group_names() or is_project_group(config_path)
+        return config_path in group_names() or config_path in project_groups()
 
     def _load(self, name: str) -> ConfigResult | None:
         if name == _ROOT:

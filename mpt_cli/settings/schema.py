@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Dict, List, Literal, Optional,
 from annotated_types import Interval
 
 from mpt_cli import plugins
-from mpt_cli.errors import OTHER_WORDS, Problem, did_you_mean, nearest
+from mpt_cli.errors import OTHER_WORDS, Problem, nearest
 from mpt_cli.settings.key_type import Count, Key, NonNegative, Positive, Whole, class_keys, key, one_of, section_content
 from mpt_cli.settings.model_data_optimizer_keys import (
     DATA,
@@ -246,20 +246,15 @@ VARIANTS: dict[str, dict[str, type]] = {
     "optimizer": OPTIMIZER_VARIANTS,
     "loss_scale": {mode: mode_settings(mode) for mode in SCALE_MODES},
 }
-_CHOOSING = {
-    **dict.fromkeys(("model", "data", "optimizer", "policy", "backend", "distribute"), "name"),
-    "loss_scale": "mode",
+CHOOSING_KEYS = {  # model.name=cnn acts as model=cnn
+    **{f"{group}.name": group for group in ("model", "data", "optimizer", "policy", "backend", "distribute")},
+    "loss_scale.mode": "loss_scale",
 }
-CHOOSING_KEYS = {f"{group}.{key}": group for group, key in _CHOOSING.items()}  # model.name=cnn acts as model=cnn
 
 
-def choosing_key(group: str) -> str:
-    """Return the key within a section that chooses its file, empty where only the group itself does.
-
-    >>> choosing_key("model"), choosing_key("loss_scale"), choosing_key("trainer")
-    ('name', 'mode', '')
-    """
-    return _CHOOSING.get(group, "")
+def choosing_key(section: str) -> str:
+    """Return the key within a section that says which variant it is."""
+    return "mode" if section == "loss_scale" else "name"
 
 
 def chosen_variant(section: str, given: Any) -> str:
@@ -270,16 +265,9 @@ def chosen_variant(section: str, given: Any) -> str:
 
 def variant_class(section: str, name: str) -> type:
     """Return the keys of one variant, of modes also another package's; PluginError where it can't be used."""
-    if name in VARIANTS[section]:
-        return VARIANTS[section][name]
     if name == PYTHON and section in PROGRAM_VARIANTS:
         return PROGRAM_VARIANTS[section]
-    if section == "loss_scale":
-        return mode_settings(name)
-    names = [*VARIANTS[section]]
-    raise plugins.PluginError(
-        f"its name must be one of {', '.join(names)}. Received: {name!r}. {did_you_mean(name, names)}".rstrip()
-    )
+    return mode_settings(name) if section == "loss_scale" else VARIANTS[section][name]
 
 
 def variants_of(section: str) -> dict[str, type]:

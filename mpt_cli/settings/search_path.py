@@ -179,13 +179,8 @@ def group_choices(group: str) -> list[str]:
 
 def project_groups() -> set[str]:
     """Return the groups that the project alone has."""
-    folders = (path for root in _folders("conf")[:-1] for path in root.iterdir() if path.is_dir())
+    folders = (path for root in _folders("conf")[:-1] for path in root.iterdir() if any(path.glob("*.yaml")))
     return {path.name for path in folders} - {*group_names()}
-
-
-def is_project_group(name: str) -> bool:
-    """Return whether the project has a group of this name that is no section of the schema."""
-    return name not in group_names() and name.isidentifier() and bool(group_files(name))
 
 
 def module_folders(path: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from mpt_cli.errors import MISMATCH, OK, Problem, config_error, printable_tree, 
 from mpt_cli.files import write_json
 from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.runs.resume import stored_settings
-from mpt_cli.settings.load import load_with_recipe
+from mpt_cli.settings.load import load_with_notes
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel
 from mpt_cli.settings.search_path import conf_override, recipe_paths, shell_command
 from mpt_cli.telemetry.console import PrintableConsole
@@ -40,8 +40,8 @@ def _is_run(word: str) -> bool:
 
 
 def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
-    settings, recipe = load_with_recipe(arguments.overrides)
-    for note in recipe.notes:
+    settings, notes = load_with_notes(arguments.overrides)
+    for note in notes:
         say(note)
     settings = with_drawn_seed(on_one_device(settings, say))
     with diagnosis_directory(arguments.out, default_parent(settings.recipe)) as directory:

@@ -190,14 +190,14 @@ def _copy(source: Path, target: Path) -> None:
 def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str], list[str]]:
     """Return the settings, the environment variables that they read, and notes on the recipe."""
     from mpt_cli.runs.expectations import applicable_expectations
-    from mpt_cli.settings.load import load_with_recipe
+    from mpt_cli.settings.load import load_with_notes
     from mpt_cli.settings.overrides import keys_given
 
     with watched_environment(is_closed=arguments.untrusted) as variables:
-        settings, recipe = load_with_recipe(arguments.overrides)
+        settings, notes = load_with_notes(arguments.overrides)
         expected = applicable_expectations(settings.expect, keys_given(arguments.overrides))
         settings = replace(settings, expect=expected)
-        return settings, [*variables], recipe.notes
+        return settings, [*variables], notes
 
 
 def _show(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from mpt_cli.errors import NUMERICAL, OK
-from mpt_cli.settings.load import load_with_recipe, placed
+from mpt_cli.settings.load import load_with_notes, placed
 from mpt_cli.settings.overrides import without_quotes
 from mpt_cli.settings.schema import Settings
 from mpt_cli.verbs import print_json, say
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def run_train(arguments: argparse.Namespace) -> int:
     overrides = with_run_configuration(arguments.overrides)
-    settings, recipe = load_with_recipe(overrides)
+    settings, notes = load_with_notes(overrides)
     if settings.distribute.name != "none" and (code := _follow_unless_first(settings)) is not None:
         return code
     from mpt_cli import training_run  # with what trains: a wrong word is answered before that is loaded
@@ -27,7 +27,7 @@ def run_train(arguments: argparse.Namespace) -> int:
 
     command = ["mpt", "train", *overrides]
     with _progress_stream(arguments) as stream, training_run.others_released(settings), placed(overrides):
-        summary = training_run.train(settings, command, training_run.Reporters(stream), recipe.notes)
+        summary = training_run.train(settings, command, training_run.Reporters(stream), notes)
     if arguments.json:
         print_json(summary_dict(summary))
     if arguments.quiet and summary.exit_code != OK:

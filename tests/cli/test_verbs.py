@@ -120,13 +120,13 @@ def test_a_copy_overwrites_nothing(mpt) -> None:
     ],
 )
 def test_an_error_becomes_its_exit_code(error, code, words, mpt, monkeypatch) -> None:
-    monkeypatch.setattr("mpt_cli.settings.load.load_with_recipe", _raiser(error))
+    monkeypatch.setattr("mpt_cli.settings.load.load_with_notes", _raiser(error))
     done = mpt("check", "conf=digits_cnn")
     assert (done.code, done.err) == (code, words)
 
 
 def test_anything_else_is_a_bug_of_ours(mpt, monkeypatch) -> None:
-    monkeypatch.setattr("mpt_cli.settings.load.load_with_recipe", _raiser(RuntimeError("surprise")))
+    monkeypatch.setattr("mpt_cli.settings.load.load_with_notes", _raiser(RuntimeError("surprise")))
     done = mpt("check", "conf=digits_cnn")
     assert done.code == 1
     assert "Traceback" in done.err and "surprise" in done.err and "This is a bug in mpt" in done.err
@@ -139,7 +139,7 @@ def test_the_users_exception_is_shown_with_their_traceback(mpt, monkeypatch) -> 
         except ZeroDivisionError as error:
             raise errors.UserCodeError("model.builder: net raised ZeroDivisionError.") from error
 
-    monkeypatch.setattr("mpt_cli.settings.load.load_with_recipe", fail)
+    monkeypatch.setattr("mpt_cli.settings.load.load_with_notes", fail)
     done = mpt("check", "conf=digits_cnn")
     assert done.code == 2 and done.err.startswith("mpt check: model.builder: net raised ZeroDivisionError.\n\n")
     assert '"/home/me/nets.py", line 2, in net' in done.err and "This is a bug" not in done.err

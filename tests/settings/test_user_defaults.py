@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.cli import main
-from mpt_cli.settings.load import load_with_recipe, resolved_yaml
+from mpt_cli.settings.load import load_with_notes, resolved_yaml
 from mpt_cli.settings.search_path import DEFAULTS
 
 
@@ -20,15 +20,15 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_they_stand_below_the_recipe_and_what_they_decide_is_said(file, capsys) -> None:
-    settings, recipe = load_with_recipe(["conf=digits_mlp", "logger.console=plain"])
+    settings, notes = load_with_notes(["conf=digits_mlp", "logger.console=plain"])
     assert (settings.trainer.epochs, settings.trainer.keep_checkpoints, settings.logger.console) == (15, 5, "plain")
-    assert recipe.notes == [f"of {file}: trainer.keep_checkpoints"]
+    assert notes == [f"of {file}: trainer.keep_checkpoints"]
     assert main(["check", "conf=digits_mlp"]) == 0
     assert f"\nof {file}: trainer.keep_checkpoints, logger.console\n" in capsys.readouterr().out
     Path("record.yaml").write_text(resolved_yaml(settings))
     file.write_text("trainer: {keep_checkpoints: 7}\n")
-    again, recipe = load_with_recipe(["conf=./record.yaml"])
-    assert again == settings and recipe.notes == []  # the record of a run says all
+    again, notes = load_with_notes(["conf=./record.yaml"])
+    assert again == settings and notes == []  # the record of a run says all
 
 
 @pytest.mark.parametrize("words", ["compare compare_dir=full", "diagnose --out full", "plan --device h100 --devices 3"])
@@ -48,7 +48,15 @@ def test_what_is_wrong_with_them_is_said_and_reproduce_does_not_read_them(file, 
     assert main(["reproduce", "digits_mlp", "--dry-run"]) == 0
 
 
+def test_where_they_cannot_be_read_the_recipe_is_checked_all_the_same(file, write_recipe, messages) -> None:
+    file.write_text("trainer: [\n")
+    own = write_recipe("defaults: [{modell: cnn}]\n")
+    unreadable, no_group = messages(own)
+    assert unreadable.startswith(f"conf: {file} is not valid YAML")
+    assert no_group == "defaults: there is no such group. Received: 'modell'. Did you mean model?"
+
+
 def test_vars_of_the_command_line_that_nothing_takes_are_said(write_recipe) -> None:
     recipe = write_recipe("vars: {n: 1, m: 2}\ntrainer: {epochs: '${vars.n}'}\n")
-    notes = load_with_recipe([recipe, "vars.n=2", "vars.q=32", "vars.m=3", "seed=${vars.m}"])[1].notes
+    notes = load_with_notes([recipe, "vars.n=2", "vars.q=32", "vars.m=3", "seed=${vars.m}"])[1]
     assert notes == ["nothing takes vars.q: a key of the recipe would as ${vars.q}"]
