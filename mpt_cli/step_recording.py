@@ -34,7 +34,7 @@ from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimize
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
 from mpt_cli.signals import format_end, signal_of
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
-from mpt_cli.telemetry.record_types import Event, RunHeader, Scaling
+from mpt_cli.telemetry.record_types import DEAD, Event, RunHeader, Scaling
 from mpt_cli.telemetry.run_state import EventTally, RunState
 from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
@@ -325,7 +325,13 @@ class Recording(Record, ABC):
             self.unchecked = self.unchecked if found else HIDDEN
         self.counters.sample = None
         if len(found) == len(steps):
-            self.counters.sample = max(found, key=lambda sample: (len(sample.faults), sample.flushed_share))
+            sample = max(found, key=lambda sample: (len(sample.faults), sample.flushed_share))
+            faults = {name: fault for name, fault in sample.faults.items() if fault != DEAD or not self._trained(name)}
+            self.counters.sample = replace(sample, faults=faults)
+
+    def _trained(self, layer: str) -> bool:
+        """Return whether weights of the layer have changed: one batch that gives it no gradient then shows nothing."""
+        return self.weight_watch is not None and self.weight_watch.has_moved_in(layer)
 
     def finish(self) -> None:
         """End the record with its verdict."""

@@ -54,6 +54,11 @@ class WeightWatch:
         self.found = UnmovedWeights(self.since, rate)
         return None if was_known else self.found
 
+    def has_moved_in(self, layer: str) -> bool:
+        """Return whether a kernel of the layer has changed since the watch began."""
+        own = [(kernel, begun) for kernel, begun in self._begun if f"{layer}/" in getattr(kernel, "path", "")]
+        return any(_checksum(kernel) != begun for kernel, begun in own)
+
     def _applied(self) -> float:
         """Return the number of updates so far, of the optimizer that has the most."""
         return max(

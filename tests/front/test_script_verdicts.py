@@ -282,3 +282,23 @@ def test_a_script_of_which_no_sample_is_wanted_is_not_checked(tmp_path):
     mpt("run", "run_dir=run", "policy=mixed_bfloat16", never, "recurrent.py", cwd=tmp_path)
     explanation = load_run(tmp_path / "run").explanation
     assert explanation.endswith("was not checked: trainer.gradient_health_every_steps=auto samples it."), explanation
+
+
+ONE_BATCH = """
+import keras, numpy as np
+mix = keras.layers.Dense(4, "relu", kernel_initializer="ones", name="mix")
+model = keras.Sequential([keras.Input((2,)), mix, keras.layers.Dense(1, dtype="float32")])
+model.compile(keras.optimizers.SGD(1e-3), "mse", jit_compile=False)
+x, y = np.random.default_rng(0).uniform(1, 2, (64, 2)), np.ones((64, 1))
+x[-8:] *= SIGN
+model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+"""
+
+
+@pytest.mark.parametrize(("sign", "always", "verdict"), [("-1", "", "healthy"), ("1", "x = -abs(x)\n", "dead layers")])
+def test_a_layer_that_the_last_batch_alone_gives_no_gradient_is_not_called_dead(sign, always, verdict, tmp_path):
+    lines = ONE_BATCH.replace("SIGN", sign).replace("model.fit", f"{always}model.fit")
+    (tmp_path / "it.py").write_text(lines)
+    words = ["trainer.gradient_health_every_steps=10", "loss_scale.initial_scale=8"]
+    done = mpt("run", "run_dir=run", *words, "it.py", cwd=tmp_path)
+    assert load_run(tmp_path / "run").verdict == verdict, done.stderr
