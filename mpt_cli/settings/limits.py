@@ -32,12 +32,12 @@ def load_yaml(path: Path) -> Any:
     return parse_yaml(read_yaml_text(path), path)
 
 
-def load_mapping(path: Path) -> dict[str, Any]:
-    """Return the keys of a recipe or a group file as they are written. ConfigError where it holds none."""
+def load_mapping(path: Path, may_be_empty: bool = False) -> dict[str, Any]:
+    """Return the keys of a recipe or a group file as they are written. ConfigError where it holds none and must."""
     content = load_yaml(path)
     if not isinstance(content, dict):
         raise config_error("conf", f"{path} must hold keys and values at its top level.")
-    if not content:
+    if not content and not may_be_empty:
         remedy = "`model: {name: mlp}` is the shortest recipe, all else by default; mpt copy gives one to edit."
         raise config_error("conf", f"{path} must hold keys, and it is empty or all comments.", None, remedy)
     return {str(name): value for name, value in content.items()}

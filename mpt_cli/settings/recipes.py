@@ -228,7 +228,7 @@ class _Files(ConfigRepository):
                 return None
             self.contents[name] = path or Path(name), {choosing_key(group): choice}  # all else is by default
             return _result([])
-        content = load_mapping(path)
+        content = load_mapping(path, may_be_empty=name not in self.recipes)
         header = ConfigSource._get_header_dict(read_yaml_text(path))
         self.contents[name] = path, content
         defaults = content.pop("defaults", None)

@@ -26,8 +26,14 @@ def test_a_choice_replaces_the_file_that_the_recipe_chose_and_leaves_its_own_key
     group.mkdir(parents=True)
     (group / "greedy.yaml").write_text("mode: dynamic\ninitial_scale: 2**24\ngrowth_steps: 10\n")
     (group / "patient.yaml").write_text("mode: dynamic\ninitial_scale: 2**12\n")
+    (group / "plain.yaml").write_text("# nothing but what is so by default\n")
     recipe = write_recipe("defaults: [{loss_scale: greedy}]\nloss_scale: {hysteresis: 3}\n")
-    for words, scale, steps in (([], 24, 10), (["loss_scale=patient"], 12, 2000), (["loss_scale=dynamic"], 15, 2000)):
+    for words, scale, steps in (
+        ([], 24, 10),
+        (["loss_scale=patient"], 12, 2000),
+        (["loss_scale=dynamic"], 15, 2000),
+        (["loss_scale=plain"], 15, 2000),
+    ):
         chosen = load_settings([recipe, *words]).loss_scale
         assert (chosen.initial_scale, chosen.growth_steps, chosen.hysteresis) == (2.0**scale, steps, 3)
 
