@@ -44,3 +44,4 @@ def test_a_console_whose_reader_goes_away_falls_silent() -> None:
         console = PrintableConsole(stream)
         console.say("one")
         console.say("two")
+        assert console.quiet
