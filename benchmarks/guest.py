@@ -6,7 +6,6 @@ Both take turns, so that a busy machine slows both. Each row is a script, with m
 """
 
 import argparse
-import os
 import resource
 import subprocess
 import sys
@@ -25,7 +24,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 def cpu_seconds(command: list[str], folder: Path) -> float:
     """Return the user and system seconds of a command that must succeed."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *command], cwd=folder, check=True, capture_output=True, env=os.environ)
+    subprocess.run([sys.executable, *command], cwd=folder, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -25,9 +25,11 @@ def cores_of_process() -> int:
 
 @contextmanager
 def import_that_stays() -> Iterator[None]:
-    """Leave the import of Keras to no garbage collection. Nearly all of its objects,
-    760,000 for TensorFlow, stay until the end, so they are never looked through for garbage: not while they are made,
-    later, nor as Python ends. That takes 2 of the 10 CPU seconds of a short run on TensorFlow, and 1 on JAX."""
+    """Leave the import of Keras to no garbage collection.
+
+    Nearly all of its objects, 760,000 for TensorFlow, stay until the end, so they are never looked through for garbage:
+    not while they are made, later, nor as Python ends. That saves 2 of the 10 CPU seconds of a short run on TensorFlow,
+    and 1 on JAX."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -34,7 +34,7 @@ from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimize
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
 from mpt_cli.signals import format_end, signal_of
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
-from mpt_cli.telemetry.record_types import DEAD, Event, RunHeader, Scaling
+from mpt_cli.telemetry.record_types import DEAD, FORWARD_PASS, Event, RunHeader, Scaling
 from mpt_cli.telemetry.run_state import EventTally, RunState
 from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
@@ -459,7 +459,7 @@ class LoopRecording(Recording):
     def explained(self, events: list[Event]) -> list[Event]:
         """Return the events, with the layer where the forward pass of the latest skipped step went wrong."""
         events = super().explained(events)
-        for event in reversed(events):
+        for event in [event for event in events if event.cause == FORWARD_PASS]:
             for model, x in self.calls.inputs_of_skipped(self.optimizer, event.step + self.offset):
                 search = self._searches.setdefault(id(model), FaultSearch(model, self.telemetry.message))
                 events = search.name_layers(events, {event.step: (x,)}.get)

@@ -14,7 +14,7 @@ from mpt_cli.report.picture import CURVE_COLORS, Curve, CurveStyle, Picture, dis
 from mpt_cli.report.tables import PageTable, text_table
 from mpt_cli.runs.provenance import flatten
 from mpt_cli.settings.model_data_optimizer_keys import PYTHON
-from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.overrides import resume_command
 from mpt_cli.settings.search_path import conf_override, explicit_path, shell_command
 from mpt_cli.telemetry.console.plain import result_rows
 from mpt_cli.telemetry.format import (
@@ -139,8 +139,7 @@ def run_commands(history: RunHistory) -> list[str]:
         again = [shell_command(*map(str, script))] if isinstance(script, list) and script else []
         return [*again, shell_command("report", explicit_path(history.run.path))]
     if history.run.is_saved and not history.run.ending:  # it goes on, or was killed
-        resumed = format_override("resume", str(history.run.path))
-        return [shell_command("train", conf_override(history.run.config_yaml), resumed)]
+        return [resume_command(history.run.path)]
     words = history.environment.get("command_line")
     return [
         *([shell_command(*map(str, words[1:]))] if isinstance(words, list) and words else []),

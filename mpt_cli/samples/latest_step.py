@@ -255,10 +255,10 @@ class TapedCalls:
         from mpt_cli.precision.apply_or_skip_tensorflow import is_for_xla, is_readable, outside
 
         calls = [call for call in self._calls if all(map(is_readable, call.outputs))]
-        inputs = [call.inputs for call in calls]
-        tensors = [tf.cast(optimizer.seen_steps + 1, "int32"), *map(tf.convert_to_tensor, tf.nest.flatten(inputs))]
         if not calls:
             return []
+        inputs = [call.inputs for call in calls]
+        tensors = [tf.cast(optimizer.seen_steps + 1, "int32"), *map(tf.convert_to_tensor, tf.nest.flatten(inputs))]
         is_exact = is_for_xla()  # which takes no variables of any shape, for the batches of all steps
         if is_exact and not all(tensor.shape.is_fully_defined() for tensor in tensors):
             return []

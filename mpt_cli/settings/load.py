@@ -369,9 +369,13 @@ def compose(files: Files, given: ParsedOverrides) -> Composition:
     settings = build_settings({name: part for name, part in plain.items() if name not in unsure}, problems)
     wrong = problems[known:]
     if files.recipe.is_record:  # perhaps of an earlier version, with keys that are gone and were not set
-        unset = [each for each in wrong if each.received in (None, False, [], {}, _GONE.get(each.key))]
-        wrong = [each for each in wrong if each not in unset or not unknown_key_problem(each.key, {})]
+        wrong = [each for each in wrong if not _is_gone_and_unset(each)]
     return Composition(files, given, tree, settings, [*problems[:known], *wrong], unsure)
+
+
+def _is_gone_and_unset(problem: Problem) -> bool:
+    unset: tuple[Any, ...] = (None, False, [], {}, _GONE.get(problem.key))
+    return problem.received in unset and unknown_key_problem(problem.key, {}) is not None
 
 
 def _variants(node: Any, problems: list[Problem]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from mpt_cli.settings.search_path import (
     project_groups,
     recipe_paths,
     recipe_remedy,
+    shell_command,
 )
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
@@ -72,6 +73,11 @@ def _with_quotes(text: str) -> str:
     """Return the override with its value in quotes."""
     key, _, value = text.partition("=")
     return '{}="{}"'.format(key, value.replace('"', '\\"'))
+
+
+def resume_command(run_dir: Path) -> str:
+    """Return the command that continues the run in this directory."""
+    return shell_command("train", conf_override(run_dir / "config.yaml"), format_override("resume", str(run_dir)))
 
 
 def format_override(key: str, text: str) -> str:

@@ -80,14 +80,16 @@ def read_space(words: Sequence[str]) -> Space:
             problems.append(Problem(key, "must be given once in a search."))
         if interval is not None:
             low, high, is_log = interval.start or 0, interval.end or 0, "log" in interval.tags
+            known = find_key(key)
+            is_whole = known is not None and int in known.options and float not in known.options
+            if is_whole and math.isfinite(high - low):
+                low, high = math.ceil(low), math.floor(high)
             if not 0.0 < high - low < math.inf or (is_log and low <= 0):
                 rule = "must be interval(SMALLER,LARGER), both > 0 on a log scale."
                 problems.append(Problem(key, rule, word.partition("=")[2]))
                 low, high = 1, 2
-            known = find_key(key)
-            is_whole = known is not None and int in known.options and float not in known.options
-            if is_whole or (isinstance(low, int) and isinstance(high, int)):
-                space.axes[key] = IntDistribution(int(low), int(high), log=is_log)
+            if isinstance(low, int) and isinstance(high, int):
+                space.axes[key] = IntDistribution(low, high, log=is_log)
             else:
                 space.axes[key] = FloatDistribution(low, high, log=is_log)
             continue

@@ -11,8 +11,8 @@ from pathlib import Path
 from mpt_cli.errors import INTERRUPTED, TERMINATED, DataError
 from mpt_cli.files import LONGEST_LINE, open_file
 from mpt_cli.runs.directory import RunDirectory, read_holder
-from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.search_path import conf_override, expanded, shell_command
+from mpt_cli.settings.overrides import resume_command
+from mpt_cli.settings.search_path import expanded
 from mpt_cli.verbs import say
 
 LOOK_SECONDS, SWEEP_LOOK_SECONDS = 0.25, 1.0
@@ -58,8 +58,7 @@ def _watch_run(run: RunDirectory) -> int:
             break
     say("its process is gone and left no summary: it was killed, or its machine went down")
     if run.is_saved and run.config_yaml.is_file():
-        words = conf_override(run.config_yaml), format_override("resume", str(run.path))
-        say(f"to resume it: {shell_command('train', *words)}")
+        say(f"to resume it: {resume_command(run.path)}")
     return TERMINATED
 
 

@@ -59,6 +59,8 @@ def test_what_cannot_be_searched_is_said(words, said):
 
 
 def test_an_interval_of_a_key_of_whole_numbers_has_whole_numbers():
+    axes = read_space(["loss_scale.growth_steps=tag(log,interval(0.5,50))"]).axes
+    assert axes["loss_scale.growth_steps"] == IntDistribution(1, 50, log=True)
     axes = read_space(["loss_scale.growth_steps=interval(5,50)", "optimizer.learning_rate=interval(1,2)"]).axes
     assert axes["loss_scale.growth_steps"] == IntDistribution(5, 50)
     assert axes["optimizer.learning_rate"] == FloatDistribution(1.0, 2.0)
