@@ -60,6 +60,7 @@ def parse_yaml(text: str, source: str | Path) -> Any:
             raise _unfit(text, source, "must hold keys and values at its top level.", root)
         _check_nodes(root, text, source)
         content = {} if root is None else loader.construct_document(root)
+        repr(content)  # ValueError for a number of thousands of digits: no message could show it
         return OmegaConf.to_container(OmegaConf.create(content), resolve=False)
     except yaml.YAMLError as error:
         raise _not_yaml(error, text, source) from error

@@ -10,6 +10,7 @@ from mpt_cli.cli import main
 BASE = "defaults: [digits_mlp, _self_]\n"
 REFUSED = {
     f"seed: {'9' * 20_000}": "cannot be read: ValueError: Exceeds the limit",
+    f"seed: 0x{'f' * 5_000}": "cannot be read: ValueError: Exceeds the limit",
     "vars: {a: !!set {x, y}}": "not a supported primitive type",
     "vars: {a: !!int abc}": "cannot be read: ValueError",
     "vars: {a: !!int }": "cannot be read: IndexError",
