@@ -33,6 +33,7 @@ from mpt_cli.verbs.run import is_run_key
 ROOT = Path(__file__).parents[1]
 RECORDS = {
     "metrics.jsonl": record_types.Snapshot,
+    "gradients": record_types.GradientSample,
     "events.jsonl": record_types.Event,
     "layers.jsonl": record_types.LayerSample,
     "summary.json": record_types.Summary,

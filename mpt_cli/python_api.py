@@ -79,28 +79,28 @@ def fit(
     resume: bool | str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Train a compiled Keras model in mpt's own loop; returns the `Run`. The model has the trained weights afterwards,
-    and so has a file of it: with the scale, where the loss was scaled.
+    """Train a compiled Keras model in mpt's own loop and return the `Run`. Afterwards the model has the trained
+    weights, and a file that you save of it also has the loss scale, if there was one.
 
-    Data arguments, `epochs`, `batch_size` (32) and `shuffle` are those of Keras's `fit`. What is not is that a step
-    with non-finite gradients leaves the whole model alone, that every skip and scale is on record, that an unhealthy
-    run is stopped, and that a run which was killed goes on bit for bit.
+    Data arguments, `epochs`, `batch_size` (32) and `shuffle` are those of Keras's `fit`. Unlike there, a step with
+    non-finite gradients leaves the whole model unchanged, every skip and scale is recorded, an unhealthy run is
+    stopped, and a run that was killed continues bit for bit.
 
     Args:
-        x, y: arrays of any dtype whose first axis is that of the examples, or a list or dict of such; or a
-            tf.data.Dataset or PyDataset of batches, without y. y is left out too where layers add the loss.
-        policy: a Keras dtype policy for the layers of the built model, which keep it; its head stays in float32. None
-            leaves the layers as they are. A policy that would change the dtype of weights that exist is refused.
+        x, y: arrays of any dtype with the examples along the first axis, or a list or dict of them; or a
+            tf.data.Dataset or PyDataset of batches, without y. y is also left out if layers add the loss.
+        policy: a Keras dtype policy for the layers of the built model, which keep it; the output layer stays in
+            float32. None leaves the layers as they are. A policy that would change the dtype of weights is refused.
         loss_scale: a mode (auto, dynamic, fixed, logmax, none), a number for a fixed scale, a mapping of keys of
-            `loss_scale`, or a `ScaleRule`. None: as the model's own LossScaleOptimizer has it, else auto.
-        seed: of the order of the examples. Neither this process's random state nor its global policy is touched.
-        callbacks: Keras callbacks; where one has hooks of batches, the steps are run one by one.
-        run_dir: where the run writes; None for runs/MODEL/TIME.
-        resume: a run directory to go on with, or True for the one in `run_dir`, or the latest of this model.
+            `loss_scale`, or a `ScaleRule`. None: that of the model's LossScaleOptimizer if it has one, else auto.
+        seed: seed of the order of the examples. The random state and the global policy of the process stay unchanged.
+        callbacks: Keras callbacks. If one has hooks for batches, each call of the compiled loop is one step.
+        run_dir: directory of the run; None for runs/MODEL/TIME.
+        resume: a run directory to resume, or True for the one in `run_dir`, or the latest of this model.
         settings: any other key of a configuration by its path, as in {"trainer.log_every_steps": 10}.
 
-    Raises ConfigError or DataError for what can't be trained, which leaves nothing behind, and what a signal does:
-    KeyboardInterrupt or SystemExit(143), once the run is saved.
+    Raises ConfigError or DataError for what can't be trained, which leaves nothing behind. After a signal it saves the
+    run, then raises KeyboardInterrupt or SystemExit(143).
     """
     from mpt_cli.data.batch_streams import is_tf_dataset
     from mpt_cli.training.run_from_model import DataArguments, ModelProgram, check_targets, check_trainable, read_given
@@ -288,11 +288,11 @@ def diagnose(
 ) -> "Diagnosis":
     """Measure `.layers` (ranges of gradients), `.window` (the safe scales) and `.recommended` (a scale).
 
-    `model` is compiled, and its data are those of Keras's `fit`. It is measured under `policy`, else in its own dtypes
-    where it computes in float16, else under mixed_float16, and is as it was afterwards; the digits that it loses are
-    those of its own dtypes where one is half precision. `batches` of the data are measured `after_steps` of training,
-    for which it may be trained over `epochs`.
-    ConfigError and DataError for what can't be measured.
+    `model` is compiled; data arguments are those of Keras's `fit`. Copies of the model are measured, under `policy`,
+    else in the model's own dtypes if it computes in float16, else under mixed_float16. Lost digits are measured in the
+    model's own dtypes if one of them is half precision. `batches` of the data are measured after `after_steps` steps of
+    training, over at most `epochs`.
+    Raises ConfigError or DataError for what can't be measured.
     """
     least = {"batches": (batches, 1), "after_steps": (after_steps, 0)}
     if problems := [Problem(name, f"must be >= {low}.", value) for name, (value, low) in least.items() if value < low]:

@@ -77,22 +77,22 @@ def _ending_the_record_on_error(hook: Callable[..., None]) -> Callable[..., None
 class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
     """Gives Keras's own `fit` what a run of mpt has: run directory, every skip and scale, health rules, verdict.
 
-    An optimizer that scales no loss is put into a LossScaleOptimizer at the beginning of `fit`. Where the model has no
-    `train_step` of its own, a skipped step leaves the whole model alone.
-    Both stay with the model, so that its next `fit` need not be traced anew.
-    A model file has the optimizer that `compile` was given: compile with LossScaleOptimizer to have the scale in it.
-    What `fit` can't give is said in `environment.json` under `not_recorded`. `run` is the latest `Run`, `runs` are all;
-    a run begins with the first step. What goes wrong with the record is said once on standard error and ends the
-    record, never `fit`. A `train_step` that scales no loss trains with its gradients as they are, which is said.
+    At the beginning of `fit`, an optimizer that does not scale the loss is wrapped in a LossScaleOptimizer. Unless the
+    model has its own `train_step`, a skipped step leaves the whole model unchanged. Both stay with the model, so that
+    its next `fit` need not be traced again.
+    A model file has the optimizer that `compile` was given: compile with LossScaleOptimizer to save the scale as well.
+    What could not be recorded is in `environment.json` under `not_recorded`. `run` is the latest `Run`, `runs` are all;
+    a run begins with the first step. If recording fails, that is printed once on standard error and ends the record,
+    never `fit`. A `train_step` that does not scale its loss trains with unscaled gradients, and a message says so.
 
-    ConfigError for arguments out of range, and within `fit`, before its first step, for several replicas with XLA or
-    several steps per execution, which Keras itself can't do.
+    Raises ConfigError for arguments out of range and, in `fit` before its first step, for several replicas with XLA or
+    several steps per execution, which Keras itself does not support.
 
     Args:
-        run_dir: where it writes; None for runs/MODEL/TIME. The second `fit` with it writes beside it, to RUN_DIR-2.
-        on_unhealthy: what a broken health rule does: "stop" ends `fit`, "go_on" only says so.
-        loss_scale: as in `mpt.fit`, for an optimizer that scales no loss yet.
-        name: of the run, in runs/NAME/TIME; None for the model's.
+        run_dir: directory of the run; None for runs/MODEL/TIME. A second `fit` writes to RUN_DIR-2.
+        on_unhealthy: what happens if a health rule is broken: "stop" ends `fit`, "go_on" only prints a message.
+        loss_scale: as in `mpt.fit`, for an optimizer that does not scale the loss yet.
+        name: name of the run, in runs/NAME/TIME; None for the model's name.
         settings: keys of loss scale, logger and health rules by their paths, as in {"logger.console": "quiet"}.
 
     >>> import mpt_cli as mpt, numpy as np, tempfile

@@ -1,4 +1,4 @@
-"""An autoencoder that is given x alone and brings its own loss."""
+"""An autoencoder that is trained on x alone, with its own loss."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A table with columns of text and of numbers, looked up and scaled by layers of the model itself."""
+"""A table with columns of text and of numbers, which layers of the model look up and scale."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A GAN on points in the plane: two networks, two optimizers, a compile and a train_step of its own."""
+"""A GAN on points in the plane: two networks, two optimizers, its own compile and train_step."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A generator that never ends, cut into epochs by steps_per_epoch, with an optimizer and a schedule of its author's."""
+"""A generator that never ends, cut into epochs by steps_per_epoch, with its own optimizer and schedule."""
 
 import keras
 import numpy as np

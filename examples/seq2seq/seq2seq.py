@@ -1,4 +1,4 @@
-"""Sequence to sequence: a word is written backwards, by an encoder and a decoder that is shown the answer so far."""
+"""Sequence to sequence: an encoder, and a decoder that sees the answer so far, write a word backwards."""
 
 import keras
 import numpy as np

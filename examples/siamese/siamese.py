@@ -1,4 +1,4 @@
-"""A siamese network with a contrastive loss: whether two vectors are of the same kind."""
+"""A siamese network with a contrastive loss: are two vectors of the same kind?"""
 
 import keras
 import numpy as np

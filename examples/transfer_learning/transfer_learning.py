@@ -1,4 +1,4 @@
-"""Transfer learning: a base that was trained before, frozen under a new head; a second run trains its top block too."""
+"""Transfer learning: a trained base is frozen under a new head; a second run also trains the top block of the base."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A U-Net says of each pixel what it belongs to: background, outline or body."""
+"""A U-Net predicts what each pixel belongs to: background, outline or body."""
 
 import keras
 import numpy as np

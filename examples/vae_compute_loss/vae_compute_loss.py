@@ -1,4 +1,4 @@
-"""A variational autoencoder with a compute_loss of its own, and metrics of the two parts of its loss."""
+"""A variational autoencoder with its own compute_loss, and metrics of the two parts of its loss."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A variational autoencoder with a train_step and a test_step of its own."""
+"""A variational autoencoder with its own train_step and test_step."""
 
 import keras
 import numpy as np

@@ -62,14 +62,14 @@ class Command:
 class Ending:
     """How a command ended, as its queue or its cluster saw it.
 
-    `exit_code` is negative for a signal and None where it could not be started. `seconds` is how long it ran. `cause`
-    says why the queue ended it: timeout, interrupt or pruner; None where it ended of its own.
+    `exit_code` is negative for a signal, and None if the command could not be started. `seconds` is how long it ran.
+    `cause` says why the queue ended it: timeout, interrupt or pruner; None if it ended by itself.
     """
 
     exit_code: int | None
     seconds: float
     cause: str | None = None
-    note: str = ""  # why it could not be started, or was lost
+    note: str = ""  # why it could not be started, or how it was lost
 
 
 def mpt_command(verb: str, *overrides: str) -> list[str]:

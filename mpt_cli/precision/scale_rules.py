@@ -68,7 +68,7 @@ class ScaleRule(ABC):
     reads_largest: ClassVar[bool] = True  # whether `advance` reads `measured.largest`, a pass over all gradients
     probes: ClassVar[bool] = False  # whether it finds its scale by overflowing now and then
 
-    initial_scale: float = scale_number(2.0**15, "first (fixed: only) scale")
+    initial_scale: float = scale_number(2.0**15, "the scale at the start; a fixed scale keeps it")
 
     def __post_init__(self) -> None:
         for declared in fields(self):
@@ -207,7 +207,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 @dataclass(frozen=True)
 class DynamicScale(ScaleRule):
-    """Grow after `growth_steps` applied steps, back off at an overflow, within `min_scale` and `max_scale`.
+    """Grows after `growth_steps` applied steps, falls at an overflow, stays between `min_scale` and `max_scale`.
 
     With c the applied steps since the scale last changed:
     finite: `c += 1; if c >= growth_steps: S = min(S * growth_factor, max_scale); c = 0; hysteresis refilled`;
@@ -232,11 +232,13 @@ class DynamicScale(ScaleRule):
     probes: ClassVar[bool] = True
 
     growth_steps: int = number(2000, "applied steps without overflow before the scale grows", at_least=1)
-    growth_factor: float = number(2.0, "factor of a growth", above=1, at_most=LARGEST_SCALE)
-    backoff_factor: float = number(0.5, "factor after an overflow", at_least=SMALLEST_SCALE, below=1)
+    growth_factor: float = number(2.0, "factor by which the scale grows", above=1, at_most=LARGEST_SCALE)
+    backoff_factor: float = number(
+        0.5, "factor by which an overflow changes the scale", at_least=SMALLEST_SCALE, below=1
+    )
     min_scale: float = lowest_scale()
     max_scale: float = highest_scale()
-    hysteresis: int = number(1, "overflows since the last growth before the scale falls", at_least=1)
+    hysteresis: int = number(1, "the scale falls from this overflow on, counted since the last growth", at_least=1)
 
     def initial(self) -> RuleState:
         import numpy as np
@@ -271,7 +273,7 @@ class DynamicScale(ScaleRule):
 
 @dataclass(frozen=True)
 class FixedScale(ScaleRule):
-    """The scale stays where it is; overflow steps are skipped and counted all the same.
+    """The scale never changes; steps that overflow are skipped and counted.
 
     `min_scale` and `max_scale` bound what the settings may choose.
     Raises ValueError for a scale that is no number from 2**-126 to 2**127.
@@ -314,7 +316,7 @@ class FixedScale(ScaleRule):
 
 @dataclass(frozen=True)
 class NoScale(ScaleRule):
-    """No scaling: the scale is 1, nothing has to be multiplied or divided by it (`LossScaleOptimizer.scales`).
+    """No scaling: the scale is 1, and nothing is multiplied or divided by it.
 
     Every step is applied. `FixedScale(1.0)` skips those whose gradients are not finite.
 
@@ -364,7 +366,7 @@ SMALLEST_NORMAL = 2.0**-126
 
 @dataclass(frozen=True)
 class LogMaxScale(ScaleRule):
-    """Keeps the chance of an overflow small, taking the largest gradient of a step to be log-normal.
+    """Keeps the chance of an overflow small, assuming that the largest gradient of a step is log-normal.
 
     With x = log2(largest magnitude of the true gradients), or x = log_max at an overflow:
     `fast = mean of x, weights decaying with beta1; slow, square = means of x and x**2, decaying with beta2` (all three
@@ -393,10 +395,10 @@ class LogMaxScale(ScaleRule):
 
     mode: ClassVar[str] = "logmax"
 
-    log_max: float = number(16.0, "logmax: power of two that gradients must stay below", above=0, at_most=127)
-    beta1: float = number(0.99, "logmax: decay of the mean of log2(largest gradient)", above=0, below=1)
-    beta2: float = number(0.999, "logmax: decay of its variance", above=0, below=1)
-    deviations: float = number(3.09, "logmax: standard deviations kept free below log_max", above=0)
+    log_max: float = number(16.0, "scaled gradients should stay below 2**log_max", above=0, at_most=127)
+    beta1: float = number(0.99, "decay of the mean of log2(largest gradient)", above=0, below=1)
+    beta2: float = number(0.999, "decay of the variance of log2(largest gradient)", above=0, below=1)
+    deviations: float = number(3.09, "margin below log_max, in standard deviations", above=0)
     min_scale: float = lowest_scale()
     max_scale: float = highest_scale()
 

@@ -31,18 +31,18 @@ class ModelSettings:
 
     name: str = key(REQUIRED, "which model is built; `mpt list models` shows them")
     weights: Optional[str] = key(
-        None, "a .weights.h5 or .keras file with the weights to begin with; null = fresh, or those of the saved model"
+        None, "a .weights.h5 or .keras file with the initial weights; null = as the model is built or was saved"
     )
     skip_mismatch: bool = key(
         False,
-        "weights that the file lacks, or has in other shapes, start fresh and are named; false = it is refused",
+        "accept a file that lacks weights of the model or has other shapes: initialise and name them; false = an error",
     )
     freeze: List[str] = key(
         [],
-        "layers that are not trained, by a pattern (as in a shell: conv*) of their name, path "
-        "or class; those of a pattern after ! stay as they are",
+        "layers not to train: patterns (as in a shell: conv*) of their name, path or class; ! before a pattern "
+        "excepts its layers",
     )
-    unfreeze: List[str] = key([], "layers that are trained again, as frozen ones of a saved model; after `freeze`")
+    unfreeze: List[str] = key([], "layers to train again, such as frozen ones of a saved model; applied after `freeze`")
 
 
 @dataclass
@@ -71,7 +71,7 @@ class ResNet(ModelSettings):
     """Residual network with BatchNormalization (He et al. 2016), for small images."""
 
     name: str = "resnet"
-    filters: List[Count] = key([16, 32, 64], "filters of each stage; each but the first halves the image")
+    filters: List[Count] = key([16, 32, 64], "filters of each stage; each stage but the first halves the image")
     blocks: List[Count] = key([1, 1, 1], "residual blocks of each stage")
 
 
@@ -83,22 +83,22 @@ class Transformer(ModelSettings):
     layers: Count = key(2, "number of blocks")
     width: Count = key(128, "width of the residual stream; a multiple of `heads`")
     heads: Count = key(4, "attention heads")
-    mlp_ratio: Count = key(4, "width of the feed-forward layer over the width of the stream")
+    mlp_ratio: Count = key(4, "width of the feed-forward layer, as a multiple of `width`")
     dropout: Share = key(0.0, "share of units dropped")
 
 
 @dataclass
 class Builder(ModelSettings):
-    """A function of the user's, or of keras.applications, that returns a Keras model."""
+    """A function, yours or of keras.applications, that returns a Keras model."""
 
     name: str = "builder"
     builder: str = key(REQUIRED, "package.module:function, or path/to/file.py:function")
-    kwargs: Dict[str, Any] = key({}, "arguments for the builder beside input_shape and num_classes")
+    kwargs: Dict[str, Any] = key({}, "arguments of the builder besides input_shape and num_classes")
 
 
 @dataclass
 class Saved(ModelSettings):
-    """A model saved as a .keras file, whose weights are trained further."""
+    """A saved .keras model, to train further."""
 
     name: str = "saved"
     path: str = key(REQUIRED, "the .keras file")
@@ -112,8 +112,10 @@ class DataSettings:
     """What every source has."""
 
     name: str = key(REQUIRED, "which source; `mpt list data` shows them")
-    validation_fraction: Share = key(0.2, "share of examples held out by seed, where the source has no validation set")
-    limit: Optional[Count] = key(None, "use only this many examples, drawn by seed before the split")
+    validation_fraction: Share = key(
+        0.2, "share of examples held out, drawn by the seed, if the source has no validation set"
+    )
+    limit: Optional[Count] = key(None, "use only this many examples, drawn by the seed before the split")
 
 
 @dataclass
@@ -136,7 +138,7 @@ class Text(DataSettings):
     """Characters of a text file, as windows for next-character prediction."""
 
     name: str = "text"
-    path: Optional[str] = key(None, "a text file; null = the beginning of the source of Python's standard library")
+    path: Optional[str] = key(None, "a text file; null = source code of Python's standard library")
     sequence_length: Count = key(128, "characters per window")
 
 
@@ -146,7 +148,7 @@ class Synthetic(DataSettings):
 
     name: str = "synthetic"
     task: Literal["classification", "regression", "tokens"] = key("classification", "what is predicted")
-    examples: Count = key(1024, "how many")
+    examples: Count = key(1024, "number of examples")
     input_shape: List[Count] = key([32], "shape of one example, without the batch; tokens: [sequence_length]")
     num_classes: Count = key(10, "number of classes, outputs or tokens")
     magnitude: Positive = key(1.0, "standard deviation of the inputs")
@@ -154,13 +156,13 @@ class Synthetic(DataSettings):
 
 @dataclass
 class Loader(DataSettings):
-    """A function of the user's that returns arrays or tf.data.Datasets."""
+    """A function of yours that returns arrays, tf.data.Datasets, PyDatasets or generators."""
 
     name: str = "loader"
     loader: str = key(REQUIRED, "package.module:function, or path/to/file.py:function")
-    kwargs: Dict[str, Any] = key({}, "arguments for the loader")
-    path: Optional[str] = key(None, "passed as `path` where the loader takes it")
-    num_classes: Optional[Count] = key(None, "number of classes; null = read off integer targets")
+    kwargs: Dict[str, Any] = key({}, "arguments of the loader")
+    path: Optional[str] = key(None, "a file or folder, passed to the loader as `path`")
+    num_classes: Optional[Count] = key(None, "number of classes; null = found from integer targets")
 
 
 DATA = {
@@ -174,41 +176,43 @@ DATA = {
 
 @dataclass
 class Schedule:
-    """How the learning rate moves over applied steps; `optimizer.learning_rate` is where it starts (after warm-up).
+    """How the learning rate changes over applied steps; it starts (after warm-up) at `optimizer.learning_rate`.
 
     A step is a batch that was applied, also where gradient_accumulation_steps gathers several into one update.
     """
 
     name: Literal["constant", "cosine"] = key("constant", "shape of the schedule")
     warmup_steps: Whole = key(0, "applied steps of linear warm-up from 0")
-    decay_steps: Optional[Count] = key(None, "cosine: steps of decay after warm-up, null = to the planned end")
-    final_factor: Optional[Factor] = key(None, "cosine: end value over learning_rate (Keras's alpha; null = 0)")
+    decay_steps: Optional[Count] = key(None, "cosine: steps of decay after warm-up; null = until the planned end")
+    final_factor: Optional[Factor] = key(
+        None, "cosine: last rate, as a share of learning_rate (Keras's alpha); null = 0"
+    )
     object: Optional[str] = key(
-        None, "in place of all these: a schedule of Keras by its name (exponential_decay), or your own as module:name"
+        None, "another schedule instead: a Keras name such as exponential_decay, or your own as module:name"
     )
     kwargs: Dict[str, Any] = key(
-        {}, "arguments for object; one that takes initial_learning_rate has learning_rate for it where they don't say"
+        {}, "arguments of `object`; initial_learning_rate is learning_rate unless it is given here"
     )
 
 
 @dataclass
 class OptimizerSettings:
-    """What every optimizer has. Clipping acts on unscaled gradients; all of it counts applied steps."""
+    """What every optimizer has. Clipping acts on unscaled gradients; steps are applied steps."""
 
     name: str = key(REQUIRED, "which optimizer; `mpt list optimizers` shows them")
-    learning_rate: NonNegative = key(1e-3, "step size at the start of the schedule")
+    learning_rate: NonNegative = key(1e-3, "learning rate at the start of the schedule")
     schedule: Schedule = field(default_factory=Schedule)
-    weight_decay: Optional[NonNegative] = key(None, "decoupled weight decay, null = none")
+    weight_decay: Optional[NonNegative] = key(None, "decoupled weight decay; null = none")
     clipnorm: Optional[Positive] = key(None, "clip each gradient to this norm")
     clipvalue: Optional[Positive] = key(None, "clip each gradient element to ±this")
     global_clipnorm: Optional[Positive] = key(None, "clip all gradients together to this norm")
-    use_ema: bool = key(False, "keep an exponential moving average of the weights; it is what the run ends with")
+    use_ema: bool = key(False, "keep an exponential moving average of the weights, which are the weights at the end")
     ema_momentum: Factor = key(0.99, "weight of the old average")
     ema_overwrite_frequency: Optional[Count] = key(
-        None, "applied steps between copies of the average into the weights, null = at the end only"
+        None, "applied steps between copies of the average into the weights; null = only at the end"
     )
     gradient_accumulation_steps: Optional[Annotated[int, Interval(ge=2, le=LARGEST_COUNT)]] = key(
-        None, "batches whose gradients are averaged into one update, null = 1"
+        None, "batches whose gradients are averaged into one update; null = 1"
     )
     kwargs: Dict[str, Any] = key({}, "other arguments of the class, as in {momentum: 0.9}")
 
@@ -236,12 +240,12 @@ def _keras_optimizer(name: str, class_name: str) -> type[OptimizerSettings]:
 
 @dataclass
 class CustomOptimizer(OptimizerSettings):
-    """A Keras optimizer of the user's own; keys that are given beside kwargs are set on what it returns."""
+    """A Keras optimizer of your own; keys given besides kwargs are set on it."""
 
     name: str = "object"
     object: str = key(REQUIRED, "module:name, or path/to/file.py:name, of a class, function or optimizer")
     learning_rate: Optional[NonNegative] = key(  # type: ignore[assignment]
-        None, "step size at the start of the schedule, null = as the object has it"
+        None, "learning rate at the start of the schedule; null = as the object sets it"
     )
 
 
@@ -258,7 +262,9 @@ class GivenModel(ModelSettings):
 
     name: str = PYTHON
     class_name: str = key("", "its class")
-    command: List[str] = key([], "the words behind `mpt` that ran its script: run, keys, the script and its arguments")
+    command: List[str] = key(
+        [], "the command that ran its script, without `mpt`: run, keys, the script and its arguments"
+    )
 
 
 @dataclass
@@ -296,13 +302,13 @@ class LossScaleSettings:
 
     rule_class: ClassVar[type[ScaleRule]] = DynamicScale
 
-    mode: str = key(AUTO, "auto: dynamic when anything computes in float16, none otherwise")
+    mode: str = key(AUTO, "auto = dynamic if any layer computes in float16, else none")
     _: KW_ONLY
-    max_consecutive_skips: Optional[Count] = key(50, "stop after this many skipped steps in a row, null = never")
+    max_consecutive_skips: Optional[Count] = key(50, "stop after this many skipped steps in a row; null = never")
     max_skip_rate: Optional[Fraction] = key(
         0.5,
-        "stop when an epoch ends and at least this share of the latter half of all steps was skipped (100 steps or "
-        "more), null = never",
+        "stop at the end of an epoch if at least this share of the second half of all steps was skipped (if that half "
+        "has 100 steps or more); null = never",
     )
 
     def __new__(cls, mode: str = AUTO, *_: Any, **__: Any) -> Self:
@@ -345,7 +351,7 @@ def _with_numbers(mode: str, rule: type[ScaleRule]) -> type[LossScaleSettings]:
         for name, each in said.items()
     ]
     own = field(default=mode, metadata=LossScaleSettings.__dataclass_fields__["mode"].metadata)
-    doc = "Dynamic when anything computes in float16, none otherwise." if mode == AUTO else rule.__doc__
+    doc = "Dynamic if any layer computes in float16, else none." if mode == AUTO else rule.__doc__
     namespace = {"rule_class": rule, "__module__": __name__, "__doc__": doc}
     keys: list[Any] = [("mode", str, own), *numbers]
     return make_dataclass(f"{rule.__name__}Settings", keys, bases=(LossScaleSettings,), namespace=namespace)

@@ -34,18 +34,17 @@ from mpt_cli.settings.python_references import HYDRA_TARGET, optimizer_arguments
 
 @dataclass
 class FaultSettings:
-    """What goes wrong on purpose, to rehearse how a run deals with it. Steps count from 1, skipped ones included."""
+    """A fault to inject, which shows how a run deals with it. Steps count from 1, skipped ones included."""
 
-    kind: Literal["none", "overflow", "nan", "zero"] = key("none", "what numbers become: inf, nan, or 0 (gradients)")
+    kind: Literal["none", "overflow", "nan", "zero"] = key("none", "overflow: numbers become inf; nan: nan; zero: 0")
     place: Literal["backward", "forward", "data"] = key(
         "backward",
-        "backward: all gradients, with a loss that is in order; forward: the loss; data: the "
-        "first example of the batch",
+        "backward: all gradients, while the loss stays finite; forward: the loss; data: the first example of the batch",
     )
-    at_steps: List[Count] = key([], "steps at which it happens")
-    every_steps: Optional[Count] = key(None, "it happens at every multiple of this too")
+    at_steps: List[Count] = key([], "steps at which the fault is injected")
+    every_steps: Optional[Count] = key(None, "inject the fault at each multiple of this, too")
     above_scale: Optional[Positive] = key(
-        None, "it happens only while the loss scale is above this, as a real overflow does; null = at any scale"
+        None, "inject the fault only while the loss scale is above this, like a real overflow; null = at any scale"
     )
 
 
@@ -78,13 +77,15 @@ else:
 
 @dataclass
 class PolicySettings:
-    """In which dtype layers compute and keep their variables."""
+    """The dtypes in which layers compute and keep their variables."""
 
     name: Union[FloatPolicy, Literal["auto_float16"]] = key(
-        "float32", "dtype policy of all layers; auto_float16 = mixed_float16 with overrides by what each layer does"
+        "float32", "dtype policy of all layers; auto_float16 = mixed_float16, with float32 for the layers that need it"
     )
-    head: Optional[FloatPolicy] = key("float32", "policy of the output layer, null = as `name` (float64 keeps float64)")
-    overrides: Dict[str, FloatPolicy] = key({}, "layer name or path pattern (as in a shell: conv*) -> policy")
+    head: Optional[FloatPolicy] = key("float32", "policy of the output layer; null = as `name`; ignored under float64")
+    overrides: Dict[str, FloatPolicy] = key(
+        {}, "policies of single layers, by name or path, or a pattern of these (as in a shell: conv*)"
+    )
 
     @property
     def may_compute_in_float16(self) -> bool:
@@ -105,127 +106,139 @@ class PolicySettings:
 
 @dataclass
 class EarlyStoppingSettings:
-    """Keras's EarlyStopping: the run ends where a metric no longer gets better."""
+    """Keras's EarlyStopping: the run ends when a metric no longer improves."""
 
     patience: Optional[Whole] = key(None, "epochs without improvement before the run ends; null = never")
-    monitor: str = key("val_loss", "the metric")
-    min_delta: NonNegative = key(0.0, "a smaller change is no improvement")
-    mode: Literal["auto", "min", "max"] = key("auto", "whether the metric should fall or rise; auto = as Keras says")
-    baseline: Optional[float] = key(None, "improvement counts only beyond this value; null = none")
+    monitor: str = key("val_loss", "the metric to watch")
+    min_delta: NonNegative = key(0.0, "the smallest change that counts as an improvement")
+    mode: Literal["auto", "min", "max"] = key("auto", "whether the metric should fall or rise; auto = as Keras decides")
+    baseline: Optional[float] = key(None, "a value that the metric must pass before it counts as improved; null = none")
     restore_best_weights: bool = key(False, "end with the weights of the best epoch")
-    start_from_epoch: Whole = key(0, "epochs before the metric is looked at")
+    start_from_epoch: Whole = key(0, "epochs to wait before watching the metric")
 
 
 @dataclass
 class TrainerSettings:
-    """How long and in what portions is trained."""
+    """How long to train, in which batches, and on which loss."""
 
     epochs: Count = key(10, "passes over the training data")
     max_steps: Optional[Count] = key(None, "stop after this many steps, skipped ones included")
     batch_size: Count = key(64, "examples per step")
     steps_per_epoch: Optional[Count] = key(
         None,
-        "steps after which an epoch of a stream ends, and the next goes on from there; null = as many as there are",
+        "steps in an epoch of streamed data; the next epoch continues from there; null = all the data",
     )
-    validation_steps: Optional[Count] = key(None, "batches of a stream of validation data, null = all")
-    shuffle: bool = key(True, "new order each epoch, drawn from the seed")
-    deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")
-    jit_compile: Union[bool, Literal["auto"]] = key("auto", "XLA: auto decides by backend, device, model and steps")
+    validation_steps: Optional[Count] = key(None, "batches to use of streamed validation data; null = all")
+    shuffle: bool = key(True, "a new order in each epoch, drawn from the seed")
+    deterministic: bool = key(True, "repeat bit for bit: fixed seeds, a fixed order of the data, deterministic kernels")
+    jit_compile: Union[bool, Literal["auto"]] = key(
+        "auto", "compile with XLA; auto = decide by backend, device, model and number of steps"
+    )
     steps_per_execution: Union[Annotated[int, Interval(ge=1, le=2**16)], Literal["auto"]] = key(
-        "auto", "most steps per call into the compiled loop"
+        "auto", "the most steps in one call of the compiled loop"
     )
     feed: Literal["auto", "resident", "stream"] = key(
-        "auto", "resident: data on the device; stream: sent batch by batch; auto decides by size", advanced=True
+        "auto",
+        "resident: data stays on the device; stream: it is sent batch by batch; auto = decide by size",
+        advanced=True,
     )
     log_every_steps: Count = key(50, "steps between lines in metrics.jsonl")
     validate_every_epochs: Count = key(1, "epochs between validations")
     loss: Any = key(
         "auto",
-        "what is minimised: auto (crossentropy of labels, mean squared error of numbers), a Keras "
-        "name, module:name, {object: …, kwargs: {…}}, a mapping or list of these by output, or null where "
-        "the model brings its own; but for auto, targets stay as they come",
+        "the loss: auto (cross-entropy for labels, mean squared error for numbers), a Keras name, module:name, "
+        "{object: …, kwargs: {…}}, a mapping or list of these by output, or null if the model has its own; only auto "
+        "changes targets, one-hot rows into labels",
     )
-    loss_weights: Any = key(None, "factor of each output's loss, as a mapping or list; null = 1")
-    from_logits: Union[bool, Literal["auto"]] = key("auto", "auto: whether the head has no softmax/sigmoid")
-    metrics: Any = key(["auto"], "metrics beside the loss, named as `loss` is; auto: accuracy or mean absolute error")
-    weighted_metrics: Any = key([], "metrics that sample weights count in, named as `metrics` are")
-    class_weight: Any = key(None, "factor of the loss of each class, as in {0: 1, 1: 5}; a class left out has 1")
+    loss_weights: Any = key(None, "weight of each output's loss, as a mapping or list; null = 1")
+    from_logits: Union[bool, Literal["auto"]] = key(
+        "auto", "whether outputs are logits; auto = yes unless the model ends in softmax or sigmoid"
+    )
+    metrics: Any = key(
+        ["auto"], "metrics besides the loss, written like `loss`; auto = accuracy or mean absolute error"
+    )
+    weighted_metrics: Any = key([], "metrics that use the sample weights, written like `metrics`")
+    class_weight: Any = key(None, "weight of each class in the loss, as in {0: 1, 1: 5}; a class left out has 1")
     max_nonfinite_losses: Optional[Count] = key(
-        10, "stop after this many applied steps in a row with a non-finite loss, null = never", advanced=True
+        10, "stop after this many applied steps in a row with a loss that is not finite; null = never", advanced=True
     )
     max_zero_gradients: Optional[Count] = key(
         50,
-        "stop after this many applied steps in a row in which every gradient was exactly 0, null = never",
+        "stop after this many applied steps in a row with all gradients exactly 0; null = never",
         advanced=True,
     )
     gradient_health_every_steps: Optional[Union[Count, Literal["auto"]]] = key(
         "auto",
-        "steps between samples of what half precision loses, layer by layer, where anything is in it, the "
-        "first at step 100 at the latest, the last at the end: auto (2000, longer where samples would take over 1 % of "
-        "the time, none where compiling the first, on JAX or of recurrent layers, would be over 5 % of the run, or 2 s "
-        "at its end) or a number; null = never",
+        "steps between samples of what each layer loses in half precision; the first is at step 100 at the latest, "
+        "the last at the end. auto = 2000, or more if samples would take over 1 % of the time; none if compiling the "
+        "first (on JAX, or with recurrent layers) would take over 5 % of the run, or 2 s at its end. null = never",
         advanced=True,
     )
-    checkpoint_every_steps: Optional[Count] = key(None, "steps between checkpoints, null = not by steps")
+    checkpoint_every_steps: Optional[Count] = key(None, "steps between checkpoints; null = none by steps")
     checkpoint_every_minutes: Optional[Positive] = key(
-        1.0, "minutes between checkpoints, longer where saving would take over 2 % of the time; null = not by time"
+        1.0, "minutes between checkpoints, more if saving would take over 2 % of the time; null = none by time"
     )
-    keep_checkpoints: Count = key(2, "how many of the latest checkpoints are kept")
+    keep_checkpoints: Count = key(2, "how many of the latest checkpoints to keep")
     callbacks: Any = key(
         [],
-        "Keras's callbacks and your own: a list of Keras names, module:name, or {object: …, "
-        "kwargs: {…}}; {run_dir} in a text of kwargs is the directory of the run",
+        "Keras's callbacks and your own: a list of Keras names, module:name, or {object: …, kwargs: {…}}; "
+        "{run_dir} in a text of kwargs stands for the run directory",
     )
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
-    stop_on_nonfinite_weights: bool = key(True, "stop when an epoch ends with inf or nan in the weights", advanced=True)
+    stop_on_nonfinite_weights: bool = key(True, "stop if weights are inf or nan at the end of an epoch", advanced=True)
     save_model: bool = key(True, "write model.keras at the end")
 
 
 @dataclass
 class BackendSettings:
-    """What runs underneath Keras."""
+    """The backend and device of Keras."""
 
     name: Union[Literal["auto"], Backend] = key(
         "auto",
-        "Keras backend; auto: KERAS_BACKEND where it is set, else the one that is installed, TensorFlow where both are",
+        "Keras backend; auto = KERAS_BACKEND if it is set, else the one that is installed (TensorFlow if both are)",
     )
-    device: Literal["auto", "cpu", "gpu"] = key("auto", "auto: GPU where there is one; gpu without one is an error")
-    memory_growth: bool = key(True, "take GPU memory as needed instead of all of it")
+    device: Literal["auto", "cpu", "gpu"] = key("auto", "auto = a GPU if there is one; gpu = a GPU, or an error")
+    memory_growth: bool = key(True, "take GPU memory as needed, not all of it at the start")
 
 
 @dataclass
 class LoggerSettings:
-    """Where telemetry goes beside metrics.jsonl and events.jsonl, which are always written."""
+    """Where to log, in addition to the files of the run directory, which are always written."""
 
-    console: Literal["auto", "live", "plain", "quiet"] = key("auto", "auto: live in a terminal, plain lines elsewhere")
-    tensorboard: bool = key(False, "tensorboard/ event files")
+    console: Literal["auto", "live", "plain", "quiet"] = key("auto", "auto = live in a terminal, plain lines elsewhere")
+    tensorboard: bool = key(False, "TensorBoard event files in tensorboard/")
     mlflow: bool = key(False, "an MLflow run in mlflow/, or on the server of MLFLOW_TRACKING_URI (extra mlflow)")
     wandb: bool = key(False, "a Weights & Biases run in wandb/, offline unless WANDB_MODE says otherwise (extra wandb)")
 
 
 @dataclass
 class DistributeSettings:
-    """Over how many devices, and on JAX processes, a batch is split."""
+    """How each batch is split over devices, on JAX also over processes."""
 
-    name: Literal["none", "mirrored", "data_parallel"] = key("none", "none, mirrored (TensorFlow), data_parallel (JAX)")
-    devices: Optional[Count] = key(None, "how many devices (of each process), null = all")
+    name: Literal["none", "mirrored", "data_parallel"] = key(
+        "none", "how to split: none, mirrored (TensorFlow), data_parallel (JAX)"
+    )
+    devices: Optional[Count] = key(None, "number of devices (of each process); null = all")
 
 
 @dataclass
 class Settings:
     """One run, fully resolved."""
 
-    recipe: str = key("custom", "name of the recipe; names the folder under runs/")
-    description: str = key("", "one sentence on what it shows")
+    recipe: str = key("custom", "name of the recipe, and of its folder in runs/")
+    description: str = key("", "one sentence on what the recipe shows")
     seed: Optional[Annotated[int, Interval(ge=0, le=2**32 - 1)]] = key(
-        0, "of everything random; null draws one and records it"
+        0, "seed of everything random; null = draw one and record it"
     )
     requires: List[Literal["gpu", "network"]] = key(
-        [], "what it needs beside a CPU; `mpt reproduce --all` leaves it out without that"
+        [], "what the recipe needs besides a CPU; `mpt reproduce --all` skips it where that is missing"
     )
-    tags: List[str] = key([], "words by which `mpt reproduce -k` chooses recipes, as by their names")
-    run_dir: Optional[str] = key(None, "where the run writes; null = runs/<recipe>/<time>-<id>")
-    resume: Optional[str] = key(None, "auto or a run directory: go on where it stopped")
+    tags: List[str] = key([], "words by which `mpt reproduce -k` selects recipes, as by name")
+    run_dir: Optional[str] = key(None, "directory of the run; null = runs/<recipe>/<time>-<id>")
+    resume: Optional[str] = key(
+        None,
+        "a run directory to resume; auto = the run in `run_dir` or the newest unfinished one of the recipe, if any",
+    )
     policy: PolicySettings = field(default_factory=PolicySettings)
     loss_scale: LossScaleSettings = field(default_factory=LossScaleSettings)
     model: ModelSettings = field(default_factory=MLP)
@@ -236,7 +249,7 @@ class Settings:
     logger: LoggerSettings = field(default_factory=LoggerSettings)
     distribute: DistributeSettings = field(default_factory=DistributeSettings)
     fault: FaultSettings = field(default_factory=FaultSettings)
-    vars: Dict[str, Any] = key({}, "values of the recipe's own, which other keys take as ${vars.NAME}")
+    vars: Dict[str, Any] = key({}, "values of your own, which other keys read as ${vars.NAME}")
     expect: Dict[str, Any] = key({}, "what the run must reach: `metric: {min: …, max: …, value: …, rtol: …, atol: …}`")
 
 

@@ -92,9 +92,9 @@ class SweepDirectory:
         (self.path / "logs").mkdir(exist_ok=True)
         content = {
             **plan.facts,
-            "recipe": plan.recipe,  # its name, or several
-            "varied": plan.varied,  # the keys, in their order
-            # of a search: trials, sampler, sampler_seed, pruner and words; else null
+            "recipe": plan.recipe,  # name of the recipe, or several names
+            "varied": plan.varied,  # the varied keys, in their order
+            # for a search: trials, sampler, sampler_seed, pruner and words; else null
             "search": None if plan.search is None else asdict(plan.search),
             **plan_dict(plan),
         }

@@ -227,8 +227,8 @@ def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None
 def plan_dict(plan: SweepPlan) -> dict[str, Any]:
     """Return the jobs for --json, each with its command."""
     return {
-        # those known so far: number, name, overrides (of the varied keys), words, gpus (at most), environment (its
-        # share of the cores), command
+        # the jobs known so far: number, name, overrides (of the varied keys), words, gpus (at most), environment (with
+        # its share of the cores), command
         "jobs": [{**asdict(job), "command": job.command} for job in plan.jobs],
     }
 

@@ -333,47 +333,47 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
     """Return what results.json holds and `--json` prints."""
     best = found.best
     return {
-        "sweep_dir": str(found.directory.path),  # as it was given
-        # what ranks: `name`, and `direction` min or max
+        "sweep_dir": str(found.directory.path),  # the path as it was given
+        # the metric that ranks: its `name`, and its `direction`, min or max
         "objective": {"name": found.objective.name, "direction": found.objective.direction},
-        "varied": found.plan.varied,  # the keys, in their order
-        "is_complete": found.is_complete,  # whether no job is left that has not run
-        "counts": dict(Counter(result.status for result in found.results)),  # jobs by status
-        # the best job of the first configuration, null where none finished
+        "varied": found.plan.varied,  # the varied keys, in their order
+        "is_complete": found.is_complete,  # whether every job has run
+        "counts": dict(Counter(result.status for result in found.results)),  # number of jobs by status
+        # the best job of the first configuration; null if none finished
         "best": None if best is None else {**job_dict(found, best), "overrides": best.job.overrides},
-        # whether the seeds show the first to be the best of all
+        # whether the seeds show that the first configuration is the best
         "best_is_shown": found.best_is_shown,
-        # the `overrides` of those that are not shown to be behind the first
+        # the `overrides` of configurations that the seeds cannot tell from the first
         "not_told_apart": [row.overrides for row in found.not_told_apart],
-        "configurations": [configuration_dict(row) for row in found.configurations],  # by rank
-        # by number, each with its `overrides`
+        "configurations": [configuration_dict(row) for row in found.configurations],  # in order of rank
+        # in order of number, each with its `overrides`
         "jobs": [{**job_dict(found, result), "overrides": result.job.overrides} for result in found.results],
     }
 
 
 def configuration_dict(row: Configuration) -> dict[str, Any]:
     return {
-        "rank": row.rank,  # null where nothing finished; those of the same mean share one
-        "overrides": row.overrides,  # the varied keys but the seed
-        "mean": row.mean,  # of the objective, over the jobs that finished
-        "deviation": row.deviation,  # of the sample, n - 1; null for fewer than two
-        "finished": len(row.finished),  # how many
-        "jobs": [result.job.number for result in row.results],  # their numbers
+        "rank": row.rank,  # null if no job finished; equal means share a rank
+        "overrides": row.overrides,  # the varied keys, without the seed
+        "mean": row.mean,  # mean of the objective over the jobs that finished
+        "deviation": row.deviation,  # its sample standard deviation (n - 1); null for fewer than two jobs
+        "finished": len(row.finished),  # number of jobs that finished
+        "jobs": [result.job.number for result in row.results],  # numbers of its jobs
     }
 
 
 def job_dict(found: JobResults, result: JobResult) -> dict[str, Any]:
     """Return the flat columns of one job; figures are None where it left no summary."""
     return {
-        "job": result.job.number,  # from 1
-        "name": result.job.name,  # of its run directory
+        "job": result.job.number,  # its number, from 1
+        "name": result.job.name,  # name of its run directory
         "status": result.status,  # finished, stopped early, failed, killed, timed out, interrupted or not run
         "exit_code": result.exit_code,  # 0 if stopped early, 143 if killed or timed out, null if not run
         found.objective.name: found.objective.value(result.summary),
-        "skipped_share": result.skipped_share,  # of the steps seen
+        "skipped_share": result.skipped_share,  # skipped steps over steps seen
         **{name: result.summary.get(name) for name in _NUMBERS},
         "verdict": result.summary.get("verdict"),  # as in summary.json
-        "seconds": result.seconds,  # of its process, and the training of earlier attempts up to their checkpoint
-        "reason": result.reason,  # why it is not good, or was stopped early
-        "command": result.job.command,  # what runs it again outside the sweep
+        "seconds": result.seconds,  # time of its process, and of earlier attempts up to their last checkpoint
+        "reason": result.reason,  # why it failed or was stopped early
+        "command": result.job.command,  # the command that runs it again outside the sweep
     }

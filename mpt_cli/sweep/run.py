@@ -278,9 +278,9 @@ def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -
 def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:
     """Return what stands beside the plan: how and where it was started."""
     return {
-        "command_line": [*command_line],  # without options
-        "working_directory": str(Path.cwd()),  # the jobs' too
-        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),  # in UTC
-        "objective": options.objective,  # as --objective has it; null where nothing was said
+        "command_line": [*command_line],  # the command, without options
+        "working_directory": str(Path.cwd()),  # that of the jobs, too
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),  # time, in UTC
+        "objective": options.objective,  # value of --objective; null if it was not given
         "launcher": options.launcher.facts,  # name and settings; null on this machine
     }

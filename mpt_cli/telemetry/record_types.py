@@ -83,19 +83,19 @@ class Event:
 
     step: int
     epoch: int
-    kind: str  # overflow (one skipped step, whatever it did to the scale) | growth | decline | floor | ceiling
+    kind: str  # overflow (one skipped step, whether the scale changed or not) | growth | decline | floor | ceiling
     scale_before: float
     scale_after: float
     nan: int = 0
     inf: int = 0
-    # Nearest to the fault: of the variables whose gradient was not finite the last that the forward pass uses. Where
-    # the loss was not finite none is whole, and it is that of the first layer whose output was not finite when the
-    # batch went through again.
+    # The variable nearest to the fault. If the loss was finite: the last variable, in the order of the forward pass,
+    # whose gradient was not. Otherwise: that of the first layer whose output is not finite when the batch goes through
+    # the model again.
     variable: str | None = None
-    cause: str | None = None  # forward: the loss was already non-finite; backward: only gradients were
-    layer: str | None = None  # of that variable or output; "data" where the batch itself was not finite
-    fault: str | None = None  # what was found there: inf, or nan alone, which an overflow seldom leaves
-    optimizer: str | None = None  # whose scale this is, in a run of several optimizers: the model's attribute
+    cause: str | None = None  # forward: the loss was already not finite; backward: only gradients were not
+    layer: str | None = None  # the layer of that variable or output; "data" if the batch itself was not finite
+    fault: str | None = None  # what was found there: inf, or nan alone, which an overflow seldom causes
+    optimizer: str | None = None  # with several optimizers: the attribute of the model whose scale this is
 
     @property
     def moves_scale(self) -> bool:
@@ -115,25 +115,25 @@ MOST_OF_SUM = 0.5
 
 @dataclass(frozen=True)
 class LayerSample:
-    """What half precision made of one kind of tensor in one layer, held against a float32 run of the same batch.
+    """What half precision made of one kind of tensor in one layer, compared with a float32 run of the same batch.
 
-    Shares but `overflowed` (of all elements) are of the `values`, the elements that are not 0 in float32. Gradients are
-    those of the scaled loss. `exponents` counts the values of the float32 run: the one at place i lies from
-    2**(lowest_exponent + i) up to twice that. Updates are those of weights that are kept in half precision: what the
-    optimizer would add in float32, of which `flushed` is the share that leaves the weight as it is.
+    Shares are of the `values`, the elements that are not 0 in float32; only `overflowed` is of all elements. Gradients
+    are those of the scaled loss. `exponents` counts the values of the float32 run: entry i counts those from
+    2**(lowest_exponent + i) up to twice that. Updates are what the optimizer would add in float32 to weights that are
+    stored in half precision; `flushed` is the share of updates that leave the weight as it is.
     """
 
     layer: str
     kind: str  # activations (the outputs) | activation_gradients (of the outputs) | weight_gradients | updates
-    dtype: str  # in which they flow
+    dtype: str  # their dtype
     values: int
-    flushed: float  # 0, though not in float32
-    subnormal: float  # below 2^-14, where bits are lost; 0 where they flow in another dtype than float16
-    overflowed: float  # inf or nan
-    kept_sum: float  # what is left of the summed magnitude
+    flushed: float  # share that is 0, but not in float32
+    subnormal: float  # share below 2^-14, where float16 loses bits; 0 for other dtypes
+    overflowed: float  # share that is inf or nan
+    kept_sum: float  # share of the sum of magnitudes that is left
     lowest_exponent: int | None
     exponents: tuple[int, ...] = ()
-    variable: str | None = None  # of weight_gradients and updates: the path of the weight
+    variable: str | None = None  # for weight_gradients and updates: the path of the weight
 
     @property
     def predicted_flushed(self) -> float:
@@ -155,30 +155,31 @@ class LayerSample:
 
 @dataclass(frozen=True)
 class GradientSample:
-    """What the gradients of one batch were like, after `step`. Shares are of the elements that are not zero in a
-    float32 run of the same batch with the same weights.
+    """A sample of the gradients of one batch, after `step`. Shares are of the elements that are not zero in a float32
+    run of the same batch with the same weights.
 
-    `norm` is that of all unscaled gradients together; `headroom_doublings` how often the scale could double before a
-    gradient of a weight or output passes 65504, by their sizes in float32, None where all are zero there or nothing
-    is in float16. On N replicas (`distribute=mirrored`) the gradients are those of the first before they are added up:
-    of its share of the batch, divided by N. `faults` are the layers that do not train as in float32, in forward order:
-    where the outputs vanished (all but a few are 0), overflowed, where the gradients of the weights were flushed, or
-    are all 0 in float32 too (dead), where weights of half precision stay as they are, whatever the optimizer adds
-    (unmoved), and the one whose rounding leaves the outputs of the model too few digits (digits).
+    On N replicas (`distribute=mirrored`) the gradients are those of the first replica before they are added up: of its
+    share of the batch, divided by N.
 
-    `output_noise` is what rounding does to the outputs of the model, at most 64 examples of them: the
-    squared difference from those in float32 over the variance of those over the examples; None where that could not be
-    had. `output_noise_left` is what is left of it with the layer in float32 that `faults` names for its digits.
+    `faults` maps the layers that do not train as in float32, in forward order, to what is wrong. vanished: nearly all
+    outputs are 0. overflowed: outputs are inf or nan. flushed: the gradients of the weights became 0. dead: these
+    gradients are 0 in float32 too. unmoved: weights in half precision stay as they are, whatever the optimizer adds.
+    digits: the rounding of this layer (`targets` or `*` if it is no single layer) leaves the outputs of the model too
+    few digits. stale: half precision rounds away the updates of the layer's own state.
     """
 
     step: int
-    norm: float
-    flushed_share: float  # zero in float16
-    subnormal_share: float  # below 2^-14 in layers that compute in float16, where bits are lost
+    norm: float  # of all unscaled gradients together
+    flushed_share: float  # share that is zero in float16
+    subnormal_share: float  # share below 2^-14 in layers that compute in float16, where bits are lost
+    # how often the scale could double before a gradient of a weight or output passes 65504, by their sizes in float32;
+    # None if all are zero there or nothing is in float16
     headroom_doublings: float | None
-    lost_updates_share: float | None = None  # of updates of weights in half precision; None where all are in float32
+    lost_updates_share: float | None = None  # share of updates lost by weights in half precision; None without these
+    # squared difference of the outputs (of at most 64 examples) from those in float32, over their variance over the
+    # examples; None if it could not be measured
     output_noise: float | None = None
-    output_noise_left: float | None = None
+    output_noise_left: float | None = None  # the same, with the layer in float32 that `faults` names for its digits
     faults: dict[str, str] = field(default_factory=dict)
 
 
@@ -192,10 +193,10 @@ class UnmovedWeights:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One logged line of metrics.jsonl: state after `step`, loss and metrics over applied steps only.
+    """A line of metrics.jsonl: the state after `step`, with loss and metrics over applied steps only.
 
-    `loss` is the mean over the applied steps since the last line, None when there was none; `metrics` are running
-    values of the epoch. `epoch_end` lines carry the epoch's own means and the `val_*` metrics.
+    `loss` is the mean over the applied steps since the last line, None if there was none. `metrics` are running
+    values of the epoch. A line with `epoch_end` has the means over the epoch and the `val_*` metrics.
     """
 
     step: int
@@ -207,25 +208,25 @@ class Snapshot:
     skipped_steps: int
     consecutive_skips: int
     applied_steps: int
-    examples_per_second: float | None  # None where the only calls since the last line were those that compile
+    examples_per_second: float | None  # None if every call since the last line was one that compiles
     metrics: dict[str, float] = field(default_factory=dict)
     epoch_end: bool = False
     step_in_epoch: int = 0
-    gradients: GradientSample | None = None  # on the lines at which they were sampled
+    gradients: GradientSample | None = None  # on the lines at which gradients were sampled
 
 
 @dataclass(frozen=True)
 class Summary:
     """How a run ended: the content of summary.json.
 
-    `seconds` and `examples_per_second` add up the attempts of a resumed run, each up to the checkpoint from which the
-    next one continued. Steps that were lost after it are not counted.
+    In a resumed run, `seconds` and `examples_per_second` cover all attempts, each up to the checkpoint from which the
+    next one continued. Steps lost after that checkpoint are not counted.
     """
 
     status: str  # finished | stopped | interrupted | terminated | failed
     exit_code: int
     verdict: str
-    explanation: str  # the verdict in a plain sentence, with what to do
+    explanation: str  # the verdict in a sentence, with what to do
     steps_seen: int
     applied_steps: int
     skipped_steps: int
@@ -242,11 +243,11 @@ class Summary:
     epochs_completed: int = 0
     gradients: dict[str, Any] | None = None  # the latest `GradientSample`
     ended_early: str = ""  # why a callback ended the run before its last epoch
-    weights_fingerprint: str | None = None  # of the model's variables at the end, of a deterministic run
-    repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
-    starter: str = ""  # what stands before the command of a run of several processes, as srun --nodes 2 --ntasks 2
+    weights_fingerprint: str | None = None  # of the variables at the end; only in a deterministic run
+    repeatable: bool = True  # whether config.yaml is enough to repeat the run; not with objects of a Python program
+    starter: str = ""  # what started several processes, such as srun --nodes 2 --ntasks 2
     not_recorded: tuple[str, ...] = ()  # what a Recorder or `mpt run` could not see, in sentences
-    steps_per_second: float | None = None  # of what these recorded, the first call left out
+    steps_per_second: float | None = None  # for a Recorder or `mpt run`: without the first call
 
 
 Count = TypeVar("Count")

@@ -28,7 +28,7 @@ VERBS = {
     "compare": Verb("sweep", "does half precision pay? mpt compare conf=digits_cnn"),
     "plan": Verb("inspection", "memory and dtypes on a GPU you don't have here"),
     "watch": Verb("watch", "follow a run or a sweep from another terminal"),
-    "report": Verb("report", "write one HTML page of a run, of runs, a sweep or a comparison"),
+    "report": Verb("report", "write an HTML page of a run, a sweep or a comparison"),
     "reproduce": Verb("reproduce", "run recipes or earlier runs again and check the results, as in CI"),
     "evaluate": Verb("train", "loss and metrics of the model of a finished run"),
     "check": Verb("inspection", "check a configuration; --show prints it, --build builds the model"),
@@ -136,9 +136,7 @@ def add_job_options(parser: Parser, at_a_time: str, objective: str, directory: s
     parser.add_argument("--resume", metavar=directory, help="run what is missing or failed in an earlier one")
     parser.add_argument("--objective", metavar="NAME", help=objective)
     parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
-    parser.more.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="end a job after this long, counted from when it starts"
-    )
+    parser.more.add_argument("--timeout", type=float, metavar="SECONDS", help="end a job that runs longer than this")
     parser.more.add_argument("--quiet", action="store_true", help="print no progress and no table")
 
 
@@ -173,11 +171,11 @@ def configure_run(parser: Parser) -> None:
   mpt run loss_scale.initial_scale=2**10 run_dir=runs/first train.py
   mpt run -m package.train --epochs 3
   mpt run --fail-on-verdict train.py        for CI"""
-    parser.notes = """The exit code is that of the script: 1 with its traceback where it raised, else what it
-gave to sys.exit. Where the script ended well, it is that of the most severe verdict, as
-of `mpt train`: 4 for a run that never trained, collapsed or broke a rule that stops runs
-(a training loop in the script goes on all the same). With --fail-on-verdict it is 4 for
-every verdict but healthy and warm-up skips only, and where nothing was recorded."""
+    parser.notes = """If the script fails, the exit code is the script's: 1 after an exception (with its
+traceback), else what it gave to sys.exit. Otherwise it is that of the most severe verdict,
+as in `mpt train`: 4 for a run that never trained, collapsed or broke a rule that stops runs
+(a training loop in the script is not stopped). With --fail-on-verdict it is 4 for every
+verdict but healthy and warm-up skips only, and if nothing was recorded."""
     # what comes after the script is the script's, options too
     parser.parse_intermixed_args = parser.parse_args  # type: ignore[method-assign]
 
@@ -188,19 +186,19 @@ def add_search_options(parser: Parser) -> None:
         "--trials",
         type=int,
         metavar="N",
-        help="search: Optuna chooses the values of N points, each a job; with --resume: N in all",
+        help="search: Optuna chooses N points, each a job; with --resume: N in all",
     )
     parser.more.add_argument(
         "--sampler",
         choices=SAMPLERS,
-        help="how a search chooses, by Optuna's name; default: tpe, whose first 10 are random",
+        help="how a search chooses, by Optuna's name; default: tpe, which starts with 10 random points",
     )
     parser.more.add_argument(
         "--pruner",
         choices=PRUNERS,
-        help="of a search: end jobs whose objective is behind that of others at the end of the same epoch",
+        help="in a search: end jobs whose objective is behind that of others at the same epoch",
     )
-    parser.more.add_argument("--sampler-seed", type=int, metavar="N", help="default 0; with -j 1 the same search again")
+    parser.more.add_argument("--sampler-seed", type=int, metavar="N", help="default: 0; with -j 1 the same seed repeats the search")
 
 
 def configure_sweep(parser: Parser) -> None:
@@ -212,7 +210,7 @@ def configure_sweep(parser: Parser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="check the configurations and list the jobs")
     add_search_options(parser)
     parser.more.add_argument(
-        "--launcher", choices=tuple(LAUNCHERS), help="where the jobs run; default: local, with --resume as before"
+        "--launcher", choices=tuple(LAUNCHERS), help="where the jobs run; default: local; with --resume: as before"
     )
     parser.more.add_argument(
         "--detach",
@@ -222,7 +220,7 @@ def configure_sweep(parser: Parser) -> None:
     parser.epilog = """examples:
   mpt sweep conf=digits_mlp loss_scale.initial_scale=2**8,2**15,2**24 seed=0,1,2
   mpt sweep conf=digits_cnn loss_scale.growth_steps=50,500 sweep_dir=mine
-  mpt sweep --resume mine            what is missing or failed, and nothing else
+  mpt sweep --resume mine            only what is missing or failed
   mpt report mine                    table and page again"""
     parser.notes = """values, in Hydra's grammar:
   loss_scale.initial_scale=2**8,2**15,2**24     a list
@@ -230,39 +228,41 @@ def configure_sweep(parser: Parser) -> None:
   'seed=range(5)'  'optimizer.learning_rate=choice(1e-3,1e-2)'  'conf=glob(digits_*)'  'policy=glob(mixed_*)'
 
 more examples:
-  mpt sweep --resume mine seed=3,4   adds these seeds for all that it varies; runs nothing twice
+  mpt sweep --resume mine seed=3,4   adds these seeds to every combination; runs nothing twice
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
       'loss_scale.initial_scale=2**range(8,25)' --trials 30      a search
   mpt sweep conf=digits_cnn 'seed=range(20)' --launcher submitit launcher.partition=gpu launcher.timeout_min=30 \\
-      launcher.gpus_per_node=1 launcher.cpus_per_task=8      a Slurm job each
+      launcher.gpus_per_node=1 launcher.cpus_per_task=8      each run as a Slurm job
 
 launchers, and their settings as launcher.KEY=VALUE:
   local      processes of this machine
   submitit   for Slurm: timeout_min, cpus_per_task, gpus_per_node, mem_gb, partition, account, qos, constraint, nodes,
-             tasks_per_node, gpus_per_task, setup (a line of shell before), python (what starts it there),
-             sbatch.OPTION, srun.OPTION (any other of theirs; true where it takes no value)
-  ray        num_cpus, num_gpus; RAY_ADDRESS names the Ray that runs, by default the one here
-The machines of a cluster must see the sweep directory. Its jobs go on where mpt is killed; --resume waits for them.
+             tasks_per_node, gpus_per_task, setup (a line of shell before the job), python (the command that starts
+             Python there), sbatch.OPTION, srun.OPTION (any other option; true for one without a value)
+  ray        num_cpus, num_gpus; RAY_ADDRESS names a running Ray, by default the one on this machine
+The machines of a cluster must see the sweep directory. Jobs continue if mpt is killed; --resume waits for them.
 
-exit code: 0 when every job is good; 4 when those that failed did so numerically; else the most severe one (1 before
-3, 2 and 143, which stands for killed, lost or timed out). The table and the files are complete all the same."""
+exit code: 0 if every job is good; 4 if all failures were numerical; else the most severe one (in the order 1, 3, 2,
+143; 143 stands for killed, lost or timed out). The table and the files are always complete."""
 
 
 def configure_diagnose(parser: Parser) -> None:
     """Measure which loss scale a model needs, or find what overflowed in a run."""
     add_overrides(parser)
-    parser.add_argument("--step", type=int, metavar="N", help="of a run: the step; default: the last overflow")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="of a run: the step to look at; default: the last overflow"
+    )
     parser.add_argument("--out", metavar="DIR", help="where the files go; default: runs/… or the run")
     add_json(parser)
     parser.more.add_argument(
-        "--after-steps", type=int, metavar="N", help="measure after so many steps of training; default: 0"
+        "--after-steps", type=int, metavar="N", help="measure after this many steps of training; default: 0"
     )
     parser.more.add_argument("--batches", type=int, metavar="N", help="batches to measure; default: 8")
     parser.more.add_argument(
         "--trial-steps",
         type=int,
         metavar="N",
-        help="of a run: try each remedy over this many steps; 0 tries none; default: 20",
+        help="of a run: steps for which each remedy is tried; 0: try none; default: 20",
     )
     parser.epilog = """examples:
   mpt diagnose conf=digits_cnn
@@ -281,7 +281,7 @@ def configure_plan(parser: Parser) -> None:
     add_overrides(parser)
     parser.add_argument("--device", metavar="GPU", help="a100, a6000, b200, h100, h200 or v100")
     parser.add_argument(
-        "--devices", type=int, default=1, metavar="N", help="how many, each on its share of a batch; default: 1"
+        "--devices", type=int, default=1, metavar="N", help="number of GPUs, each with its share of a batch; default: 1"
     )
     add_json(parser)
     parser.epilog = """examples:
@@ -289,8 +289,8 @@ def configure_plan(parser: Parser) -> None:
   mpt plan conf=gpt2_small_synthetic --device h100 --devices 8
   mpt plan conf=resnet50_synthetic --device a100 trainer.batch_size=64,128,256
   mpt plan conf=./mine.yaml --device a100 --json > plan.json"""
-    parser.notes = """It needs no GPU, but the extra gpu-plan (3 GB) with XLA's compiler for NVIDIA's. What is
-compiled is the loop that `mpt train backend=jax` runs."""
+    parser.notes = """It needs no GPU, but the extra gpu-plan (3 GB) with XLA's compiler for NVIDIA's GPUs. It
+compiles the loop that `mpt train backend=jax` runs."""
 
 
 def configure_compare(parser: Parser) -> None:
@@ -302,8 +302,7 @@ def configure_compare(parser: Parser) -> None:
         "--tolerance",
         type=float,
         metavar="X",
-        help="how far the objective may be from that of "
-        "the baseline and still be equal; default: 0.01 of an accuracy, 5 %% of a loss",
+        help="largest difference from the baseline that counts as equal; default: 0.01 for an accuracy, 5 %% of a loss",
     )
     parser.epilog = """examples:
   mpt compare conf=digits_cnn          float32, mixed_float16 and mixed_bfloat16
@@ -315,13 +314,13 @@ def configure_compare(parser: Parser) -> None:
   mpt compare conf=digits_mlp policy=float32,mixed_float16 backend=tensorflow,jax compare_dir=mine
   mpt report mine                      table and page again
 
-The baseline is float32, of the same backend; without float32, the first. Jobs run one after another, so that their
-speeds can be compared; several seeds are rounds, every other one backwards. Of a script
-(by `mpt run`), quality and speed are those of its first fit or loop, and with several seeds
-each round has its own in place of the one that set_random_seed is given.
+The baseline is float32 on the same backend or, without float32, the first policy. Jobs run one after another, so that
+their speeds can be compared. Each seed is a round; every second round runs in reverse order. For a script, quality and
+speed are those of its first fit or loop; with several seeds each round has its own, in place of the one that the
+script gives to set_random_seed.
 
-exit code: as of `mpt sweep`: 0 when every run is good, else the most severe one. A precision that does not pay, or
-gives other results, is a finding and no failure."""
+exit code: 0 if every run is good, else as in `mpt sweep`. A precision that does not pay, or gives other results, is a
+finding and not a failure."""
 
 
 def configure_watch(parser: Parser) -> None:
@@ -331,11 +330,11 @@ def configure_watch(parser: Parser) -> None:
   mpt watch runs/digits_cnn/RUN           Ctrl-C ends the watching, not the run
   mpt watch sweeps/digits_mlp/SWEEP       its jobs: step, loss, scale, skips"""
     parser.notes = """It reads the directory and nothing else. It ends when the run ends, with the exit code
-of the run or sweep. 143: it was killed and left no summary, or the sweep was ended before
-all its jobs (its files do not say by which signal). 130: Ctrl-C here, as of `tail -f`. 3: a
-directory that mpt did not write, or that is removed.
+of the run or sweep. 143: the run was killed and left no summary, or the sweep ended before
+all its jobs (its files do not say by which signal). 130: Ctrl-C here, as in `tail -f`. 3: a
+directory that mpt did not write, or that was removed.
 
-Of a run it prints console.log; tail -f metrics.jsonl and events.jsonl for programs."""
+For a run it prints console.log. Programs read metrics.jsonl and events.jsonl (tail -f)."""
 
 
 def configure_report(parser: Parser) -> None:
@@ -363,39 +362,38 @@ def configure_reproduce(parser: Parser) -> None:
     )
     parser.add_argument("--all", action="store_true", help="every recipe that can run on this machine")
     parser.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML, for CI")
-    parser.add_argument("--resume-check", action="store_true", help="train it whole, and killed and resumed: the same?")
-    parser.add_argument("--dry-run", action="store_true", help="read them all and list what would run")
+    parser.add_argument("--resume-check", action="store_true", help="check that a killed and resumed run ends the same")
+    parser.add_argument("--dry-run", action="store_true", help="read the recipes and list what would run")
     add_json(parser)
     parser.more.add_argument(
         "-k",
         dest="keywords",
         default="",
         metavar="EXPRESSION",
-        help="those whose name or `tags:` have these words, with and, or, not, ()",
+        help="only those whose name or `tags:` have these words; with and, or, not, ()",
     )
-    parser.more.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="end a run after this long; it has failed then"
-    )
+    parser.more.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer, as failed")
     parser.more.add_argument(
         "--retries",
         type=int,
         default=0,
         metavar="N",
-        help="run what failed again with the same seed, up to N times; what passes then is flaky",
+        help="run what failed again with the same seed, up to N times; if it passes then, it is flaky",
     )
     parser.more.add_argument(
         "--rtol",
         type=float,
         default=0.0,
-        help="how far a metric may be from that of an earlier run, "
-        "as a share of it; default: 0. Counters must always be equal",
+        help="relative tolerance of metrics against an earlier run; default: 0. Counters must be equal",
     )
     parser.more.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at the same time; default: 1")
     parser.more.add_argument(
-        "--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID, of --resume-check nowhere"
+        "--output",
+        metavar="DIR",
+        help="where the runs go; default: runs/reproduce/TIME-ID (with --resume-check they are not kept)",
     )
     parser.more.add_argument(
-        "--at", type=int, metavar="STEP", help="of --resume-check: the step to kill it at; default: a random one"
+        "--at", type=int, metavar="STEP", help="with --resume-check: the step at which to kill; default: a random one"
     )
     add_config_dir(parser)
     parser.epilog = """examples:
@@ -408,16 +406,16 @@ def configure_reproduce(parser: Parser) -> None:
   mpt reproduce recipes/ --dry-run              what would run; an unreadable recipe is an error
   mpt reproduce recipes/ --retries 1 --timeout 600
   mpt reproduce runs/digits_cnn/RUN --rtol 0.02 on another machine: metrics within 2 %
-  mpt reproduce digits_mlp seed=7               with changes; ./NAME where a run directory is called as a recipe
+  mpt reproduce digits_mlp seed=7               with changes; write ./NAME for a run directory with a recipe's name
   mpt reproduce digits_cnn --resume-check backend=jax trainer.max_steps=60 --at 31
 
-exit code: 0 all came out as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed; else the
-code of the run that broke"""
+exit code: 0 all as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed; else that of the
+run that failed"""
 
 
 def configure_evaluate(parser: Parser) -> None:
     """Print loss and metrics of the model of a finished run, on the data of that run."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, as in runs/digits_cnn/RUN")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, such as runs/digits_cnn/RUN")
     parser.add_argument("--split", choices=("validation", "train"), default="validation", help="default: validation")
     add_json(parser)
     parser.epilog = "example:\n  mpt evaluate runs/digits_cnn/RUN --json"
@@ -429,21 +427,23 @@ def configure_check(parser: Parser) -> None:
     exclusive = parser.add_mutually_exclusive_group()
     exclusive.add_argument("--show", action="store_true", help="print the configuration with every key it has")
     exclusive.add_argument("--build", action="store_true", help="build the model on its data and audit its dtypes")
-    parser.add_argument("--untrusted", action="store_true", help="read no variables: ${oc.env:NAME} stays as it is")
+    parser.add_argument(
+        "--untrusted", action="store_true", help="read no environment variables: ${oc.env:NAME} stays as it is"
+    )
     add_json(parser)
     parser.epilog = """examples:
   mpt check conf=./mine.yaml policy=mixed_float16
   mpt check conf=digits_cnn --build      the dtype of every layer
   mpt check conf=digits_cnn optimizer=sgd --show > mine.yaml     a complete file"""
     parser.notes = """--show imports and runs nothing, and names the functions that the recipe would import. --build
-prepares the run as `mpt train` does, up to its first step, and finds what that would refuse."""
+prepares the run as `mpt train` does, up to its first step, and reports what that would refuse."""
 
 
 def configure_list(parser: Parser) -> None:
-    """List what there is."""
+    """List recipes, or what you can choose in one."""
     parser.add_argument("kind", nargs="?", choices=KINDS, default="recipes", help="default: recipes", metavar="KIND")
-    parser.add_argument("section", nargs="?", metavar="SECTION", help="of keys: those of one section")
-    parser.add_argument("--schema", action="store_true", help="of keys: the JSON Schema of a recipe, for editors")
+    parser.add_argument("section", nargs="?", metavar="SECTION", help="with keys: only this section")
+    parser.add_argument("--schema", action="store_true", help="with keys: the JSON Schema of a recipe, for editors")
     add_config_dir(parser)
     add_json(parser)
     parser.epilog = f"""kinds: {", ".join(KINDS)}
