@@ -1,7 +1,6 @@
-"""The verbs, and what each takes: `configure_NAME` for every verb NAME, whose docstring is the description in
-`mpt NAME --help`.
+"""The verbs and their arguments: the docstring of `configure_NAME` is the description in `mpt NAME --help`.
 
-All of them stand here, so that help and completion import no verb. Imports no Hydra, Keras or NumPy.
+They are all in this file, so that help and completion import no verb. Imports no Hydra, Keras or NumPy.
 """
 
 import argparse
@@ -93,7 +92,7 @@ class _HelpAll(argparse.Action):
 
 
 def set_short_usage(parser: Parser) -> None:
-    """Name the words in the usage, and of the options nothing but that there are some."""
+    """Write a usage line that names the positional words, and all options as `[options]`."""
     words = [str(action.metavar) for action in parser._get_positional_actions()]
     parser.usage = " ".join([parser.prog, *words, "[options]"])
 
@@ -133,7 +132,7 @@ def add_fail_on_verdict(parser: Parser) -> None:
 def add_job_options(parser: Parser, at_a_time: str, objective: str, directory: str) -> None:
     """Add the options of verbs that run jobs."""
     parser.add_argument("-j", "--jobs", type=int, metavar="N", help=f"jobs at a time; default: {at_a_time}")
-    parser.add_argument("--resume", metavar=directory, help="run what is missing or failed in an earlier one")
+    parser.add_argument("--resume", metavar=directory, help="run the missing and failed jobs of an earlier one")
     parser.add_argument("--objective", metavar="NAME", help=objective)
     parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
     parser.more.add_argument(
@@ -166,18 +165,18 @@ def configure_run(parser: Parser) -> None:
     default), with loss scaling around its optimizers and a record of each fit."""
     add_fail_on_verdict(parser)
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar=SCRIPT)
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar=MODULE, help="instead of a script")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar=MODULE, help="run a module, not a file")
     parser.epilog = """examples:
   mpt run train.py --epochs 3
   mpt run policy=mixed_bfloat16 train.py
   mpt run loss_scale.initial_scale=2**10 run_dir=runs/first train.py
   mpt run -m package.train --epochs 3
   mpt run --fail-on-verdict train.py        for CI"""
-    parser.notes = """The exit code is that of the script: 1 with its traceback where it raised, else what it
-gave to sys.exit. Where the script ended well, it is that of the most severe verdict, as
-of `mpt train`: 4 for a run that never trained, collapsed or broke a rule that stops runs
-(a training loop in the script goes on all the same). With --fail-on-verdict it is 4 for
-every verdict but healthy and warm-up skips only, and where nothing was recorded."""
+    parser.notes = """The exit code is that of the script: 1 with its traceback if it raised, else the value
+given to sys.exit. If the script ended well, the most severe verdict decides, as in
+`mpt train`: 4 for a run that never trained, collapsed or broke a rule that stops runs
+(a training loop in the script is not stopped). With --fail-on-verdict it is 4 for every
+verdict but healthy and warm-up skips only, and if nothing was recorded."""
     # what comes after the script is the script's, options too
     parser.parse_intermixed_args = parser.parse_args  # type: ignore[method-assign]
 
@@ -188,19 +187,21 @@ def add_search_options(parser: Parser) -> None:
         "--trials",
         type=int,
         metavar="N",
-        help="search: Optuna chooses the values of N points, each a job; with --resume: N in all",
+        help="search: run N jobs whose values Optuna chooses; with --resume: N jobs in all",
     )
     parser.more.add_argument(
         "--sampler",
         choices=SAMPLERS,
-        help="how a search chooses, by Optuna's name; default: tpe, whose first 10 are random",
+        help="Optuna's sampler for a search; default: tpe, which begins with 10 random jobs",
     )
     parser.more.add_argument(
         "--pruner",
         choices=PRUNERS,
-        help="of a search: end jobs whose objective is behind that of others at the end of the same epoch",
+        help="Optuna's pruner for a search: end jobs whose objective is behind others at the same epoch",
     )
-    parser.more.add_argument("--sampler-seed", type=int, metavar="N", help="default 0; with -j 1 the same search again")
+    parser.more.add_argument(
+        "--sampler-seed", type=int, metavar="N", help="default: 0; with -j 1 a search repeats exactly"
+    )
 
 
 def configure_sweep(parser: Parser) -> None:
@@ -212,7 +213,7 @@ def configure_sweep(parser: Parser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="check the configurations and list the jobs")
     add_search_options(parser)
     parser.more.add_argument(
-        "--launcher", choices=tuple(LAUNCHERS), help="where the jobs run; default: local, with --resume as before"
+        "--launcher", choices=tuple(LAUNCHERS), help="where the jobs run; default: local; with --resume, as before"
     )
     parser.more.add_argument(
         "--detach",
@@ -222,15 +223,15 @@ def configure_sweep(parser: Parser) -> None:
     parser.epilog = """examples:
   mpt sweep conf=digits_mlp loss_scale.initial_scale=2**8,2**15,2**24 seed=0,1,2
   mpt sweep conf=digits_cnn loss_scale.growth_steps=50,500 sweep_dir=mine
-  mpt sweep --resume mine            what is missing or failed, and nothing else
-  mpt report mine                    table and page again"""
+  mpt sweep --resume mine            run the missing and failed jobs only
+  mpt report mine                    print the table and write the page again"""
     parser.notes = """values, in Hydra's grammar:
   loss_scale.initial_scale=2**8,2**15,2**24     a list
   loss_scale.initial_scale='2**range(8,25,4)'   powers: 2**8, 2**12 … 2**24
   'seed=range(5)'  'optimizer.learning_rate=choice(1e-3,1e-2)'  'conf=glob(digits_*)'  'policy=glob(mixed_*)'
 
 more examples:
-  mpt sweep --resume mine seed=3,4   adds these seeds for all that it varies; runs nothing twice
+  mpt sweep --resume mine seed=3,4   add these seeds to every configuration; no job runs twice
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
       'loss_scale.initial_scale=2**range(8,25)' --trials 30      a search
   mpt sweep conf=digits_cnn 'seed=range(20)' --launcher submitit launcher.partition=gpu launcher.timeout_min=30 \\
@@ -239,23 +240,25 @@ more examples:
 launchers, and their settings as launcher.KEY=VALUE:
   local      processes of this machine
   submitit   for Slurm: timeout_min, cpus_per_task, gpus_per_node, mem_gb, partition, account, qos, constraint, nodes,
-             tasks_per_node, gpus_per_task, setup (a line of shell before), python (what starts it there),
-             sbatch.OPTION, srun.OPTION (any other of theirs; true where it takes no value)
-  ray        num_cpus, num_gpus; RAY_ADDRESS names the Ray that runs, by default the one here
-The machines of a cluster must see the sweep directory. Its jobs go on where mpt is killed; --resume waits for them.
+             tasks_per_node, gpus_per_task, setup (a shell line to run first), python (the interpreter there),
+             sbatch.OPTION, srun.OPTION (any other option; true for one without a value)
+  ray        num_cpus, num_gpus; RAY_ADDRESS names the Ray cluster, by default the one on this machine
+Every machine of a cluster must see the sweep directory. Jobs go on if mpt is killed; --resume waits for them.
 
-exit code: 0 when every job is good; 4 when those that failed did so numerically; else the most severe one (1 before
-3, 2 and 143, which stands for killed, lost or timed out). The table and the files are complete all the same."""
+exit code: 0 if every job is good; 4 if all failures are numerical; else that of the most severe failure, in the order
+1, 3, 2, 143 (killed, lost or timed out). The table and the files are complete in every case."""
 
 
 def configure_diagnose(parser: Parser) -> None:
     """Measure which loss scale a model needs, or find what overflowed in a run."""
     add_overrides(parser)
-    parser.add_argument("--step", type=int, metavar="N", help="of a run: the step; default: the last overflow")
-    parser.add_argument("--out", metavar="DIR", help="where the files go; default: runs/… or the run")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="of a run: the step to examine; default: its last overflow"
+    )
+    parser.add_argument("--out", metavar="DIR", help="where the files go; default: runs/… or that of the run")
     add_json(parser)
     parser.more.add_argument(
-        "--after-steps", type=int, metavar="N", help="measure after so many steps of training; default: 0"
+        "--after-steps", type=int, metavar="N", help="train for N steps before measuring; default: 0"
     )
     parser.more.add_argument("--batches", type=int, metavar="N", help="batches to measure; default: 8")
     parser.more.add_argument(
@@ -281,7 +284,7 @@ def configure_plan(parser: Parser) -> None:
     add_overrides(parser)
     parser.add_argument("--device", metavar="GPU", help="a100, a6000, b200, h100, h200 or v100")
     parser.add_argument(
-        "--devices", type=int, default=1, metavar="N", help="how many, each on its share of a batch; default: 1"
+        "--devices", type=int, default=1, metavar="N", help="number of GPUs that share each batch; default: 1"
     )
     add_json(parser)
     parser.epilog = """examples:
@@ -289,8 +292,8 @@ def configure_plan(parser: Parser) -> None:
   mpt plan conf=gpt2_small_synthetic --device h100 --devices 8
   mpt plan conf=resnet50_synthetic --device a100 trainer.batch_size=64,128,256
   mpt plan conf=./mine.yaml --device a100 --json > plan.json"""
-    parser.notes = """It needs no GPU, but the extra gpu-plan (3 GB) with XLA's compiler for NVIDIA's. What is
-compiled is the loop that `mpt train backend=jax` runs."""
+    parser.notes = """It needs no GPU, but the extra gpu-plan (3 GB), XLA's compiler for NVIDIA GPUs. It compiles
+the loop that `mpt train backend=jax` runs."""
 
 
 def configure_compare(parser: Parser) -> None:
@@ -302,47 +305,48 @@ def configure_compare(parser: Parser) -> None:
         "--tolerance",
         type=float,
         metavar="X",
-        help="how far the objective may be from that of "
-        "the baseline and still be equal; default: 0.01 of an accuracy, 5 %% of a loss",
+        help="largest difference from the baseline's objective that counts as equal; "
+        "default: 0.01 of an accuracy, 5 %% of a loss",
     )
     parser.epilog = """examples:
   mpt compare conf=digits_cnn          float32, mixed_float16 and mixed_bfloat16
   mpt compare conf=digits_cnn policy=float32,mixed_float16 --seeds 3
   mpt compare policy=float32,mixed_float16 -- train.py --epochs 3
-  mpt compare --resume mine            what is missing or failed"""
+  mpt compare --resume mine            run the missing and failed jobs only"""
     parser.notes = """more examples:
   mpt compare conf=digits_mlp policy=mixed_float16 loss_scale=dynamic,fixed,none
   mpt compare conf=digits_mlp policy=float32,mixed_float16 backend=tensorflow,jax compare_dir=mine
-  mpt report mine                      table and page again
+  mpt report mine                      print the table and write the page again
 
-The baseline is float32, of the same backend; without float32, the first. Jobs run one after another, so that their
-speeds can be compared; several seeds are rounds, every other one backwards. Of a script
-(by `mpt run`), quality and speed are those of its first fit or loop, and with several seeds
-each round has its own in place of the one that set_random_seed is given.
+The baseline is float32 on the same backend, or without float32 the first precision. Jobs run one after another, so
+that their speeds can be compared. All precisions train with one seed, then with the next, in reverse order every other
+time. Of a script, the first fit or loop is compared; each seed replaces the one that it gives to set_random_seed.
 
-exit code: as of `mpt sweep`: 0 when every run is good, else the most severe one. A precision that does not pay, or
-gives other results, is a finding and no failure."""
+exit code: as for `mpt sweep`: 0 if every run is good, else that of the most severe failure. A precision that does not
+pay, or gives other results, is not a failure."""
 
 
 def configure_watch(parser: Parser) -> None:
     """Follow a run or a sweep that another process trains, or show one that is over."""
-    parser.add_argument("directory", metavar="RUN|SWEEP|COMPARE", help="what mpt train, sweep or compare writes")
+    parser.add_argument(
+        "directory", metavar="RUN|SWEEP|COMPARE", help="a directory written by mpt train, sweep or compare"
+    )
     parser.epilog = """examples:
   mpt watch runs/digits_cnn/RUN           Ctrl-C ends the watching, not the run
   mpt watch sweeps/digits_mlp/SWEEP       its jobs: step, loss, scale, skips"""
-    parser.notes = """It reads the directory and nothing else. It ends when the run ends, with the exit code
-of the run or sweep. 143: it was killed and left no summary, or the sweep was ended before
-all its jobs (its files do not say by which signal). 130: Ctrl-C here, as of `tail -f`. 3: a
-directory that mpt did not write, or that is removed.
+    parser.notes = """It only reads the directory. It ends when the run ends, with the exit code of the run or
+sweep: 143 if the run was killed and left no summary, or the sweep ended before all its
+jobs did. 130: Ctrl-C here, as with `tail -f`. 3: mpt did not write the directory, or it
+was removed.
 
-Of a run it prints console.log; tail -f metrics.jsonl and events.jsonl for programs."""
+Of a run it prints console.log. Programs can read metrics.jsonl and events.jsonl by tail -f."""
 
 
 def configure_report(parser: Parser) -> None:
     """Write the HTML page of a run, of a sweep or of a comparison. It opens from
     disk and needs no network."""
     parser.add_argument("directory", metavar="RUN|SWEEP|COMPARE")
-    parser.add_argument("--out", metavar="FILE", help=f"the page; default: {PAGE} in the directory")
+    parser.add_argument("--out", metavar="FILE", help=f"the file to write; default: {PAGE} in the directory")
     parser.add_argument("--objective", metavar="NAME", help="rank by another metric, NAME:min or NAME:max")
     add_json(parser)
     parser.epilog = """examples:
@@ -354,7 +358,7 @@ what is missing."""
 
 
 def configure_reproduce(parser: Parser) -> None:
-    """Run recipes or earlier runs again and check what they reach."""
+    """Run recipes or earlier runs again and check their results."""
     parser.add_argument(
         "given",
         nargs="*",
@@ -363,44 +367,43 @@ def configure_reproduce(parser: Parser) -> None:
     )
     parser.add_argument("--all", action="store_true", help="every recipe that can run on this machine")
     parser.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML, for CI")
-    parser.add_argument("--resume-check", action="store_true", help="train it whole, and killed and resumed: the same?")
-    parser.add_argument("--dry-run", action="store_true", help="read them all and list what would run")
+    parser.add_argument("--resume-check", action="store_true", help="kill a run and resume it: is the result the same?")
+    parser.add_argument("--dry-run", action="store_true", help="read the recipes and list what would run")
     add_json(parser)
     parser.more.add_argument(
         "-k",
         dest="keywords",
         default="",
         metavar="EXPRESSION",
-        help="those whose name or `tags:` have these words, with and, or, not, ()",
+        help="only recipes whose name or `tags:` match these words, with and, or, not, ()",
     )
     parser.more.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="end a run after this long; it has failed then"
+        "--timeout", type=float, metavar="SECONDS", help="end a run after this long; it counts as failed"
     )
     parser.more.add_argument(
         "--retries",
         type=int,
         default=0,
         metavar="N",
-        help="run what failed again with the same seed, up to N times; what passes then is flaky",
+        help="run a failed recipe again with the same seed, up to N times; if it then passes, it is flaky",
     )
     parser.more.add_argument(
         "--rtol",
         type=float,
         default=0.0,
-        help="how far a metric may be from that of an earlier run, "
-        "as a share of it; default: 0. Counters must always be equal",
+        help="relative tolerance of metrics, beside those of an earlier run; default: 0. Counters must always be equal",
     )
     parser.more.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at the same time; default: 1")
     parser.more.add_argument(
-        "--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID, of --resume-check nowhere"
+        "--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID; --resume-check keeps none"
     )
     parser.more.add_argument(
-        "--at", type=int, metavar="STEP", help="of --resume-check: the step to kill it at; default: a random one"
+        "--at", type=int, metavar="STEP", help="with --resume-check: kill the run at this step; default: a random one"
     )
     add_config_dir(parser)
     parser.epilog = """examples:
   mpt reproduce --all --junit results.xml
-  mpt reproduce runs/digits_cnn/RUN             against its summary, bit for bit
+  mpt reproduce runs/digits_cnn/RUN       compare with its summary, bit for bit
   mpt reproduce digits_mlp --resume-check trainer.epochs=3"""
     parser.notes = """more examples:
   mpt reproduce digits_mlp overflow -j 2
@@ -408,11 +411,11 @@ def configure_reproduce(parser: Parser) -> None:
   mpt reproduce recipes/ --dry-run              what would run; an unreadable recipe is an error
   mpt reproduce recipes/ --retries 1 --timeout 600
   mpt reproduce runs/digits_cnn/RUN --rtol 0.02 on another machine: metrics within 2 %
-  mpt reproduce digits_mlp seed=7               with changes; ./NAME where a run directory is called as a recipe
+  mpt reproduce digits_mlp seed=7               with a change; ./NAME: a run directory with a recipe's name
   mpt reproduce digits_cnn --resume-check backend=jax trainer.max_steps=60 --at 31
 
-exit code: 0 all came out as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed; else the
-code of the run that broke"""
+exit code: 0 all results are as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed; else
+that of the run that failed"""
 
 
 def configure_evaluate(parser: Parser) -> None:
@@ -427,23 +430,23 @@ def configure_check(parser: Parser) -> None:
     """Check a configuration without training, or print it."""
     add_overrides(parser)
     exclusive = parser.add_mutually_exclusive_group()
-    exclusive.add_argument("--show", action="store_true", help="print the configuration with every key it has")
+    exclusive.add_argument("--show", action="store_true", help="print the whole configuration, defaults included")
     exclusive.add_argument("--build", action="store_true", help="build the model on its data and audit its dtypes")
-    parser.add_argument("--untrusted", action="store_true", help="read no variables: ${oc.env:NAME} stays as it is")
+    parser.add_argument("--untrusted", action="store_true", help="leave ${oc.env:NAME} as it is; read no such variable")
     add_json(parser)
     parser.epilog = """examples:
   mpt check conf=./mine.yaml policy=mixed_float16
   mpt check conf=digits_cnn --build      the dtype of every layer
   mpt check conf=digits_cnn optimizer=sgd --show > mine.yaml     a complete file"""
-    parser.notes = """--show imports and runs nothing, and names the functions that the recipe would import. --build
-prepares the run as `mpt train` does, up to its first step, and finds what that would refuse."""
+    parser.notes = """--show imports and runs nothing; it names the functions that the recipe would import. --build
+prepares the run as `mpt train` does, up to its first step, and reports what train would refuse."""
 
 
 def configure_list(parser: Parser) -> None:
-    """List what there is."""
+    """List recipes, models, data sources, keys and more."""
     parser.add_argument("kind", nargs="?", choices=KINDS, default="recipes", help="default: recipes", metavar="KIND")
-    parser.add_argument("section", nargs="?", metavar="SECTION", help="of keys: those of one section")
-    parser.add_argument("--schema", action="store_true", help="of keys: the JSON Schema of a recipe, for editors")
+    parser.add_argument("section", nargs="?", metavar="SECTION", help="with keys: only those of this section")
+    parser.add_argument("--schema", action="store_true", help="with keys: the JSON Schema of a recipe, for editors")
     add_config_dir(parser)
     add_json(parser)
     parser.epilog = f"""kinds: {", ".join(KINDS)}
@@ -457,8 +460,8 @@ examples:
 
 
 def configure_copy(parser: Parser) -> None:
-    """Copy a recipe to a file that you can edit, with mpt.schema.json, from which
-    editors know its keys. Overwrites nothing."""
+    """Copy a recipe to a file that you can edit, and mpt.schema.json, which tells
+    editors its keys. Overwrites nothing."""
     parser.add_argument("recipe", metavar="RECIPE", help="its name, as `mpt list` shows it")
     parser.add_argument("destination", metavar="DEST", nargs="?", help="a file or folder; default: ./RECIPE.yaml")
     parser.epilog = "example:\n  mpt copy digits_cnn mine.yaml\n  mpt train conf=./mine.yaml"

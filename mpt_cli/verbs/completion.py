@@ -84,7 +84,7 @@ class _Finder(CompletionFinder):
     ) -> list[str]:
         """Return the completions, sorted.
 
-        argparse takes a list of words for ended after an option; here it continues.
+        For argparse, an option ends a list of words; here the list continues after it.
         """
         for parser in active_parsers:
             active: list[argparse.Action] = parser.active_actions  # type: ignore[attr-defined]  # argcomplete adds it
@@ -113,7 +113,7 @@ def complete(output: TextIO | None = None, exit_method: Any = os._exit) -> None:
 
 
 def _parser(words: list[str]) -> argparse.ArgumentParser:
-    """Return the parser of the verb; before there is one, a parser of the verbs themselves."""
+    """Return the parser of the verb, or a parser that completes verbs if none is typed yet."""
     if words and words[0] in LISTED_VERBS:
         parser = verb_parser(words[0])
         for action in parser._actions:
@@ -127,6 +127,6 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
 
 
 def completion_script(shell: str) -> str:
-    """Return what a shell reads to complete the words of mpt; `shell` is bash, zsh or fish."""
+    """Return the completion script for a shell: bash, zsh or fish."""
     script: str = shellcode(["mpt"], shell="fish" if shell == "fish" else "bash")
     return script.replace("[=/:]", "[=/:.]")  # no space behind a section either

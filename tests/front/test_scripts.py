@@ -375,7 +375,7 @@ def test_what_needs_more_than_a_record_and_its_report_say_how_the_script_is_run_
         (["train", "conf=run/config.yaml"], f"Run the script again: {AGAIN}"),
         (["train", "resume=run"], f"Run the script again: {AGAIN}"),
         (["reproduce", "run"], f"run: is of a script's run, .* Run the script again: {AGAIN}"),
-        (["diagnose", "run"], r"run: is the run of a script or .* There, mpt\.diagnose\(model, x, y\)"),
+        (["diagnose", "run"], r"run: is the run of a script or .* call mpt\.diagnose\(model, x, y\)"),
         (["evaluate", "run"], r"a run that was recorded while a program of its own trained has no model; model\.save"),
     ):
         assert main(words) in (2, 3)
