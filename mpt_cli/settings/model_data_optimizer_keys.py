@@ -27,22 +27,22 @@ from mpt_cli.settings.key_type import (
 
 @dataclass
 class ModelSettings:
-    """What every model has."""
+    """The keys of every model."""
 
     name: str = key(REQUIRED, "which model is built; `mpt list models` shows them")
     weights: Optional[str] = key(
-        None, "a .weights.h5 or .keras file with the weights to begin with; null = fresh, or those of the saved model"
+        None, "a .weights.h5 or .keras file with the initial weights; null = fresh ones, or those of the saved model"
     )
     skip_mismatch: bool = key(
         False,
-        "weights that the file lacks, or has in other shapes, start fresh and are named; false = it is refused",
+        "true: weights that the file lacks or has in another shape start fresh, with a warning; false: an error",
     )
     freeze: List[str] = key(
         [],
         "layers that are not trained, by a pattern (as in a shell: conv*) of their name, path "
-        "or class; those of a pattern after ! stay as they are",
+        "or class; a pattern after ! excludes layers",
     )
-    unfreeze: List[str] = key([], "layers that are trained again, as frozen ones of a saved model; after `freeze`")
+    unfreeze: List[str] = key([], "layers to train, such as frozen layers of a saved model; applied after `freeze`")
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Transformer(ModelSettings):
 
 @dataclass
 class Builder(ModelSettings):
-    """A function of the user's, or of keras.applications, that returns a Keras model."""
+    """A function of yours, or of keras.applications, that returns a Keras model."""
 
     name: str = "builder"
     builder: str = key(REQUIRED, "package.module:function, or path/to/file.py:function")
@@ -109,7 +109,7 @@ MODELS = {"mlp": MLP, "cnn": CNN, "resnet": ResNet, "transformer": Transformer, 
 
 @dataclass
 class DataSettings:
-    """What every source has."""
+    """The keys of every data source."""
 
     name: str = key(REQUIRED, "which source; `mpt list data` shows them")
     validation_fraction: Share = key(0.2, "share of examples held out by seed, where the source has no validation set")
@@ -154,13 +154,13 @@ class Synthetic(DataSettings):
 
 @dataclass
 class Loader(DataSettings):
-    """A function of the user's that returns arrays or tf.data.Datasets."""
+    """A function of yours that returns arrays or tf.data.Datasets."""
 
     name: str = "loader"
     loader: str = key(REQUIRED, "package.module:function, or path/to/file.py:function")
     kwargs: Dict[str, Any] = key({}, "arguments for the loader")
     path: Optional[str] = key(None, "passed as `path` where the loader takes it")
-    num_classes: Optional[Count] = key(None, "number of classes; null = read off integer targets")
+    num_classes: Optional[Count] = key(None, "number of classes; null = found from integer targets")
 
 
 DATA = {
@@ -174,7 +174,7 @@ DATA = {
 
 @dataclass
 class Schedule:
-    """How the learning rate moves over applied steps; `optimizer.learning_rate` is where it starts (after warm-up).
+    """How the learning rate moves over applied steps, from `optimizer.learning_rate` on (after warm-up).
 
     A step is a batch that was applied, also where gradient_accumulation_steps gathers several into one update.
     """
@@ -184,16 +184,14 @@ class Schedule:
     decay_steps: Optional[Count] = key(None, "cosine: steps of decay after warm-up, null = to the planned end")
     final_factor: Optional[Factor] = key(None, "cosine: end value over learning_rate (Keras's alpha; null = 0)")
     object: Optional[str] = key(
-        None, "in place of all these: a schedule of Keras by its name (exponential_decay), or your own as module:name"
+        None, "instead of the keys above: a Keras schedule by name (exponential_decay), or your own as module:name"
     )
-    kwargs: Dict[str, Any] = key(
-        {}, "arguments for object; one that takes initial_learning_rate has learning_rate for it where they don't say"
-    )
+    kwargs: Dict[str, Any] = key({}, "arguments for object; initial_learning_rate defaults to optimizer.learning_rate")
 
 
 @dataclass
 class OptimizerSettings:
-    """What every optimizer has. Clipping acts on unscaled gradients; all of it counts applied steps."""
+    """The keys of every optimizer. Clipping acts on unscaled gradients; steps are applied steps."""
 
     name: str = key(REQUIRED, "which optimizer; `mpt list optimizers` shows them")
     learning_rate: NonNegative = key(1e-3, "step size at the start of the schedule")
@@ -202,7 +200,7 @@ class OptimizerSettings:
     clipnorm: Optional[Positive] = key(None, "clip each gradient to this norm")
     clipvalue: Optional[Positive] = key(None, "clip each gradient element to ±this")
     global_clipnorm: Optional[Positive] = key(None, "clip all gradients together to this norm")
-    use_ema: bool = key(False, "keep an exponential moving average of the weights; it is what the run ends with")
+    use_ema: bool = key(False, "keep an exponential moving average of the weights, which the run ends with")
     ema_momentum: Factor = key(0.99, "weight of the old average")
     ema_overwrite_frequency: Optional[Count] = key(
         None, "applied steps between copies of the average into the weights, null = at the end only"
@@ -236,12 +234,12 @@ def _keras_optimizer(name: str, class_name: str) -> type[OptimizerSettings]:
 
 @dataclass
 class CustomOptimizer(OptimizerSettings):
-    """A Keras optimizer of the user's own; keys that are given beside kwargs are set on what it returns."""
+    """A Keras optimizer of your own; the other keys, where given, are set on the optimizer that it returns."""
 
     name: str = "object"
     object: str = key(REQUIRED, "module:name, or path/to/file.py:name, of a class, function or optimizer")
     learning_rate: Optional[NonNegative] = key(  # type: ignore[assignment]
-        None, "step size at the start of the schedule, null = as the object has it"
+        None, "step size at the start of the schedule, null = that of the object"
     )
 
 
@@ -254,7 +252,7 @@ PYTHON = "python"  # what a record names an object that a Python program gave; n
 
 @dataclass
 class GivenModel(ModelSettings):
-    """A model that a Python program made and gave to `mpt.fit`, or trained itself on record."""
+    """A model that a Python program gave to `mpt.fit`, or trained itself while mpt recorded."""
 
     name: str = PYTHON
     class_name: str = key("", "its class")
@@ -291,7 +289,7 @@ SCALE_MODES = tuple(RULES)
 class LossScaleSettings:
     """How the loss is scaled before the backward pass, and when an unhealthy scale ends the run.
 
-    `LossScaleSettings(mode=…)` is of the class of that mode, which has its numbers too.
+    `LossScaleSettings(mode=…)` returns the class of that mode, which adds the mode's numbers.
     """
 
     rule_class: ClassVar[type[ScaleRule]] = DynamicScale
@@ -315,18 +313,18 @@ class LossScaleSettings:
         return self.rule_class(**{name: getattr(self, name) for name in self.rule_class.key_names()})
 
     def rule_for(self, computes_in_float16: bool) -> ScaleRule:
-        """Return the mode of a model; the one place where `auto` is decided."""
+        """Return the mode for a model: the only place that decides what `auto` means."""
         return NoScale() if self.mode == AUTO and not computes_in_float16 else self.rule
 
     @classmethod
     def transferable_keys(cls) -> set[str]:
-        """Return the keys of a recipe for another mode that still act under this one: none without scaling."""
+        """Return the keys, set in a recipe for another mode, that also act under this mode: none without scaling."""
         return {declared.name for declared in fields(cls)} if cls.rule_class.scales else set()
 
 
 @cache
 def mode_settings(mode: str) -> type[LossScaleSettings]:
-    """Return the keys of one mode; PluginError for one of another package that can't be used."""
+    """Return the class with the keys of a mode; PluginError for a mode of another package that can't be used."""
     rule = RULES[mode] if mode in RULES else load_rule(mode)
     try:
         return _with_numbers(mode, rule)

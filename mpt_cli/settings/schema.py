@@ -1,6 +1,6 @@
-"""The schema: every key of a configuration, its type, default and meaning, the one place for these.
+"""The schema: the one place for the type, default and meaning of every key of a configuration.
 
-Below the sections: the same as a flat table of dotted paths, and which key a path that is not in it probably meant.
+Below the sections: all keys as a flat table of dotted paths, and suggestions for unknown paths.
 """
 
 from contextlib import suppress
@@ -34,16 +34,18 @@ from mpt_cli.settings.python_references import HYDRA_TARGET, optimizer_arguments
 
 @dataclass
 class FaultSettings:
-    """What goes wrong on purpose, to rehearse how a run deals with it. Steps count from 1, skipped ones included."""
+    """A fault made on purpose, to rehearse how a run handles it. Steps count from 1, skipped ones included."""
 
-    kind: Literal["none", "overflow", "nan", "zero"] = key("none", "what numbers become: inf, nan, or 0 (gradients)")
+    kind: Literal["none", "overflow", "nan", "zero"] = key(
+        "none", "overflow: numbers become inf; nan: they become nan; zero: gradients become 0"
+    )
     place: Literal["backward", "forward", "data"] = key(
         "backward",
         "backward: all gradients, with a loss that is in order; forward: the loss; data: the "
         "first example of the batch",
     )
     at_steps: List[Count] = key([], "steps at which it happens")
-    every_steps: Optional[Count] = key(None, "it happens at every multiple of this too")
+    every_steps: Optional[Count] = key(None, "it also happens at every multiple of this")
     above_scale: Optional[Positive] = key(
         None, "it happens only while the loss scale is above this, as a real overflow does; null = at any scale"
     )
@@ -60,7 +62,7 @@ RECORDED_TRAINER_KEYS = (
 
 
 def acts_on_record(path: str) -> bool:
-    """Return whether this key acts where another program trains and mpt records."""
+    """Return whether this key has an effect when another program trains and mpt only records."""
     section, _, name = path.partition(".")
     return section in ("loss_scale", "logger") or (section == "trainer" and name in RECORDED_TRAINER_KEYS)
 
@@ -78,23 +80,25 @@ else:
 
 @dataclass
 class PolicySettings:
-    """In which dtype layers compute and keep their variables."""
+    """The dtypes in which layers compute and keep their variables."""
 
     name: Union[FloatPolicy, Literal["auto_float16"]] = key(
         "float32", "dtype policy of all layers; auto_float16 = mixed_float16 with overrides by what each layer does"
     )
-    head: Optional[FloatPolicy] = key("float32", "policy of the output layer, null = as `name` (float64 keeps float64)")
+    head: Optional[FloatPolicy] = key(
+        "float32", "policy of the output layer; null = that of `name`, which float64 always keeps"
+    )
     overrides: Dict[str, FloatPolicy] = key({}, "layer name or path pattern (as in a shell: conv*) -> policy")
 
     @property
     def may_compute_in_float16(self) -> bool:
-        """Return whether a policy among its own computes in it, or may be found to."""
+        """Return whether some layer computes in float16 under this policy, or may once `auto_float16` is resolved."""
         names = {self.name, self.head, *self.overrides.values()}
         return not names.isdisjoint({"float16", "mixed_float16", AUTO_FLOAT16})
 
     @property
     def is_auto(self) -> bool:
-        """Return whether layers have yet to be given their policies, of which a run records `overrides`."""
+        """Return whether the layers' policies are chosen from the built model (a run records them as `overrides`)."""
         return self.name == AUTO_FLOAT16
 
     @property
@@ -105,7 +109,7 @@ class PolicySettings:
 
 @dataclass
 class EarlyStoppingSettings:
-    """Keras's EarlyStopping: the run ends where a metric no longer gets better."""
+    """Keras's EarlyStopping: end the run when a metric no longer improves."""
 
     patience: Optional[Whole] = key(None, "epochs without improvement before the run ends; null = never")
     monitor: str = key("val_loss", "the metric")
@@ -113,26 +117,26 @@ class EarlyStoppingSettings:
     mode: Literal["auto", "min", "max"] = key("auto", "whether the metric should fall or rise; auto = as Keras says")
     baseline: Optional[float] = key(None, "improvement counts only beyond this value; null = none")
     restore_best_weights: bool = key(False, "end with the weights of the best epoch")
-    start_from_epoch: Whole = key(0, "epochs before the metric is looked at")
+    start_from_epoch: Whole = key(0, "epochs before the metric is first compared")
 
 
 @dataclass
 class TrainerSettings:
-    """How long and in what portions is trained."""
+    """How long to train, in what steps and epochs, and with which loss and metrics."""
 
     epochs: Count = key(10, "passes over the training data")
     max_steps: Optional[Count] = key(None, "stop after this many steps, skipped ones included")
     batch_size: Count = key(64, "examples per step")
     steps_per_epoch: Optional[Count] = key(
         None,
-        "steps after which an epoch of a stream ends, and the next goes on from there; null = as many as there are",
+        "steps in an epoch of a stream, which the next epoch continues; null = until the stream ends",
     )
     validation_steps: Optional[Count] = key(None, "batches of a stream of validation data, null = all")
     shuffle: bool = key(True, "new order each epoch, drawn from the seed")
     deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")
     jit_compile: Union[bool, Literal["auto"]] = key("auto", "XLA: auto decides by backend, device, model and steps")
     steps_per_execution: Union[Annotated[int, Interval(ge=1, le=2**16)], Literal["auto"]] = key(
-        "auto", "most steps per call into the compiled loop"
+        "auto", "largest number of steps per call of the compiled loop"
     )
     feed: Literal["auto", "resident", "stream"] = key(
         "auto", "resident: data on the device; stream: sent batch by batch; auto decides by size", advanced=True
@@ -143,13 +147,13 @@ class TrainerSettings:
         "auto",
         "what is minimised: auto (crossentropy of labels, mean squared error of numbers), a Keras "
         "name, module:name, {object: …, kwargs: {…}}, a mapping or list of these by output, or null where "
-        "the model brings its own; but for auto, targets stay as they come",
+        "the model brings its own; targets are converted for auto only",
     )
     loss_weights: Any = key(None, "factor of each output's loss, as a mapping or list; null = 1")
     from_logits: Union[bool, Literal["auto"]] = key("auto", "auto: whether the head has no softmax/sigmoid")
     metrics: Any = key(["auto"], "metrics beside the loss, named as `loss` is; auto: accuracy or mean absolute error")
-    weighted_metrics: Any = key([], "metrics that sample weights count in, named as `metrics` are")
-    class_weight: Any = key(None, "factor of the loss of each class, as in {0: 1, 1: 5}; a class left out has 1")
+    weighted_metrics: Any = key([], "metrics that use sample weights, named as `metrics` are")
+    class_weight: Any = key(None, "factor for the loss of each class, as in {0: 1, 1: 5}; 1 for a class left out")
     max_nonfinite_losses: Optional[Count] = key(
         10, "stop after this many applied steps in a row with a non-finite loss, null = never", advanced=True
     )
@@ -160,10 +164,9 @@ class TrainerSettings:
     )
     gradient_health_every_steps: Optional[Union[Count, Literal["auto"]]] = key(
         "auto",
-        "steps between samples of what half precision loses, layer by layer, where anything is in it, the "
-        "first at step 100 at the latest, the last at the end: auto (2000, longer where samples would take over 1 % of "
-        "the time, none where compiling the first, on JAX or of recurrent layers, would be over 5 % of the run, or 2 s "
-        "at its end) or a number; null = never",
+        "steps between samples of what each layer loses in half precision, the first at step 100 at the latest, the "
+        "last at the end; auto: 2000, or more if samples would take over 1 % of the time, none if compiling the first "
+        "(on JAX, or of recurrent layers) would take over 5 % of the run, or over 2 s at its end; null = never",
         advanced=True,
     )
     checkpoint_every_steps: Optional[Count] = key(None, "steps between checkpoints, null = not by steps")
@@ -183,7 +186,7 @@ class TrainerSettings:
 
 @dataclass
 class BackendSettings:
-    """What runs underneath Keras."""
+    """The backend of Keras and its device."""
 
     name: Union[Literal["auto"], Backend] = key(
         "auto",
@@ -205,7 +208,7 @@ class LoggerSettings:
 
 @dataclass
 class DistributeSettings:
-    """Over how many devices, and on JAX processes, a batch is split."""
+    """The devices, and on JAX processes, that share each batch."""
 
     name: Literal["none", "mirrored", "data_parallel"] = key("none", "none, mirrored (TensorFlow), data_parallel (JAX)")
     devices: Optional[Count] = key(None, "how many devices (of each process), null = all")
@@ -216,16 +219,16 @@ class Settings:
     """One run, fully resolved."""
 
     recipe: str = key("custom", "name of the recipe; names the folder under runs/")
-    description: str = key("", "one sentence on what it shows")
+    description: str = key("", "one sentence on what the recipe shows")
     seed: Optional[Annotated[int, Interval(ge=0, le=2**32 - 1)]] = key(
-        0, "of everything random; null draws one and records it"
+        0, "seed of everything random; null draws one and records it"
     )
     requires: List[Literal["gpu", "network"]] = key(
-        [], "what it needs beside a CPU; `mpt reproduce --all` leaves it out without that"
+        [], "what the recipe needs beside a CPU; on a machine without it, `mpt reproduce --all` leaves the recipe out"
     )
-    tags: List[str] = key([], "words by which `mpt reproduce -k` chooses recipes, as by their names")
-    run_dir: Optional[str] = key(None, "where the run writes; null = runs/<recipe>/<time>-<id>")
-    resume: Optional[str] = key(None, "auto or a run directory: go on where it stopped")
+    tags: List[str] = key([], "words that `mpt reproduce -k` finds recipes by, as by their names")
+    run_dir: Optional[str] = key(None, "directory of the run; null = runs/<recipe>/<time>-<id>")
+    resume: Optional[str] = key(None, "auto or a run directory: continue where that run stopped")
     policy: PolicySettings = field(default_factory=PolicySettings)
     loss_scale: LossScaleSettings = field(default_factory=LossScaleSettings)
     model: ModelSettings = field(default_factory=MLP)
@@ -236,7 +239,7 @@ class Settings:
     logger: LoggerSettings = field(default_factory=LoggerSettings)
     distribute: DistributeSettings = field(default_factory=DistributeSettings)
     fault: FaultSettings = field(default_factory=FaultSettings)
-    vars: Dict[str, Any] = key({}, "values of the recipe's own, which other keys take as ${vars.NAME}")
+    vars: Dict[str, Any] = key({}, "values for the recipe to reuse in other keys, as ${vars.NAME}")
     expect: Dict[str, Any] = key({}, "what the run must reach: `metric: {min: …, max: …, value: …, rtol: …, atol: …}`")
 
 
@@ -253,18 +256,18 @@ CHOOSING_KEYS = {  # model.name=cnn acts as model=cnn
 
 
 def choosing_key(section: str) -> str:
-    """Return the key within a section that says which variant it is."""
+    """Return the name of the key that chooses the variant of a section."""
     return "mode" if section == "loss_scale" else "name"
 
 
 def chosen_variant(section: str, given: Any) -> str:
-    """Return which variant these settings, or this part of a composed tree, are."""
+    """Return the name of the variant that these settings, or this part of a composed tree, choose."""
     name = choosing_key(section)
     return str(given[name] if isinstance(given, dict) else getattr(given, name))
 
 
 def variant_class(section: str, name: str) -> type:
-    """Return the keys of one variant, of modes also another package's; PluginError where it can't be used."""
+    """Return the class with the keys of a variant; PluginError for a mode of another package that can't be used."""
     if name == PYTHON and section in PROGRAM_VARIANTS:
         return PROGRAM_VARIANTS[section]
     return mode_settings(name) if section == "loss_scale" else VARIANTS[section][name]
@@ -280,7 +283,7 @@ def variants_of(section: str) -> dict[str, type]:
 
 
 def unknown_key_problem(path: str, value: Any) -> Problem | None:
-    """Return a problem when no variant has a key `path`, None when one does."""
+    """Return a problem if no variant has a key `path`, else None."""
     if find_key(path) or mapping_of(path):
         return None
     if inside := [other for other in all_keys() if other.startswith(f"{path}.")]:
@@ -302,7 +305,7 @@ FAR_CUTOFF = 0.75  # how like a name of another section is: bugcalls is not call
 
 
 def remedy_for(path: str, value: Any) -> str:
-    """Name the key of the same name elsewhere, else the nearest in the same section, else anywhere.
+    """Suggest the key of the same name in another section, else the nearest name in this section, else anywhere.
 
     >>> remedy_for("precision", "16-mixed"), remedy_for("model._target_", "nets.deep.build")
     ('Did you mean policy=mixed_float16?', 'Write model.builder: nets.deep:build.')
@@ -371,7 +374,7 @@ def all_keys(with_plugins: bool = True) -> dict[str, Key]:
 
 
 def find_key(path: str) -> Key | None:
-    """Return the key at `path`. Other packages are asked, and imported, only where none of ours has it."""
+    """Return the key at `path`; None if there is none. Imports other packages only if no key of ours fits."""
     is_added = path.startswith("loss_scale.") and bool(plugins.installed())
     return all_keys(with_plugins=False).get(path) or (all_keys().get(path) if is_added else None)
 

@@ -27,7 +27,7 @@ _WRONG = [
             "loss_scale.min_scale: must be <= loss_scale.max_scale, which is 4. Received: 8.0.",
             "trainer.gradient_health_every_steps: must be >= 1. Received: 0.",
             "recipe: must be fit for a folder name: it names the folder under runs/. Received: 'a/b'.",
-            "optimizer.global_clipnorm: must be the only way of clipping; optimizer.clipnorm is given too. Received: 2.0. "
+            "optimizer.global_clipnorm: must be the only way of clipping. Also given: optimizer.clipnorm. Received: 2.0. "
             "Keep one of them.",
             "expect.val_accuracy.mn: must be one of min, max, value, rtol, atol. Received: 'mn'. Did you mean min?",
         ],
@@ -114,8 +114,8 @@ _WRONG = [
     (
         ["policy=float16", "optimizer=lamb"],
         [
-            "policy.name: must not be float16 with optimizer=lamb: with variables in float16 steps would be about 1.5 or "
-            "nothing. Received: 'float16'. Use policy.name=mixed_float16, or optimizer=sgd."
+            "policy.name: must not be float16 with optimizer=lamb: with variables in float16 each step of the "
+            "optimizer would be about 1.5 or 0. Received: 'float16'. Use policy.name=mixed_float16, or optimizer=sgd."
         ],
     ),
     (
