@@ -1,8 +1,8 @@
 """The values that pass between trainer and telemetry: plain frozen data.
 
-The trainer makes records and events, console and files show them; limits tell a call where to end.
-What stands in a file of a run is held against the types of its record here, and read back from its line: it may be
-damaged, or hostile.
+The trainer makes records and events, which the console and files show; limits say where a call must end.
+Lines of a run's files are read back here, and checked against the types of their record, as they may be damaged or
+hostile.
 """
 
 import reprlib
@@ -25,7 +25,7 @@ NEVER = 2**30  # a step or count that is not reached
 
 @dataclass(frozen=True)
 class Scaling:
-    """How the loss is scaled in this run: what the words of the console and the verdict depend on."""
+    """How the loss is scaled in this run, for the console and the verdict."""
 
     rule: ScaleRule = field(default_factory=NoScale)
     is_needed: bool = False  # whether anything computes in float16, whose small gradients vanish without scaling
@@ -62,7 +62,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class RunHeader:
-    """What is known before the first step; the console opens with it."""
+    """The description of a run before its first step, which the console prints first."""
 
     recipe: str
     description: str
@@ -115,12 +115,12 @@ MOST_OF_SUM = 0.5
 
 @dataclass(frozen=True)
 class LayerSample:
-    """What half precision made of one kind of tensor in one layer, held against a float32 run of the same batch.
+    """One kind of tensor in one layer in half precision, compared with float32 on the same batch.
 
-    Shares but `overflowed` (of all elements) are of the `values`, the elements that are not 0 in float32. Gradients are
-    those of the scaled loss. `exponents` counts the values of the float32 run: the one at place i lies from
-    2**(lowest_exponent + i) up to twice that. Updates are those of weights that are kept in half precision: what the
-    optimizer would add in float32, of which `flushed` is the share that leaves the weight as it is.
+    `overflowed` is a share of all elements; the other shares are of the `values`, the elements that are not 0 in
+    float32. Gradients are those of the scaled loss. `exponents` counts values in float32: place i has those from
+    2**(lowest_exponent + i) up to twice that. Updates are what the optimizer would add, in float32, to weights that are
+    kept in half precision; their `flushed` is the share that leaves the weight unchanged.
     """
 
     layer: str
@@ -137,38 +137,38 @@ class LayerSample:
 
     @property
     def predicted_flushed(self) -> float:
-        """Return the share below 2^-25, which is flushed where each value of the float32 run is rounded by itself."""
+        """Return the share of float32 values below 2^-25, which rounding each value to float16 would flush."""
         if self.lowest_exponent is None or self.dtype != "float16":
             return 0.0
         return sum(self.exponents[: max(0, -25 - self.lowest_exponent)]) / max(self.values, 1)
 
     @property
     def is_beyond_float16(self) -> bool:
-        """Return whether values of the float32 run are too large for float16, or nearly all too small."""
+        """Return whether some float32 values are too large for float16, or nearly all are too small."""
         return (self.lowest_exponent or 0) + len(self.exponents) > 16 or self.predicted_flushed >= NEARLY_ALL
 
     @property
     def is_lost(self) -> bool:
-        """Return whether next to nothing of it is left."""
+        """Return whether nearly all values are lost."""
         return self.values > 0 and self.flushed >= NEARLY_ALL and self.kept_sum <= MOST_OF_SUM
 
 
 @dataclass(frozen=True)
 class GradientSample:
-    """What the gradients of one batch were like, after `step`. Shares are of the elements that are not zero in a
-    float32 run of the same batch with the same weights.
+    """The gradients of one batch after `step`. Shares are of the elements that are not zero in float32, for the same
+    batch and weights.
 
-    `norm` is that of all unscaled gradients together; `headroom_doublings` how often the scale could double before a
-    gradient of a weight or output passes 65504, by their sizes in float32, None where all are zero there or nothing
-    is in float16. On N replicas (`distribute=mirrored`) the gradients are those of the first before they are added up:
-    of its share of the batch, divided by N. `faults` are the layers that do not train as in float32, in forward order:
-    where the outputs vanished (all but a few are 0), overflowed, where the gradients of the weights were flushed, or
-    are all 0 in float32 too (dead), where weights of half precision stay as they are, whatever the optimizer adds
-    (unmoved), and the one whose rounding leaves the outputs of the model too few digits (digits).
+    `norm` is the norm of all unscaled gradients together. `headroom_doublings` says how often the scale could double
+    before a gradient of a weight or output passes 65504, computed from float32; None if all are zero or nothing is in
+    float16. On N replicas (`distribute=mirrored`) the gradients are those of the first replica before the sum: of its
+    share of the batch, divided by N. `faults` are the layers that do not train as in float32, in forward order: their
+    outputs vanished (nearly all are 0) or overflowed, the gradients of their weights were flushed, or are 0 in float32
+    too (dead), their weights in half precision never change (unmoved), or their rounding leaves the outputs of the
+    model too few digits (digits).
 
-    `output_noise` is what rounding does to the outputs of the model, at most 64 examples of them: the
-    squared difference from those in float32 over the variance of those over the examples; None where that could not be
-    had. `output_noise_left` is what is left of it with the layer in float32 that `faults` names for its digits.
+    `output_noise` is the effect of rounding on the outputs of the model, for at most 64 examples: the squared
+    difference from float32 over the variance between examples; None if it could not be measured. `output_noise_left` is
+    the same with the layer in float32 that `faults` names for its digits.
     """
 
     step: int
@@ -184,7 +184,7 @@ class GradientSample:
 
 @dataclass(frozen=True)
 class UnmovedWeights:
-    """No kernel that was looked at has changed by a bit since `since_step`, at this learning rate."""
+    """No bit of any kernel examined has changed since `since_step`, at this learning rate."""
 
     since_step: int
     learning_rate: float
@@ -254,9 +254,9 @@ R = TypeVar("R", RunHeader, Event, Summary)
 
 
 class StreakCounts(NamedTuple, Generic[Count]):
-    """Counts of bad steps, or the counts at which a call ends early. Vectors of them have this order everywhere.
+    """Counts of bad steps, or the counts at which a call ends early. Vectors have this order everywhere.
 
-    Steps skipped in a row; applied in a row with a loss that was not finite; and with gradients that were all zero.
+    Steps in a row that were skipped; that were applied with a non-finite loss; that were applied with all gradients 0.
     """
 
     skips: Count
@@ -274,7 +274,7 @@ class StopLimits(NamedTuple):
     limits: StreakCounts[int] = StreakCounts(NEVER, NEVER, NEVER)
 
     def reachable(self) -> StreakCounts[int]:
-        """Return the limits, each above its streak: a run resumed at its limit gets one more step.
+        """Return limits above the current streaks: a run resumed at a limit gets one more step.
 
         >>> StopLimits(StreakCounts(0, 12, 0), StreakCounts(50, 10, NEVER)).reachable()
         StreakCounts(skips=50, non_finite_losses=13, zero_steps=1073741824)
@@ -299,7 +299,7 @@ def required_fields(record: type) -> tuple[str, ...]:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a number of a strict JSON file, where nan and infinity are texts; None for anything else."""
+    """Return a number from strict JSON, in which nan and infinity are texts; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -311,8 +311,8 @@ def as_number(value: Any) -> float | None:
 def field_problem(
     record: type | Mapping[str, Any], tree: Mapping[str, Any], required: Sequence[str] = ()
 ) -> str | None:
-    """Return which field has another type than `record` (a dataclass, or types by name) says, or which `required` one
-    is missing; None where all is well.
+    """Return which field does not have its type in `record` (a dataclass, or types by name), or which `required` field
+    is missing; None if all is well.
 
     Unknown fields are accepted, as a later version may have written them.
 
@@ -354,7 +354,7 @@ GRADIENT_FIELDS = tuple(field.name for field in fields(GradientSample) if field.
 
 
 def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the snapshot as one flat dict: its fields, the gradient sample as `gradient_*` (None where there is none),
+    """Return the snapshot as one flat dict: its fields, the gradient sample as `gradient_*` (None if there is none),
     then the metrics by name. A field wins over a metric of the same name.
     """
     own = {**vars(snapshot)}
