@@ -32,7 +32,7 @@ _KERAS_WORDS = {"verbose": "logger.console", "validation_freq": "trainer.validat
 
 
 def arguments_checked(name: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
-    """Decorate a function that users know as `name`: ConfigError for arguments that it does not have."""
+    """Decorate a function that users call `name`, so that an unknown argument raises ConfigError."""
 
     def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
         known = [*inspect.signature(function).parameters]
@@ -79,28 +79,28 @@ def fit(
     resume: bool | str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Train a compiled Keras model in mpt's own loop; returns the `Run`. The model has the trained weights afterwards,
-    and so has a file of it: with the scale, where the loss was scaled.
+    """Train a compiled Keras model in mpt's loop; return the `Run`. Afterwards the model has the trained weights; saved
+    to a file, it also has the loss scale if the loss was scaled.
 
-    Data arguments, `epochs`, `batch_size` (32) and `shuffle` are those of Keras's `fit`. What is not is that a step
-    with non-finite gradients leaves the whole model alone, that every skip and scale is on record, that an unhealthy
-    run is stopped, and that a run which was killed goes on bit for bit.
+    The data arguments, `epochs`, `batch_size` (32) and `shuffle` are those of Keras's `fit`. Unlike there, a step with
+    non-finite gradients changes nothing in the model, every skip and scale is recorded, an unhealthy run is stopped,
+    and a killed run can be resumed bit for bit.
 
     Args:
-        x, y: arrays of any dtype whose first axis is that of the examples, or a list or dict of such; or a
-            tf.data.Dataset or PyDataset of batches, without y. y is left out too where layers add the loss.
+        x, y: arrays of any dtype with the examples along the first axis, or a list or dict of these; or a
+            tf.data.Dataset or PyDataset of batches, without y. Leave y out if layers add the loss.
         policy: a Keras dtype policy for the layers of the built model, which keep it; its head stays in float32. None
-            leaves the layers as they are. A policy that would change the dtype of weights that exist is refused.
+            leaves the layers as they are. ConfigError for a policy that would change the dtype of existing weights.
         loss_scale: a mode (auto, dynamic, fixed, logmax, none), a number for a fixed scale, a mapping of keys of
-            `loss_scale`, or a `ScaleRule`. None: as the model's own LossScaleOptimizer has it, else auto.
-        seed: of the order of the examples. Neither this process's random state nor its global policy is touched.
-        callbacks: Keras callbacks; where one has hooks of batches, the steps are run one by one.
-        run_dir: where the run writes; None for runs/MODEL/TIME.
-        resume: a run directory to go on with, or True for the one in `run_dir`, or the latest of this model.
+            `loss_scale`, or a `ScaleRule`. None: that of the model's LossScaleOptimizer, else auto.
+        seed: for the order of the examples. The random state and global policy of the process stay unchanged.
+        callbacks: Keras callbacks; if one has batch hooks, each call runs one step.
+        run_dir: directory of the run; None for runs/MODEL/TIME.
+        resume: a run directory to continue, or True for the one in `run_dir`, or the latest of this model.
         settings: any other key of a configuration by its path, as in {"trainer.log_every_steps": 10}.
 
-    Raises ConfigError or DataError for what can't be trained, which leaves nothing behind, and what a signal does:
-    KeyboardInterrupt or SystemExit(143), once the run is saved.
+    Raises ConfigError or DataError if the model or data can't be trained, which writes nothing; KeyboardInterrupt or
+    SystemExit(143) after a signal, once the run is saved.
     """
     from mpt_cli.data.batch_streams import is_tf_dataset
     from mpt_cli.training.run_from_model import DataArguments, ModelProgram, check_targets, check_trainable, read_given
@@ -118,7 +118,7 @@ def fit(
 
 
 def _check_arguments(settings: Any, callbacks: Any) -> None:
-    """Raise ConfigError for settings that are no mapping by paths, or callbacks that are no list of Keras callbacks."""
+    """Raise ConfigError unless settings map paths of keys to values, and callbacks are a list of Keras callbacks."""
     from mpt_cli.training.callbacks import check_callback
 
     problems = []
@@ -135,7 +135,7 @@ def _check_arguments(settings: Any, callbacks: Any) -> None:
 
 @dataclass(frozen=True)
 class RunArguments:
-    """What a run was asked for beside model and data: `tree` by arguments, `more` by the paths of keys."""
+    """The settings that a caller asked for: `tree` from arguments, `more` by paths of keys."""
 
     policy: str | None = None
     loss_scale: Any = None
@@ -162,7 +162,7 @@ def _batch_size(batch_size: int | None, data: "DataSet") -> int:
 
 
 def given_settings(model: Any, asked: RunArguments) -> Settings:
-    """Return the settings of the run: what was asked for over the defaults; ConfigError with all problems."""
+    """Return the settings of the run, the given ones over the defaults; ConfigError with all problems."""
     import keras
 
     from mpt_cli.training.run_from_model import described_model, described_optimizer, described_policy
@@ -223,7 +223,7 @@ def _known_mode(name: Any) -> str:
 
 
 def _set(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
-    """Put `value` at a dotted path of `tree`; the problem where there is no such key, or an argument decides it."""
+    """Put `value` at a dotted path of `tree`; return a problem if there is no such key, or an argument decides it."""
     section = path.partition(".")[0]
     if section in ("model", "data", "optimizer") or path in ("seed", "run_dir", "resume", "policy.name"):
         return Problem(path, "is decided by the arguments of fit, not by `settings`.", value)
@@ -261,7 +261,7 @@ def _run(program: Any) -> Run:
 
 
 def _take_weights(model: Any, run: Run) -> None:
-    """Load the weights of a run that was finished already, so that the caller's model is the trained one."""
+    """Load the weights of an already finished run, so that the caller's model is the trained one."""
     from mpt_cli.training.checkpoint import CheckpointStore, restore_weights
 
     checkpoint = CheckpointStore(run.directory.checkpoints).newest()
@@ -288,11 +288,10 @@ def diagnose(
 ) -> "Diagnosis":
     """Measure `.layers` (ranges of gradients), `.window` (the safe scales) and `.recommended` (a scale).
 
-    `model` is compiled, and its data are those of Keras's `fit`. It is measured under `policy`, else in its own dtypes
-    where it computes in float16, else under mixed_float16, and is as it was afterwards; the digits that it loses are
-    those of its own dtypes where one is half precision. `batches` of the data are measured `after_steps` of training,
-    for which it may be trained over `epochs`.
-    ConfigError and DataError for what can't be measured.
+    `model` must be compiled; the data arguments are those of Keras's `fit`. The model is measured under `policy`, by
+    default in its own dtypes if it computes in float16, else under mixed_float16; afterwards it is unchanged. Lost
+    digits are measured in its own dtypes if one is half precision. It is trained for `after_steps` steps, in at most
+    `epochs` epochs, then `batches` batches are measured. ConfigError or DataError if it can't be measured.
     """
     least = {"batches": (batches, 1), "after_steps": (after_steps, 0)}
     if problems := [Problem(name, f"must be >= {low}.", value) for name, (value, low) in least.items() if value < low]:

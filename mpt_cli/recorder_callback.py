@@ -1,7 +1,7 @@
-"""A run directory for Keras's own `fit`: a callback that records every step, watches the run and says how it went.
+"""A run directory for Keras's own `fit`: a callback that records every step, checks the run and gives a verdict.
 
-The optimizer keeps the records of the steps inside the compiled step (`precision.scale_state`); the callback takes them
-from there between two calls, so that `steps_per_execution` hides none.
+The optimizer keeps a log of steps inside the compiled step (`precision.scale_state`); the callback reads it between two
+calls, so that `steps_per_execution` hides no step.
 """
 
 import atexit
@@ -51,7 +51,7 @@ NOT_WHOLE = "metrics and normalisation in skipped steps: the model's own train_s
 
 
 def scaling_of(model: Any, settings: Settings) -> Scaling:
-    """Return how the loss of a compiled model is scaled: as its own optimizer does it, else as the settings say."""
+    """Return how the loss of a compiled model is scaled: by its optimizer if that scales, else by the settings."""
     optimizer, needed = model.optimizer, computes_in_float16(model)
     if isinstance(optimizer, LossScaleOptimizer):
         return Scaling(optimizer.rule, needed)
@@ -60,8 +60,7 @@ def scaling_of(model: Any, settings: Settings) -> Scaling:
 
 
 def _ending_the_record_on_error(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return the hook of a callback, called with the record while there is one; what goes wrong with it ends the
-    record."""
+    """Return a callback hook that is called with the record, if there is one; an error in it ends only the record."""
 
     @wraps(hook)
     def called(recorder: "Recorder", *arguments: Any, **named: Any) -> None:
@@ -75,24 +74,25 @@ def _ending_the_record_on_error(hook: Callable[..., None]) -> Callable[..., None
 
 
 class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives Keras's own `fit` what a run of mpt has: run directory, every skip and scale, health rules, verdict.
+    """A callback that gives Keras's own `fit` a run directory, a record of every skip and scale, health rules, a
+    verdict.
 
-    An optimizer that scales no loss is put into a LossScaleOptimizer at the beginning of `fit`. Where the model has no
-    `train_step` of its own, a skipped step leaves the whole model alone.
-    Both stay with the model, so that its next `fit` need not be traced anew.
-    A model file has the optimizer that `compile` was given: compile with LossScaleOptimizer to have the scale in it.
-    What `fit` can't give is said in `environment.json` under `not_recorded`. `run` is the latest `Run`, `runs` are all;
-    a run begins with the first step. What goes wrong with the record is said once on standard error and ends the
-    record, never `fit`. A `train_step` that scales no loss trains with its gradients as they are, which is said.
+    At the beginning of `fit`, an optimizer without loss scaling is wrapped in a LossScaleOptimizer. If the model has no
+    custom `train_step`, a skipped step changes nothing in the model. Both changes stay with the model, so that its next
+    `fit` need not trace it again. A model file has the optimizer that was given to `compile`: compile with
+    LossScaleOptimizer to save the scale in it. What `fit` can't report is listed in `environment.json` under
+    `not_recorded`. `run` is the latest `Run`, `runs` are all of them; a run begins with the first step. An error in the
+    record is printed once on standard error and ends the record, never `fit`. A `train_step` that doesn't scale its
+    loss trains with unscaled gradients, and a message says so.
 
-    ConfigError for arguments out of range, and within `fit`, before its first step, for several replicas with XLA or
-    several steps per execution, which Keras itself can't do.
+    Raises ConfigError for arguments out of range and, in `fit` before its first step, for several replicas with XLA or
+    several steps per execution, which Keras can't train.
 
     Args:
-        run_dir: where it writes; None for runs/MODEL/TIME. The second `fit` with it writes beside it, to RUN_DIR-2.
-        on_unhealthy: what a broken health rule does: "stop" ends `fit`, "go_on" only says so.
-        loss_scale: as in `mpt.fit`, for an optimizer that scales no loss yet.
-        name: of the run, in runs/NAME/TIME; None for the model's.
+        run_dir: directory of the run; None for runs/MODEL/TIME. A second `fit` writes to RUN_DIR-2.
+        on_unhealthy: the effect of a broken health rule: "stop" ends `fit`, "go_on" only prints it.
+        loss_scale: as in `mpt.fit`, for an optimizer without loss scaling.
+        name: name of the run, in runs/NAME/TIME; None for that of the model.
         settings: keys of loss scale, logger and health rules by their paths, as in {"logger.console": "quiet"}.
 
     >>> import mpt_cli as mpt, numpy as np, tempfile
@@ -191,7 +191,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         self._session = None
 
     def fail(self, error: BaseException | None) -> None:
-        """End the record of a `fit` that did not come to its end; `error` is what ended it, where that is known."""
+        """End the record of a `fit` that did not finish; `error` is the cause, if known."""
         session, self._session = self._session, None
         try:
             if session is not None and session.is_announced:
@@ -200,7 +200,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
             self.say(f"not recorded to its end: {summarise_error(failed)}")
 
     def give_up(self, reason: str) -> None:
-        """Go without a record for the rest of this `fit`; say why, if there is a reason to be said."""
+        """Stop recording for the rest of this `fit`; print the reason, if one is given."""
         if reason:
             self.say(f"not recorded: {reason}")
         session, self._session = self._session, None
@@ -210,7 +210,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _FitRecording(Recording):
-    """One `fit` on record."""
+    """The record of one `fit`."""
 
     def __init__(self, recorder: Recorder, model: Any, settings: Settings) -> None:
         self.recorder, self.model, scaling = recorder, model, scaling_of(model, settings)
@@ -243,7 +243,7 @@ class _FitRecording(Recording):
         return run
 
     def _take_over(self, settings: Settings, scaling: Scaling) -> list[str]:
-        """Put scaling, step log and whole skips into the model; returns what can't be had."""
+        """Put scaling, step log and whole skips into the model; return what is not possible."""
         model = self.model
         self._check_replicas()
         if not isinstance(model.optimizer, LossScaleOptimizer):
@@ -321,7 +321,7 @@ class _FitRecording(Recording):
         self.counters.start_epoch()
 
     def after_batch(self, steps_in_epoch: int, logs: Mapping[str, Any]) -> None:
-        """Look at the records where a line of the log is due, a step was skipped, or the loss is not finite."""
+        """Read the step log if a line is due, a step was skipped, or the loss is not finite."""
         if not self.is_announced and not self._begin(logs):
             reason = "the train_step does not use the optimizer that the model is compiled with"
             self.recorder.give_up(reason if self.recorder.is_alone else "")
@@ -365,7 +365,7 @@ class _FitRecording(Recording):
         self.take(rows)
 
     def explained(self, events: list[Event]) -> list[Event]:
-        """Return the events with the layer where the forward pass went wrong, of the step whose batch is at hand."""
+        """Return the events, adding the layer that failed in the forward pass for the step whose batch is known."""
         batch, self.latest.skipped = self.latest.skipped, None
         if batch is None:
             return super().explained(events)
