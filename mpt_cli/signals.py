@@ -211,7 +211,7 @@ def _end_unless_it_ends(number: signal.Signals, is_again: bool, sent_at: float) 
         if not ends_by_itself:
             _end_program(ForcedEnd(number, _main.sections[-1] if _main.sections else ""))
         if number == signal.SIGINT and not is_again and (_main.is_waiting or not _main.of_script):
-            text = "interrupted; what is under way ends first. Ctrl-C again ends it at once"
+            text = "interrupted; finishing the current operation. Press Ctrl-C again to end at once"
             os.write(_main.stderr, f"\nmpt: {text}\n".encode())
 
 

@@ -137,7 +137,7 @@ def _continue(run: RunDirectory, program: Program) -> Start:
     )
     notes += [f"changed since: {key} was {old!r}, is {new!r}" for key, (old, new) in changes.items()]
     if "loss_scale.initial_scale" in changes:
-        notes.append("a loss scale that moves continues from the value it had")
+        notes.append("a loss scale that moves continues from its last value")
     return Start(program.with_settings(settings), run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
 
 
@@ -148,7 +148,7 @@ def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters)
         telemetry.sinks += tuple(reporters.sinks)
         telemetry.message(f"{start.settings.recipe}: loading {start.settings.backend.name} and data")
         session = _prepare(start, telemetry)
-        with telemetry.busy("noting what it runs on"):  # asks git and the driver
+        with telemetry.busy("recording the environment"):  # asks git and the driver
             environment = _environment(start, session, command_line)
         for line in code_differences(known_environment(start.run), environment):
             telemetry.message(f"changed since: {line}")

@@ -69,7 +69,7 @@ def build_object(key: str, value: Any, keras_module: Any, arguments: int | None 
     found = load_named(reference.name, key)
     if not (isinstance(found, (type, partial)) or inspect.isroutine(found)):
         if kwargs:
-            rule = f"must be left out: {reference.name} is an instance already, of {type(found).__name__}."
+            rule = f"must be left out: {reference.name} is already an instance of {type(found).__name__}."
             raise config_error(f"{key}.kwargs", rule, reference.kwargs)
         return found
     takes_more = inspect.isfunction(found) if arguments is None else _binds(found, kwargs, arguments)
@@ -115,7 +115,7 @@ def load_function(reference: str, key: str) -> Callable[..., Any]:
     found = load_named(reference, key)
     if not callable(found):
         name = reference.rpartition(":")[2]
-        raise config_error(key, f"{name} must be a function, it is of type {type(found).__name__}.", reference)
+        raise config_error(key, f"{name} must be a function, not of type {type(found).__name__}.", reference)
     function: Callable[..., Any] = found
     return function
 

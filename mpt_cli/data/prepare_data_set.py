@@ -122,7 +122,7 @@ def read_target(parts: list[Examples], num_classes: int | None, targets_as_given
         return TargetSpec(task, num_classes, targets_as_given=True)
     if task == "regression":
         if num_classes not in (None, outputs):
-            raise DataError(f"data.num_classes={num_classes}, but the targets are no labels: float, shape {y.shape}.")
+            raise DataError(f"data.num_classes={num_classes}, but the targets are not labels: float, shape {y.shape}.")
         return TargetSpec(task, outputs)
     return TargetSpec(task, num_classes or max(_count_classes(part.y) for part in parts))
 

@@ -134,7 +134,7 @@ def check_process_info(settings: Settings, process_info: ProcessInfo) -> None:
     """
     problems = list(check_several_processes(settings))
     if settings.seed is None:
-        rule = f"must be a number for {process_info.world_size} processes: each would draw another."
+        rule = f"must be a number for {process_info.world_size} processes: otherwise each draws a different one."
         problems.append(Problem("seed", rule, "null", "For example seed=0."))
     visible = len(_gpus_of(settings))
     if visible and process_info.own_gpus(visible) is None:

@@ -195,9 +195,9 @@ def details(plan: Plan) -> list[tuple[str, str]]:
 def assumptions(device: Device) -> list[str]:
     """Return what the figures assume."""
     return [
-        "a step that is applied, of this program alone: what CUDA, cuDNN and NCCL take of the memory beside it is not "
-        "counted, and the arrays listed need not be there at the same time.",
-        "kernels as XLA chooses them without trying any; beside a GPU it may choose others of the same dtype.",
+        "memory is that of one applied step of this program: what CUDA, cuDNN and NCCL take is not counted, and the "
+        "arrays listed may not exist at the same time.",
+        "kernels are those that XLA chooses without trying any; with a GPU it may choose others of the same dtype.",
         f"JAX's allocator takes {format_bytes(device.usable_bytes)} of {format_bytes(device.memory_bytes)} at most, "
         "unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.",
     ]

@@ -19,7 +19,7 @@ def layer_risk(layer: Any) -> str:
     """Return what is unsafe about a `layer` that computes in float16; empty where nothing is known.
 
     >>> layer_risk(keras.layers.Dense(2, activity_regularizer="l2", dtype="mixed_float16"))
-    'the loss of its activity regularizer is summed in float16 and inf above 65504'
+    'the loss of its activity regularizer is summed in float16, and is inf above 65504'
     """
     if isinstance(layer, keras.layers.UnitNormalization) or getattr(layer, "normalize", None) is True:
         return (
@@ -27,7 +27,7 @@ def layer_risk(layer: Any) -> str:
             "1e-12 is 0 in float16"
         )
     if layer.activity_regularizer is not None:
-        return "the loss of its activity regularizer is summed in float16 and inf above 65504"
+        return "the loss of its activity regularizer is summed in float16, and is inf above 65504"
     return "" if type(layer).__module__.startswith("keras.") else _own_layer_risk(layer)
 
 
@@ -41,7 +41,7 @@ def _own_layer_risk(layer: Any) -> str:
         value = getattr(layer, name, None)
         if isinstance(value, float) and 0 < value <= ROUNDS_TO_ZERO:
             return f"its {name}={value:g} is 0 in float16, where numbers begin at 6e-8"
-    return "the loss it adds is computed in float16 and inf above 65504" if "add_loss" in names else ""
+    return "the loss it adds is computed in float16, and is inf above 65504" if "add_loss" in names else ""
 
 
 ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "lamb", "adafactor")

@@ -166,7 +166,7 @@ def wrap_at_compile(policy: Any, wrap: Callable[[Any], Any]) -> None:
             return
         put_optimizer(model, wrap(model.optimizer.inner_optimizer))
         if not told:
-            told.append("compile puts optimizers into mpt's LossScaleOptimizer, as set_global_policy asks for.")
+            told.append("compile puts optimizers into mpt's LossScaleOptimizer, because of set_global_policy.")
             logging.getLogger("mpt_cli").warning(told[0])
 
     compile_scaled.unscaled = original  # type: ignore[attr-defined]

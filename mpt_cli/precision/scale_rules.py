@@ -133,7 +133,7 @@ class ScaleRule(ABC):
             yield Fault("min_scale", f"must be <= loss_scale.max_scale, which is {high:g}.")
         elif not low <= values.initial_scale <= high:
             rule = f"must lie within loss_scale.min_scale={low:g} and loss_scale.max_scale={high:g}."
-            yield Fault("initial_scale", rule, "Move the bound if you mean it.")
+            yield Fault("initial_scale", rule, "Move the bound if this is intended.")
 
     def describe(self, scale: str) -> str:
         """Return the mode in a line, for the header; `scale` is where it begins."""

@@ -80,7 +80,7 @@ def _outcome(result: Reproduction) -> str:
         return "without a result"
     if not result.passed:
         return "missed"
-    return "reproduced at a later attempt only (flaky)" if result.is_flaky else "reproduced"
+    return "reproduced only at a later attempt (flaky)" if result.is_flaky else "reproduced"
 
 
 def _word(result: Reproduction, check: ExpectationCheck) -> str:
@@ -101,8 +101,8 @@ def _details(result: Reproduction) -> Iterator[str]:
     if child.exit_code:
         yield from child.words.splitlines()[-MOST_LINES:]
     if child.environment and result.target.environment is not None:
-        same = "the environment is that of the first run (your own code is not compared)"
-        yield "what is different from the first run:" if result.differences else same
+        same = "the environment is the same as in the first run (your code is not compared)"
+        yield "changed since the first run:" if result.differences else same
         yield from (f"  {difference}" for difference in result.differences[:MOST_DIFFERENCES])
         if len(result.differences) > MOST_DIFFERENCES:
             yield f"  and {len(result.differences) - MOST_DIFFERENCES} more, in environment.json"

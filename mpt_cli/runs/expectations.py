@@ -69,7 +69,7 @@ def expectation_lines(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> 
     checks = check_expectations(summary, expect)
     missed = [str(check) for check in checks if not check.passed]
     if missed:
-        return [f"expected of this recipe, but {len(missed)} of {len(checks)} not met:", *missed]
+        return [f"{len(missed)} of {len(checks)} expectations of the recipe not met:", *missed]
     return [f"expectations of the recipe: {len(checks)} of {len(checks)} met"] if checks else []
 
 

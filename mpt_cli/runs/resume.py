@@ -98,7 +98,7 @@ def stored_settings(run: RunDirectory, given: Settings | None = None) -> Setting
 
     stored = load_settings([f"conf={run.config_yaml}", *(_secrets_as_overrides(run, given) if given else ())])
     if stored.seed is None:
-        raise DataError(f"{run.config_yaml} is damaged: seed must be the number that the run was made with, not null.")
+        raise DataError(f"{run.config_yaml} is damaged: seed must be the number that the run used, not null.")
     return stored
 
 
@@ -203,8 +203,7 @@ def check_checkpoints(run: RunDirectory, found: Checkpoint | None) -> None:
     """Raise DataError when the run had checkpoints and they are gone: starting over must be the user's choice."""
     if found is None and any(attempt.get("from_step") for attempt in past_attempts(run)):
         raise DataError(
-            f"the checkpoints of {run.path} are gone, and it had some. Put them back, or start again in another "
-            "run_dir."
+            f"the checkpoints that {run.path} had are gone. Restore them, or start again in another run_dir."
         )
 
 

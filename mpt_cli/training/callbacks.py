@@ -148,8 +148,8 @@ class CallbackState:
         self._said.update(new)
         return plain, [
             f"callbacks: {type(self.callback).__name__}.{name} ({type(value).__name__}) can't be stored in a "
-            "checkpoint, so a resumed run starts with a fresh one; with methods get_state and set_state the callback "
-            "decides what is stored"
+            "checkpoint, so a resumed run starts with a fresh one; to store it, give the callback methods get_state "
+            "and set_state"
             for name, value in new.items()
         ]
 
@@ -363,7 +363,7 @@ class Callbacks:
         for name, state in self._states.items():
             if name not in position["states"]:
                 kind = name.partition("/")[0]
-                self._say(f"callbacks: {kind} was not there when the checkpoint was made, so it starts anew")
+                self._say(f"callbacks: {kind} was not in the run when the checkpoint was made, so it starts fresh")
             else:
                 state.decode(position["states"][name], arrays)
 

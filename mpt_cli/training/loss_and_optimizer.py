@@ -273,7 +273,7 @@ def _check_probabilities(kind: Any, context: _LossContext) -> None:
             context.key,
             f"{kind.__name__} needs probabilities, and the model ends without softmax or sigmoid.",
             None,
-            "End it with one, or set trainer.from_logits=false if it gives probabilities all the same.",
+            "End it with one, or set trainer.from_logits=false if its outputs are probabilities.",
         )
 
 
@@ -322,7 +322,9 @@ def _build_own_optimizer(settings: CustomOptimizer, total_steps: int | None) -> 
     built = build_object("optimizer", value, keras.optimizers)
     scaled = keras.optimizers.LossScaleOptimizer
     if not isinstance(built, keras.optimizers.Optimizer) or isinstance(built, scaled):
-        rule = f"{settings.object} must be or return a keras Optimizer, without loss scaling: loss_scale says it."
+        rule = (
+            f"{settings.object} must be or return a keras Optimizer without loss scaling, which loss_scale.* decides."
+        )
         raise config_error("optimizer.object", rule, type(built).__name__)
     optimizer = copied_optimizer(built) if load_named(settings.object, "optimizer.object") is built else built
     for common in fields(OptimizerSettings):

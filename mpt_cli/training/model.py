@@ -54,9 +54,9 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
     elif has_custom_train_step(model) and type(model).compile is not keras.Model.compile:
         raise config_error(
             "model.builder",
-            f"{type(model).__name__} has a compile of its own, whose arguments only its author knows.",
+            f"{type(model).__name__} has its own compile method, whose arguments mpt can't know.",
             None,
-            "Call it in the builder.",
+            "Call compile in the builder.",
         )
     return model
 
@@ -128,7 +128,9 @@ def check_compiled_model(settings: Settings, model: Any) -> None:
     ]
     for name, optimizer, _ in optimizers_in(model):
         if isinstance(optimizer, LossScaleOptimizer):
-            rule = f"{name} is a LossScaleOptimizer already: in a run loss_scale.* says how the loss is scaled."
+            rule = (
+                f"{name} is a LossScaleOptimizer already; in a run the keys loss_scale.* decide how to scale the loss."
+            )
             problems.append(Problem("model.builder", rule, None, "Compile the model with the plain optimizer."))
     if problems:
         raise ConfigError(problems)

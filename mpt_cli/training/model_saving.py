@@ -127,9 +127,9 @@ def load_initial_weights(model: Any, file: str, skip_mismatch: bool = False) -> 
     if not skip_mismatch:
         raise DataError(
             f"model.weights: {found}: {names}. Give the file of this model, or set "
-            "model.skip_mismatch=true to begin these afresh."
+            "model.skip_mismatch=true to start these fresh."
         )
-    return [f"model.weights: {found}, and begin afresh: {names}."]
+    return [f"model.weights: {found}. They start fresh: {names}."]
 
 
 def load_weights(model: Any, path: Path) -> None:
@@ -141,5 +141,5 @@ def load_weights(model: Any, path: Path) -> None:
     except Exception as error:
         raise DataError(
             f"{path} does not fit the model that the run's configuration makes now: {first_line(error)} "
-            "Bring back the code and the data of then."
+            "Restore the code and data of that run."
         ) from error

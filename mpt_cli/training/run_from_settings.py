@@ -101,14 +101,14 @@ def repeat_problems(settings: Settings, run: str = "") -> list[Problem]:
     """
     model = settings.model
     if isinstance(model, GivenModel) and model.command:
-        rule = "is of a script's run, whose model and data are made by the script and stand in no configuration."
+        rule = "is the record of a script: the script makes the model and data, which no configuration holds."
         words = shell_command(*model.command)
         return [Problem(run or "model.name", rule, None if run else PYTHON, f"Run the script again: {words}")]
     given = [section for section in PROGRAM_VARIANTS if getattr(settings, section).name == PYTHON]
     return [
         Problem(
             run or f"{section}.name",
-            "is of a run that a Python program started, with objects that no YAML holds.",
+            "is a run that a Python program started, with objects that no YAML file can hold.",
             None if run else PYTHON,
             "Run that program again; mpt.fit(..., resume=RUN_DIR) continues it.",
         )

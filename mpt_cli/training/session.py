@@ -49,12 +49,9 @@ from mpt_cli.training.run_record import NO_SAMPLES_ASKED
 
 # why half precision was not looked at
 NO_SAMPLE_YET = (
-    "there was no sample in so short a run; trainer.gradient_health_every_steps=10 takes one after 10 "
-    "steps, whatever it costs."
+    "the run was too short for a sample; trainer.gradient_health_every_steps=10 takes one after 10 steps, at any cost."
 )
-LOSS_IS_ITS_OWN = (
-    "the model's own train_step has a loss that only it can compute. mpt compare holds it against float32."
-)
+LOSS_IS_ITS_OWN = "only the model's train_step can compute its loss. mpt compare compares the model with float32."
 
 
 def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> "Session":

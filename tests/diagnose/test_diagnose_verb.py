@@ -50,7 +50,11 @@ REFUSED = [
     (["conf=digits_mpl"], 2, "must name a recipe"),
     (["conf=digits_mlp", "--out", "full"], 3, "full is not empty. Nothing in it was changed"),
     (["full"], 3, "full is not a run directory"),
-    (["full", "seed=1"], 2, "RUN_DIR: must be given alone, without keys: the run has its configuration. Received: 'seed=1'."),
+    (
+        ["full", "seed=1"],
+        2,
+        "RUN_DIR: must be given alone, without keys: the run has its configuration. Received: 'seed=1'.",
+    ),
     (["prices.py"], 2, "prices.py: must be a recipe or a run directory: only the script can make its model."),
     (["full", "--trial-steps", "-1"], 2, "--trial-steps: must be >= 0. Received: -1."),
     (["full", "--batches", "2"], 2, "must be given with a recipe: mpt diagnose conf=full/config.yaml."),

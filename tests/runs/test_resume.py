@@ -184,7 +184,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_by_itself() -> No
     run = _run(Path("here"))
     check_checkpoints(run, None)
     write_json(run.environment_json, {"attempts": [{"attempt": 1, "from_step": 0}, {"attempt": 2, "from_step": 40}]})
-    with pytest.raises(DataError, match="the checkpoints of here are gone, and it had some"):
+    with pytest.raises(DataError, match="the checkpoints that here had are gone"):
         check_checkpoints(run, None)
 
 

@@ -47,7 +47,7 @@ _WRONG = [
         [
             "loss_scale.initial_scale: must lie within loss_scale.min_scale=6.10352e-05 and "
             "loss_scale.max_scale=4.29497e+09. "
-            "Received: 1099511627776.0. Move the bound if you mean it.",
+            "Received: 1099511627776.0. Move the bound if this is intended.",
             "model.width: must be a multiple of model.heads=4. Received: 130.",
             "trainer.steps_per_execution: must be >= 1 and <= 65536. Received: 0.",
             "optimizer.ema_momentum: must be left out when optimizer.use_ema is false: nothing uses it. Received: 0.5. "
