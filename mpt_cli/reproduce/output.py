@@ -1,4 +1,4 @@
-"""What `mpt reproduce` shows and writes: progress, a table of expected, got and verdict, and JUnit XML for CI."""
+"""The output of `mpt reproduce`: progress, a table of expected and actual values, and JUnit XML for CI."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -88,7 +88,7 @@ def _word(result: Reproduction, check: ExpectationCheck) -> str:
 
 
 def _details(result: Reproduction) -> Iterator[str]:
-    """Yield why attempts failed, what is known of a run that failed, and the command that runs it again."""
+    """Yield why attempts failed, facts about a failed run, and the command that runs it again."""
     child = result.child
     yield from (f"attempt {attempt}: {failure}" for attempt, failure in enumerate(result.earlier, 1))
     if result.passed:
@@ -170,7 +170,7 @@ def _add_suite(
     seconds: float = 0.0,
     **properties: object,
 ) -> ElementTree.Element:
-    """Add a suite with its properties and cases: name, what it is if it did not pass, and lines about that."""
+    """Add a suite with its properties and cases: each has a name, its outcome unless it passed, and lines about it."""
     kinds = Counter(kind for _, kind, _ in cases)
     counts = {"failures": kinds["failure"], "errors": kinds["error"], "skipped": kinds["skipped"]}
     suite = _add(root, "testsuite", name=name, tests=len(cases), time=seconds, **counts)
