@@ -1,6 +1,4 @@
-"""What a data source hands to the trainer: arrays or a stream of batches, how arrays are split, and their
-fingerprint.
-"""
+"""The data that a source gives the trainer: arrays or a stream of batches, their split and their fingerprint."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +47,7 @@ class Examples(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Which epoch is read, and how."""
+    """The epoch to read, and how to read it."""
 
     epoch: int = 1
     seed: int = 0
@@ -84,7 +82,7 @@ class Stream:
         return next(self.read(Reading()), None)
 
     def mapped(self, function: Callable[[Examples, int], Examples]) -> "Stream":
-        """Return the same with `function` of each batch and its number (from 1) in the epoch."""
+        """Return the stream with `function` applied to each batch and its number (from 1) in the epoch."""
 
         def read(reading: Reading) -> Iterator[Examples]:
             for number, batch in enumerate(self.read(reading), 1):
@@ -128,8 +126,8 @@ def in_epochs_of(stream: Stream, steps: int) -> Stream:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a model must fit: shape of one example without the batch (a dict or tuple of shapes for several inputs),
-    outputs and dtype (in the structure of the shapes; "string" for text).
+    """The shapes that a model must fit: of one example without the batch (a dict or tuple of shapes for several
+    inputs), with its dtype in the same structure ("string" for text), and the number of outputs.
 
     `num_classes` is the number of classes, of tokens, or of regression outputs; None where the data doesn't say.
     """

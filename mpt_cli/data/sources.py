@@ -1,5 +1,5 @@
-"""`data.name` -> DataSet: scikit-learn's bundled sets, random data with something to learn, the characters of a text,
-and what a function of the user's returns.
+"""Load the DataSet of `data.name`: scikit-learn's bundled sets, random data with something to learn, the characters of
+a text, or the result of a function of the user's.
 """
 
 import platform

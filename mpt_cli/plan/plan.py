@@ -1,5 +1,5 @@
-"""A plan: what a run's compiled program says of memory, dtypes and devices, and how it is shown: one column per
-configuration, then what each is made of. Nothing of it is run.
+"""Plan a run: read memory, dtypes and devices from its compiled program, which is not run, and print one column for
+each configuration, then the details of each.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device: what the program is given, what it needs meanwhile, and the most at once."""
+    """Bytes on one device: the arguments of the program, its temporaries, and the peak."""
 
     arguments: int
     temporaries: int
@@ -193,7 +193,7 @@ def details(plan: Plan) -> list[tuple[str, str]]:
 
 
 def assumptions(device: Device) -> list[str]:
-    """Return what the figures assume."""
+    """Return the assumptions behind the figures."""
     return [
         "memory is that of one applied step of this program: what CUDA, cuDNN and NCCL take is not counted, and the "
         "arrays listed may not exist at the same time.",

@@ -121,11 +121,11 @@ class Session(Trainer):
             return super().fit()
 
     def finish(self, outcome: Outcome, model_path: Path | None) -> Outcome:
-        """Put averaged weights into the model after the last step, and the model into its file (None: nowhere).
+        """Put averaged weights into the model after the last step, and save the model to its file (None: nowhere).
 
-        The metrics of a run with `use_ema` are those of the averaged weights, which are what is saved; where a callback
-        restores others at the end, they are of those. A signal while they are computed is part of the outcome returned:
-        they are computed when the run goes on.
+        The metrics of a run with `use_ema` are those of the averaged weights, which are saved; if a callback restores
+        other weights at the end, of those. A signal during their computation is part of the returned outcome: they are
+        computed when the run continues.
         """
         model, optimizer = self.parts.model, self.parts.optimizer
         if not outcome.finished:  # else `fit` has done it
@@ -142,9 +142,9 @@ class Session(Trainer):
         return outcome
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Put everything back as it was at `checkpoint`; DataError when it is of another model or optimizer.
+        """Restore the state of `checkpoint`; DataError if it is of another model or optimizer.
 
-        What settings may change in between is set again afterwards: the learning rate and the loss scale.
+        Settings that may differ from those of the checkpoint are set again: the learning rate and the loss scale.
         """
         parts, counters, position = self.parts, self.counters, checkpoint.position
         is_same_mode = _is_same_mode(parts, checkpoint)
@@ -167,7 +167,7 @@ class Session(Trainer):
             parts.optimizer.learning_rate = rate
 
     def checkpoint(self) -> Checkpoint:
-        """Return what the run needs to go on from here: its variables, and its position."""
+        """Return what the run needs to continue from here: its variables and its position."""
         parts, arrays = self.parts, collect_state(self.parts.model)
         position = {
             "progress": asdict(self.progress),
@@ -184,7 +184,7 @@ class Session(Trainer):
         return Checkpoint(self.counters.seen, arrays, position)
 
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
-        """Return what the console opens with."""
+        """Return the header of the run for the console."""
         parts, settings, scale = self.parts, self.parts.settings, self.counters.scale
         return RunHeader(
             recipe=settings.recipe,

@@ -1,4 +1,4 @@
-"""How a run ends: its summary, verdict and exit code."""
+"""The end of a run: its summary, verdict and exit code."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +54,7 @@ def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -
 
 
 def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
-    """Return the summary of a run that was ended from outside of its loop; it can continue from its last checkpoint."""
+    """Return the summary of a run that was ended outside of its loop; it can continue from its last checkpoint."""
     explanation = f"It was {end.reason}."
     if (seen := session.counters.seen) > 0:
         saved = session.checkpointer.saved_step
