@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _exit_code(arguments)
         if sys.stdout is not None:  # it is None when the caller closed it
-            sys.stdout.flush()  # here, so that a reader who has gone is noticed while it can be handled
+            sys.stdout.flush()  # flush here, so that a closed pipe is noticed while it can be handled
         return code
     except KeyboardInterrupt as interrupt:
         sent = raised_signal() or signal_of(interrupt) or signal.SIGINT
@@ -140,8 +140,8 @@ def _run(arguments: list[str]) -> int:
         _top_parser().error(f"there is no verb {verb!r}. {remedy}")
     folders, parser = list[str](), verb_parser(verb)
     end = rest.index("--") if verb == "compare" and "--" in rest else len(rest)
-    rest, script = rest[:end], rest[end + 1 :]  # argparse takes options behind -- for its own
-    if verb == "run":  # what stands behind the script is the script's own
+    rest, script = rest[:end], rest[end + 1 :]  # argparse would parse options after --
+    if verb == "run":  # arguments after the script belong to the script
         check_options(parser, options_before_script(rest))
     else:
         folders, rest = split_config_directories(rest)

@@ -14,7 +14,7 @@ from typing import Any
 
 from mpt_cli.redaction import without_secrets
 
-OTHER_WORDS = {  # what other programs call it, in small letters, and the word here
+OTHER_WORDS = {  # a name in other programs, in small letters, and the name here
     "16": "mixed_float16",
     "16_mixed": "mixed_float16",
     "amp": "mixed_float16",

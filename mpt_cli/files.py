@@ -17,7 +17,7 @@ from mpt_cli.errors import CHECK_DISK, TURNING, DataError, naming
 from mpt_cli.redaction import without_secrets
 from mpt_cli.version import SCHEMA_VERSION
 
-MOST_FILE_BYTES = 2**26  # of a file of a run that is read as a whole (JSON, logs)
+MOST_FILE_BYTES = 2**26  # bytes of a run's file that is read as a whole (JSON, logs)
 LONGEST_LINE = 2**24  # bytes of a line of a run's JSON lines
 
 

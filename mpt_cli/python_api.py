@@ -255,7 +255,7 @@ def _run(program: Any) -> Run:
     run = load_run(summary.run_dir)
     if not started.did:
         _take_weights(program.model, run)
-    # the caller's program ends as the signal meant it to, now that the run is saved
+    # now that the run is saved, end the caller's program as the signal asks
     raise_for({"interrupted": SIGINT, "terminated": SIGTERM}.get(summary.status))
     return run
 

@@ -44,7 +44,7 @@ from mpt_cli.training.loss_and_optimizer import warn_of_scaling
 from mpt_cli.training.model import loss_not_scaled_problem
 from mpt_cli.training.run_from_model import described_model, rule_of
 
-LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
+LEAST_CAPACITY = 256  # rows of the ring: with the usual 50 steps between two reads it never overflows
 NO_RESUME = "checkpoints: mpt.fit writes them and resumes from one, also in the middle of an epoch"
 NO_SPEED = "examples per second: fit does not tell a callback how many a step has (see steps_per_second)"
 NOT_WHOLE = "metrics and normalisation in skipped steps: the model's own train_step updates them"
@@ -148,7 +148,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         return self.runs[-1]
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.fail(None)  # a fit that an exception ended
+        self.fail(None)  # an exception ended the last fit
         model = self._model
         asked = replace(self.asked, tree={"trainer": {"epochs": int(self.params["epochs"])}})
         settings = given_settings(model, asked)

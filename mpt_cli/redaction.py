@@ -24,9 +24,9 @@ _NO_SECRET = (
     r"\w*((pad|eos|bos|unk|sep|cls|mask|oov|start|end)_token|(forward|backward|first|second|low|high|band)_pass)"
 )
 _SECRET_KEY = re.compile(rf"(?!{_NO_SECRET}$)({_WORDS})", re.IGNORECASE)
-# what stands before the @ of an address, but for a variable of the environment
+# the part before the @ of a URL, unless it is an environment variable
 _IN_ADDRESS = re.compile(r"(\w://)(?![^@\s]*\$\{oc\.env:)([^/\s:@]*:)?[^/\s@]+(?=@)")
-LEAST_LENGTH = 4  # a shorter text stands in too many others
+LEAST_LENGTH = 4  # a shorter text occurs in too many others
 LEAST_KEY_LENGTH = 12
 _NO_TEXTS = {"null", "none", "true", "false", "auto"}
 

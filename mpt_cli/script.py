@@ -165,7 +165,7 @@ class ScriptRun:
             subject = self._subject_of(wrapper)
             recording = _outside(lambda: LoopRecording(subject, wrapper, self.calls, self.budget))
             self.loops[id(wrapper)] = recording
-        except Exception as error:  # the script must not suffer from what watches it
+        except Exception as error:  # an error of the record must not reach the script
             self.note(f"not recorded: a loop of the script's own. {summarise_error(error)}")
             return
         self.drain.add(self.loops[id(wrapper)])
@@ -208,7 +208,7 @@ class ScriptRun:
         for loop in self.loops.values():
             try:
                 self.begun += [run] if (run := loop.close(error)) is not None else []
-            except Exception as failed:  # the script must not suffer from what watches it
+            except Exception as failed:  # an error of the record must not reach the script
                 self.note(f"not recorded to its end: a loop of the script's own. {summarise_error(failed)}")
 
     @property

@@ -22,7 +22,7 @@ from mpt_cli.errors import BAD_DATA, INTERRUPTED, TERMINATED
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SIGNAL_EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 GRACE_SECONDS = 30.0  # between SIGTERM and SIGKILL, to save a checkpoint and a summary
-UNHEARD_SECONDS = 1.0  # from a signal to the end of a program that has not begun to end; also for what it writes then
+UNHEARD_SECONDS = 1.0  # from a signal until a program that has not begun to end is ended; also for what it writes then
 
 
 def signals_to_handle(numbers: tuple[signal.Signals, ...] = SIGNALS) -> list[signal.Signals]:
@@ -72,7 +72,7 @@ class _MainThread:
     """
 
     gate: Any = field(default_factory=threading.RLock)
-    sections: list[str] = field(default_factory=list)  # what it does unheard, in words that follow "while"
+    sections: list[str] = field(default_factory=list)  # its work in an `unheard` block, in words after "while"
     endings: list[Callable[[ForcedEnd], None]] = field(default_factory=list)
     handlers: int = 0  # how many are active that let it end in its own time
     is_heard: bool = False  # whether one of them took the latest signal
@@ -239,7 +239,7 @@ def _end_program(end: ForcedEnd) -> NoReturn:
 
 def _call_endings(end: ForcedEnd) -> None:
     for ending in reversed(_main.endings):
-        with suppress(Exception):  # the others matter as much
+        with suppress(Exception):  # the other endings must run too
             ending(end)
 
 

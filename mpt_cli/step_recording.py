@@ -43,7 +43,7 @@ from mpt_cli.training.progress import Conclusion, Outcome, Stopwatch
 from mpt_cli.training.run_record import NO_SAMPLES_ASKED, Record, WeightWatch
 from mpt_cli.training.summary_and_exit_code import conclude_unfinished, status_of, status_of_error
 
-APPLIED = {  # keys that act in what is only recorded, or are known of it, by section; None: all of them
+APPLIED = {  # keys that have an effect, or are known, if mpt only records, by section; None: all of them
     "policy": ("name",),
     "loss_scale": None,
     "model": ("name", "class_name", "command"),
@@ -132,7 +132,7 @@ class StepRate:
 class Recording(Record, ABC):
     """The record of one training. A subclass says what is trained (`variables`, `header`) and when to read the log."""
 
-    no_loss: str  # what is missing where steps do not tell their loss
+    no_loss: str  # what can't be recorded if steps do not report their loss
 
     run: RunDirectory  # once there is a step
 
@@ -315,7 +315,7 @@ class Recording(Record, ABC):
         self.unchecked = OVERFLOWED
         with budget.sampling():
             looks = [self.take_sample(each, step.batch) for each, step in zip(samplers, steps, strict=True)]
-        if None not in looks:  # of one that overflowed the layers are known
+        if None not in looks:  # of a sample that overflowed, the layers are known
             self.missing.remove(NO_SAMPLES)
             self._write_environment()
         found = [look.sample for look in looks if look is not None and look.sample is not None]
@@ -465,7 +465,7 @@ class LoopRecording(Recording):
         return events
 
     def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
-        if loss is not None:  # all that is known of how well it trains
+        if loss is not None:  # the only known measure of its quality
             self.progress.record({"loss": loss})
         super().line(loss, metrics, **others)
 
@@ -536,7 +536,7 @@ class DrainThread:
 
     def _work(self) -> None:
         while not self._over.wait(self.SECONDS):
-            with suppress(Exception):  # the script must not suffer from what watches it: the rest is taken at the end
+            with suppress(Exception):  # an error of the record must not reach the script: the rest is read at the end
                 for recording in list(self.recordings):
                     recording.drain()
 

@@ -152,7 +152,7 @@ def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters)
             environment = _environment(start, session, command_line)
         for line in code_differences(known_environment(start.run), environment):
             telemetry.message(f"changed since: {line}")
-        # from here on a signal leaves a run with a summary
+        # from now on a signal ends the run with a summary
         with session.interruption, at_forced_end(partial(_cut_short, session, start.run, telemetry)):
             _write_record(start, session, environment)
             header = session.header(start.run.path, start.attempt)
@@ -215,7 +215,7 @@ def others_released(settings: Settings) -> Iterator[None]:
     try:
         yield
     except Exception:
-        with suppress(Exception):  # what ended the run matters more
+        with suppress(Exception):  # the error that ended the run matters more
             _release(settings)
         raise
     _release(settings)
@@ -286,7 +286,7 @@ def _run(session: "Session", run: RunDirectory, telemetry: Telemetry) -> Summary
         write_summary(run.summary_json, summary)
     except BaseException as error:
         summary = summarise_failure(session, run.path, error)
-        with suppress(DataError):  # what ended the run matters more
+        with suppress(DataError):  # the error that ended the run matters more
             write_summary(run.summary_json, summary)
         telemetry.finish(summary)
         raise

@@ -99,7 +99,7 @@ def _binds(function: Callable[..., Any], kwargs: dict[str, Any], arguments: int 
     return True
 
 
-_USERS_FAULTS = (Exception, SystemExit)  # a builder that calls sys.exit(0) must not end a run as done
+_USERS_FAULTS = (Exception, SystemExit)  # a builder that calls sys.exit(0) must not end a run as a success
 _OUR_FILES = str(Path(__file__).parent)
 
 

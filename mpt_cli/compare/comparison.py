@@ -28,7 +28,7 @@ class CompareDirectory(SweepDirectory):
     verb: ClassVar[str] = "compare"
 
 
-POLICIES = "policy=float32,mixed_float16,mixed_bfloat16"  # where no word says what is compared
+POLICIES = "policy=float32,mixed_float16,mixed_bfloat16"  # what is compared if no override says so
 # Only one value each: with two, the runs would not be the same training any more.
 _SINGLE_VALUE_KEYS = ("conf", "data", "model", "optimizer")
 
@@ -179,7 +179,7 @@ def default_tolerance(objective: Objective, bases: Sequence[float]) -> float:
     return SHARE_TOLERANCE if is_share else RELATIVE_TOLERANCE * abs(statistics.fmean(bases))
 
 
-SMALLEST_GAIN = 0.05  # a difference in speed below this is none
+SMALLEST_GAIN = 0.05  # a smaller difference in speed counts as none
 
 
 def compare_speed(seconds: Sequence[tuple[float, float]]) -> Quality:
@@ -254,7 +254,7 @@ class Comparison(JobResults):
         return [entry for entry in self.entries if entry.baseline is not None]
 
 
-_FACTS = {"setups": list[dict[str, Any]], "tolerance": float | None, "workers": int}  # what compare.json has beside
+_FACTS = {"setups": list[dict[str, Any]], "tolerance": float | None, "workers": int}  # further keys of compare.json
 
 
 def read_comparison(directory: CompareDirectory, objective: str | None = None) -> Comparison:

@@ -75,7 +75,7 @@ class _BatchPasses:
 
     def __init__(self, dataset: Any, again: Callable[[], Any] | None, where: str) -> None:
         self.dataset, self.again, self.where = dataset, again, where
-        self.passes = 0  # that were begun
+        self.passes = 0  # passes started so far
         self.head: Examples | None = None
         self.rest: Iterator[Examples] = iter(())
 
@@ -87,7 +87,7 @@ class _BatchPasses:
             return
         yield self.head
         for batch in self.rest:
-            self.head = None  # from here on the pass can't be read from its beginning
+            self.head = None  # from now on this pass can't be restarted
             yield batch
         self.head = None
 

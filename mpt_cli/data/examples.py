@@ -15,7 +15,7 @@ from mpt_cli.errors import DataError
 
 def joined(parts: Sequence[Any], length: int) -> Any:
     """Join arrays one after the other into `length` rows; those behind are zeros."""
-    shape, dtype = parts[0].shape[1:], np.result_type(*parts)  # texts are as wide as the longest of theirs
+    shape, dtype = parts[0].shape[1:], np.result_type(*parts)  # arrays of text are as wide as their longest text
     whole = np.zeros((length, *shape), dtype)
     np.concatenate(parts, out=whole[: sum(len(part) for part in parts)])
     return whole

@@ -213,7 +213,7 @@ def _read_returned(
 ) -> tuple[Examples | Stream, Examples | Stream | None]:
     value = call_seeded(call, seed)
 
-    def again(place: int | None) -> Any:  # a generator can be read but once
+    def again(place: int | None) -> Any:  # a generator can be read only once
         seed_tensorflow(seed)
         made = call()
         return made if place is None else made[place]

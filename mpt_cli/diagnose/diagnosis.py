@@ -18,7 +18,7 @@ from mpt_cli.telemetry.record_types import ACTIVATIONS, DEAD, FLUSHED, OVERFLOWE
 from mpt_cli.training.build_run_parts import Assembly
 from mpt_cli.training.run_from_settings import Program
 
-ROUNDS = 5  # attempts at finding the layers to keep in float32
+ROUNDS = 5  # attempts to find the layers to keep in float32
 FORWARD_FAULTS = (OVERFLOWED, VANISHED)
 
 

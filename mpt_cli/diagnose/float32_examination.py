@@ -105,7 +105,7 @@ def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
     return model
 
 
-Weights = list[Any]  # of a model, in the order of its variables, but for the statistics of float8
+Weights = list[Any]  # the values of a model's variables in their order, without float8 statistics
 
 
 def weights_and_state(model: Any) -> Weights:

@@ -30,7 +30,7 @@ def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
     return replace(undistributed(settings), trainer=trainer)
 
 
-APART = 20  # steps: what overflows again before that is one story
+APART = 20  # steps: overflows closer than this belong together
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
     if not chosen:
         listed = ", ".join(map(str, steps[:8])) + (" …" if len(steps) > 8 else "")
         raise config_error("--step", f"must be a step that overflowed: {listed}.", step)
-    last = chosen[-1]  # of the last attempt; of several optimizers the first may have spoilt the others
+    last = chosen[-1]  # the event of the last attempt; with several optimizers, the first may have spoilt the others
     line = next(line for line in chosen if all(line.get(key) == last.get(key) for key in ("step", "attempt")))
     began = line["step"]
     for earlier in reversed(steps):
@@ -78,7 +78,7 @@ def diagnosis_directory(path: str | None, parent: Path) -> Iterator[Path]:
         raise
 
 
-MOST_GROWTH = 1.5  # of the loss: what batches differ by; a run that diverges passes it in a few steps
+MOST_GROWTH = 1.5  # growth of the loss: batches differ by as much; a diverging run exceeds it within a few steps
 LATEST = 5  # steps whose mean loss stands for the end
 UNCHANGED_RUN = "the unchanged run"
 

@@ -42,7 +42,7 @@ def rebuild_at_checkpoint(
     _check_data(run, checkpoint, parts.data.fingerprint)
     if checkpoint is None:
         return parts, RunStepper(parts)
-    is_other = checkpoint.position["scaling_mode"] != parts.scaling.mode  # of a remedy that is tried
+    is_other = checkpoint.position["scaling_mode"] != parts.scaling.mode  # overrides of the remedy that is tried
     restore_state(parts.model, checkpoint.arrays, other_scaling=is_other)
     progress = checkpoint.position["progress"]
     within = progress["step_in_epoch"]
@@ -172,7 +172,7 @@ def observe(model: Any, probes: Probes, ranges: ValueRanges) -> list[ObservedTen
     """Return what went through the innermost layers in the order of time: inputs and outputs in the order of calls,
     then in reverse the gradient that arrives at an output, those of the weights, and that of the input."""
     places = [place for place in RangeMap(model, probes).places if place.part is not None]
-    first = next((place for place in places if place.is_trained), None)  # of its input training computes no gradient
+    first = next((place for place in places if place.is_trained), None)  # training computes no gradient of its input
     inputs, outputs = np.split(ranges.parts, 2)
     found = []
 
@@ -208,7 +208,7 @@ PLACE_PHRASES = {
     (BACKWARD, OUTPUT): "the gradient that arrives at the output of",
     (BACKWARD, WEIGHTS): "the gradient of the weights of",
 }
-CAST_LIMIT = 65520.0  # from here on a cast to float16 gives inf
+CAST_LIMIT = 65520.0  # larger values become inf in float16
 
 
 def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> dict[str, Any]:

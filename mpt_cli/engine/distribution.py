@@ -21,7 +21,7 @@ from mpt_cli.settings.checks import check_several_processes
 from mpt_cli.settings.schema import DistributeSettings, Settings
 
 PROCESS_VARIABLE = "MPT_PROCESS"  # "RANK/WORLD_SIZE@HOST:PORT", set by who starts the processes
-MOST_MESSAGE_BYTES = 2**15  # of a broadcast by rank 0: a path has at most 4 KiB
+MOST_MESSAGE_BYTES = 2**15  # bytes of a broadcast by rank 0: a path has at most 4 KiB
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _as_jax_finds_it() -> ProcessInfo | None:
 
     try:
         found = detected_process()
-    except Exception as error:  # of what it asks over the network
+    except Exception as error:  # timeout of questions over the network
         rule = f"JAX can't tell which process this is: {error}"
         remedy = f"{PROCESS_VARIABLE}=RANK/COUNT@HOST:PORT says it."
         raise config_error("distribute", rule, None, remedy) from error
@@ -219,7 +219,7 @@ def broadcast_from_rank0(message: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _broadcast(values: Any, dtype: str) -> Any:
-    import numpy as np  # 60 ms, which a check of settings need not pay
+    import numpy as np  # takes 60 ms, which a check of settings need not spend
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.broadcast_one_to_all(np.asarray(values, dtype)))

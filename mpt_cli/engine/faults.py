@@ -116,7 +116,7 @@ def _spoiled_input(x: Tensor, factor: Tensor) -> Tensor:
 
 
 INF, NAN = "inf", "nan"
-ALWAYS = 3  # so many of the first such steps are looked into; after them the 4th, 8th, 16th, …
+ALWAYS = 3  # the first steps that are searched; after them the 4th, 8th, 16th, …
 
 
 class ForwardFault(NamedTuple):
@@ -201,7 +201,7 @@ class FaultSearch:
         try:
             batch = batch_of(event.step)
             found = None if batch is None else find_forward_fault(self.model, batch)
-        except Exception as error:  # a look must never end what it looks at
+        except Exception as error:  # a search must never end the run
             self._works = False
             self.say(f"the layer can't be determined here ({first_line(error)[:200]}); training continues without")
             return event

@@ -45,7 +45,7 @@ class Engine(ABC):
         self.compiling: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self._compiled: set[tuple[Any, ...]] = set()
         self._results: Callable[[], dict[str, Any]] = lambda: metrics_of(model)
-        self.replicas = 1  # each of which is given its share of a batch
+        self.replicas = 1  # replicas, each with its share of a batch
         self._was_evaluated = False  # since the last training step
         self.trains_in_whole_batches = False  # whether no batch to train on is known to be smaller than the others
 

@@ -19,8 +19,8 @@ from mpt_cli.jobs.local_processes import Command, Executor, NoAnswer, Running
 
 MOST_OF_ARRAY = 1000  # jobs in one, as Slurm has it by default (MaxArraySize)
 LOOK_SECONDS = 10.0  # between two questions to a cluster about all of its jobs
-SOON_SECONDS = 2.0  # until the next one, where a job was asked to end
-ENDING_SECONDS = 15.0  # for the news of an end to appear on a file system that the cluster shares
+SOON_SECONDS = 2.0  # until the next one, after a job was asked to end
+ENDING_SECONDS = 15.0  # for a file about an end to appear on the cluster's shared file system
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Cluster(Executor):
 
     title: ClassVar[str]
     poll_seconds = 1.0
-    gives_up_seconds = float("inf")  # without an answer, after which its jobs count as lost
+    gives_up_seconds = float("inf")  # without an answer, until its jobs count as lost
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(settings)

@@ -36,7 +36,7 @@ THREAD_VARIABLES = (
     "NPROC",  # XLA's, under JAX
 )
 _CGROUP = Path("/sys/fs/cgroup")
-MOST_AT_A_TIME = 16  # where nobody said how many: so many jobs of one person wait in a cluster's queue without offence
+MOST_AT_A_TIME = 16  # the default: that many jobs of one person in a cluster's queue are acceptable
 
 
 @dataclass(frozen=True)

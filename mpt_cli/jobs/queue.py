@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from mpt_cli.jobs.local_processes import CannotStart, Command, Ending, Executor, Limits, LocalExecutor, Running
 from mpt_cli.signals import Interruption, raise_for
 
-KILL_SECONDS = 5.0  # for the news of an end that was forced: a cluster may be slow to tell
+KILL_SECONDS = 5.0  # for the report of a forced end: a cluster may be slow
 
 
 class Queue:

@@ -37,7 +37,7 @@ _IS_OVER = (
 )
 _QUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r")
 _ACCOUNTS = ("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,Reason")
-# what submitit has of all its executors; other settings are those of Slurm's
+# parameters of all of submitit's executors; others are those of Slurm's
 _OF_ALL = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
 
 
@@ -61,7 +61,7 @@ class SlurmCluster(Cluster):
         try:
             with tempfile.TemporaryDirectory() as folder:
                 self._prepared(Path(folder), Path(folder))
-        except (AssertionError, NameError, TypeError, ValueError) as error:  # whatever submitit has against them
+        except (AssertionError, NameError, TypeError, ValueError) as error:  # whatever submitit rejects
             raise config_error("launcher", "must have settings of submitit.", None, first_line(error)) from error
 
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:

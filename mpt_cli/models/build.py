@@ -92,7 +92,7 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
     try:
         outputs = _call_symbolically(model, shapes)
     except Exception as error:
-        if own_step:  # whose own error comes where the step is traced
+        if own_step:  # its error appears when the step is traced
             model.built = True
             return model
         is_unfit = isinstance(error, ValueError)

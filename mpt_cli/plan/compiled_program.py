@@ -21,8 +21,8 @@ from mpt_cli.user_code import model_problem
 if TYPE_CHECKING:
     from mpt_cli.training.build_run_parts import Assembly
 
-MOST_REAL_ELEMENTS = 4096  # a variable of as many, such as a learning rate, has its value: code may ask for it
-CPU: Final = "cpu"  # compiled for the processor that is here, where predictions can be held against a run
+MOST_REAL_ELEMENTS = 4096  # smaller variables, such as a learning rate, have values: code may read them
+CPU: Final = "cpu"  # compiled for this processor, so that predictions can be compared with a run
 
 
 @dataclass(frozen=True)

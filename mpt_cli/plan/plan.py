@@ -140,7 +140,7 @@ def make_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
     )
 
 
-MOST_LINES = 6  # of each kind of detail; `--json` has all
+MOST_LINES = 6  # lines of each kind of detail; `--json` has all
 
 
 def print_plans(device: Device, plans: Sequence[Plan], console: PrintableConsole) -> None:

@@ -46,8 +46,8 @@ class StepGradients(NamedTuple):
     variables: list[Any]
     measured: GradientMeasurement
     unscaled: bool = False
-    loss: Tensor | None = None  # for a step log, where it is known
-    defects: GradientDefects | None = None  # where they are described already
+    loss: Tensor | None = None  # for a step log, if known
+    defects: GradientDefects | None = None  # if they are described already
 
 
 def cond(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:

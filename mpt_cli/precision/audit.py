@@ -60,7 +60,7 @@ class LayerAudit:
     parameters: int
     is_head: bool
     risk: str = ""
-    reason: str = ""  # for its policy, where that was chosen by what it does
+    reason: str = ""  # for its policy, if that was chosen from its operations
 
 
 @dataclass(frozen=True)

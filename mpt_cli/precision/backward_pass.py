@@ -19,7 +19,7 @@ from mpt_cli.precision.optimizer import LossScaleOptimizer
 from mpt_cli.precision.train_step import ids_of
 
 Tensor = Any
-FirstScale = Callable[[Callable[[list[Any]], bool]], float | None]  # is told how to ask whether a list has any of them
+FirstScale = Callable[[Callable[[list[Any]], bool]], float | None]  # gets a test for lists of them
 USED = 2.0  # is added to whether a pass was bad once an optimizer has used it: the next gradients begin anew
 
 

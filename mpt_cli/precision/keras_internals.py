@@ -436,7 +436,7 @@ def computing_in_float32(model: Any) -> Iterator[None]:
 LayerCall = Callable[..., Any]
 
 
-_replacing_calls = threading.RLock()  # what is put back by two threads at a time may be what the other has put there
+_replacing_calls = threading.RLock()  # two threads at a time could each restore what the other had set
 
 
 @contextmanager

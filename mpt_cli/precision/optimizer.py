@@ -292,13 +292,13 @@ class LossScaleOptimizer(
         self._warned: set[str] = set()
         self._loss_was_scaled = False
         self._scaled_gradients: list[Tensor] | None = None
-        self._unscaled: bool | None = None  # whether gradients come divided by the scale: what it was told last
+        self._unscaled: bool | None = None  # whether gradients come divided by the scale, as last noted
         self._rule = rule
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
         self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
         self.allows_unscaled = False  # whether gradients of a step that scales no loss are taken as they are
-        self.was_unscaled = False  # whether a step that is traced had such
+        self.was_unscaled = False  # whether a traced step had such gradients
         inner_optimizer._mpt_is_wrapped = True
         self.inner_optimizer = inner_optimizer
         for option, value in changed.items():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mpt_cli.precision.gradient_check import GradientMeasurement
 
 RuleState = dict[str, Any]
-SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # that a float32 can be, and be doubled
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # float32 holds these, and twice as much
 UNLIFTED = 1.0  # at it and below, a loss scale pushes no gradient towards an overflow
 MARGIN = 16.0  # four halvings: gradients of one batch may be so many times larger than those of another
 

@@ -391,7 +391,7 @@ def optimizers_in(model: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]
     for name, value in attributes:
         if isinstance(value, keras.optimizers.Optimizer):
             yield name, value, partial(put_optimizer, model) if name == "optimizer" else partial(setattr, model, name)
-        elif isinstance(value, (list, dict)) and not name.startswith("_"):  # those are Keras's own books
+        elif isinstance(value, (list, dict)) and not name.startswith("_"):  # Keras's own attributes
             for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
                 if isinstance(inner, keras.optimizers.Optimizer):
                     yield f"{name}.{key}", inner, partial(value.__setitem__, key)

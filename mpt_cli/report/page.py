@@ -49,7 +49,7 @@ DARK_PAGE = {
     "link": "#6cb6ff",
 }
 
-GENERATOR = '<meta name="generator" content="mpt'  # as page.html writes it: marks a page as ours
+GENERATOR = '<meta name="generator" content="mpt'  # written by page.html: marks a page as ours
 SCRIPTS = ("uplot/uPlot.iife.min.js", "templates/charts.js")
 UPLOT_CSS = "uplot/uPlot.min.css"
 

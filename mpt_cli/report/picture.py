@@ -10,7 +10,7 @@ import numpy as np
 # the white page and to the dark one.
 CURVE_COLORS = ("#0072b2", "#d55e00", "#00936b", "#c86fa2", "#a6761d", "#7f7f7f")
 LINE_STYLES = ("-", "--", ":", "-.")
-MOST_DRAWN = 2 * len(CURVE_COLORS)  # runs of a page, until others are chosen
+MOST_DRAWN = 2 * len(CURVE_COLORS)  # runs that a page shows at first
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def run_commands(history: RunHistory) -> list[str]:
         script = history.config.get("model.command") or []
         again = [shell_command(*map(str, script))] if isinstance(script, list) and script else []
         return [*again, shell_command("report", explicit_path(history.run.path))]
-    if history.run.is_saved and not history.run.ending:  # it goes on, or was killed
+    if history.run.is_saved and not history.run.ending:  # it still trains, or was killed
         return [resume_command(history.run.path)]
     words = history.environment.get("command_line")
     return [

@@ -18,7 +18,7 @@ from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
 
 MOST_DIFFERENCES = 12
-MOST_LINES = 40  # of what a run that failed had said
+MOST_LINES = 40  # last lines of a failed run's output
 
 
 class ResultPrinter:

@@ -196,7 +196,7 @@ class RunDirectory(TelemetryFiles):
         starts.
         """
         with ExitStack() as stack:
-            with Interruption() as early:  # what is made must be known to what takes it back
+            with Interruption() as early:  # whoever removes it must know what was made
                 run = cls.create(path, recipe)
                 stack.enter_context(run.lock())
                 run._check_unused()  # another run may have begun, and even ended, before it was held
@@ -229,7 +229,7 @@ class RunDirectory(TelemetryFiles):
                 write_holder(file, LockHolder.for_process(os.getpid()))
             except OSError as error:
                 raise _cannot_create(self.path, error, key) from error
-            with suppress(OSError):  # what `write_atomic` had begun when its process was killed; nobody else writes now
+            with suppress(OSError):  # unfinished files of `write_atomic` in a killed process; nobody else writes now
                 for path in self.path.glob(".*.tmp"):
                     path.unlink()
             try:

@@ -88,7 +88,7 @@ class GradientSampler:
         self._passes = 0
         try:
             return self._sample(batch, step, scale)
-        except Exception as error:  # a look must never end what it looks at
+        except Exception as error:  # a sample must never end the run
             self._works, self.failure = False, f"gradients can't be sampled here ({plain_message(error)[:200]})"
             self.say(f"{self.failure}; training continues without")
             return None

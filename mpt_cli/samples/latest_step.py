@@ -18,7 +18,7 @@ from mpt_cli.telemetry.health_and_verdict import FLUSHED_SHARE
 
 Tensor = Any
 BATCH = "mpt_latest_batch"  # among the logs of a compiled step
-EAGER_STEPS = 20  # of these the first is kept: it costs an eager step a fifth of its time
+EAGER_STEPS = 20  # keep one eager step in so many: it costs that step a fifth of its time
 SMALLEST_NORMAL, NEAR_ZERO_SHARE = 2.0**-14, 0.01  # of float16; of values below that, where zeros may be flushed ones
 
 

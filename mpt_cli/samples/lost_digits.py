@@ -24,7 +24,7 @@ from mpt_cli.telemetry.health_and_verdict import SMALL_NOISE, describe_digits, d
 from mpt_cli.telemetry.record_types import ALL_LAYERS, TARGETS
 
 Outputs = list[NDArray[np.float64]]  # each of shape (examples, values)
-MOST_EXAMPLES, MOST_VALUES = 64, 4096  # of an output: a language model has 50 million for each example
+MOST_EXAMPLES, MOST_VALUES = 64, 4096  # values of an output: a language model has 50 million for each example
 LOST = 0.02  # of the spread of the outputs: beyond what rounding leaves in deep nets, well below what stops learning
 # more than SMALL_NOISE is too much where the loss of the batch is more than so many times that in float32: what is left
 # may be a small part of the spread; where the squared error from the targets is less than so many times what rounding
@@ -67,7 +67,7 @@ def measure_digits(model: Any, batch: Any, has_loss: bool = True) -> LostDigits 
     Returns None if all examples have the same outputs, if there is only one, or if the model draws random numbers in
     inference or can't be called for it.
     """
-    with suppress(Exception):  # of the model's own code: a look must never end what it looks at
+    with suppress(Exception):  # an error of the model's code: a sample must never end the run
         batch = _first_examples(batch)
         found, stale = _measure(model, batch, has_loss and model.compiled), _stale_layers(model, batch)
         return (found or LostDigits(0.0))._replace(stale=stale) if stale else found
@@ -221,7 +221,7 @@ def _noise(rounded: Outputs, exact: Outputs) -> float | None:
 
 
 def _noise_of(rounded: NDArray[np.float64], exact: NDArray[np.float64]) -> float | None:
-    whole = np.isfinite(rounded).all(0) & np.isfinite(exact).all(0)  # an overflow is told by its own name
+    whole = np.isfinite(rounded).all(0) & np.isfinite(exact).all(0)  # an overflow has its own fault
     rounded, exact = rounded[:, whole], exact[:, whole]
     spread = float(np.square(exact - exact.mean(0)).sum()) if len(exact) > 1 else 0.0
     if spread <= SMALLEST_SPREAD**2 * float(np.square(exact).sum()):

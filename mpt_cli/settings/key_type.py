@@ -53,7 +53,7 @@ def as_whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-REQUIRED = "???"  # OmegaConf's mark for a value that must be given
+REQUIRED = "???"  # OmegaConf's text for a value that must be given
 LARGEST_COUNT = 2**30  # devices count in int32, with room to add two; no message or listing says it unasked
 
 Whole = Annotated[int, Interval(ge=0, le=LARGEST_COUNT)]

@@ -13,10 +13,10 @@ from mpt_cli.errors import ConfigError, SourcePlace, config_error, first_line, s
 from mpt_cli.files import read_file
 
 MOST_BYTES = 2**20  # of a YAML file
-MOST_VALUES = 10_000  # of a YAML file, all that aliases stand for counted; the longest shipped recipe has 60
-DEEPEST = 50  # lists and mappings within each other
-MOST_JOBS = 10_000  # of a sweep
-MOST_PROBLEMS = 50  # in one message; `--json` lists all
+MOST_VALUES = 10_000  # values of a YAML file, with aliases expanded; the longest shipped recipe has 60
+DEEPEST = 50  # depth of nested lists and mappings
+MOST_JOBS = 10_000  # jobs of a sweep
+MOST_PROBLEMS = 50  # problems in one message; `--json` lists all
 
 
 def read_yaml_text(path: Path) -> str:
@@ -50,7 +50,7 @@ def parse_yaml(text: str, source: str | Path) -> Any:
     """
     import yaml
     from omegaconf import OmegaConf
-    from omegaconf._utils import get_yaml_loader  # `OmegaConf.load` says no places, and follows every alias
+    from omegaconf._utils import get_yaml_loader  # `OmegaConf.load` gives no places, and expands every alias
     from omegaconf.errors import OmegaConfBaseException
 
     try:

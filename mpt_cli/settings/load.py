@@ -339,7 +339,7 @@ class Composition:
                 yield f"nothing uses {name}; a key of the recipe uses it as ${{{name}}}"
 
 
-# what a record of an earlier version has where they were not set
+# the value in records of earlier versions for a key that was not set
 _GONE = {
     "loss_scale.stop_on_idle_epoch": True,
     "loss_scale.on_overflow": "skip",
@@ -355,7 +355,7 @@ def compose(files: Files, given: ParsedOverrides) -> Composition:
             tree = with_override(tree, override)
         except FAULTS as error:
             problems.append(Problem(override.key_or_group, f"cannot be set: {reason_of(error)}."))
-    is_plain = "${" not in str(tree)  # OmegaConf would take nine times as long
+    is_plain = "${" not in str(tree)  # OmegaConf takes nine times as long
     with searching(files.recipe.searchpath):
         found = _variants(tree if is_plain else OmegaConf.create(tree), problems)
     variants = {section: name for section, name in found.items() if section not in files.unsure}
@@ -380,7 +380,7 @@ def _variants(node: Any, problems: list[Problem]) -> dict[str, str]:
     """Return the variant of each section whose choice is known."""
     found = {}
     for section in VARIANTS:
-        with suppress(*FAULTS):  # of a reference, which is said where it is resolved
+        with suppress(*FAULTS):  # a bad reference, which is reported when it is resolved
             name = chosen_variant(section, node[section])
             if problem := _variant_problem(section, name):
                 problems.append(problem)
@@ -406,7 +406,7 @@ def _backend(tree: dict[str, Any], recipe: Recipe, given: ParsedOverrides, probl
     None if the files name one, as the record of a run does.
     """
     asked, of_keras, chosen = given.choices.get("backend"), os.environ.get(VARIABLE), None
-    with suppress(*FAULTS):  # of a reference, which is said where it is resolved
+    with suppress(*FAULTS):  # a bad reference, which is reported when it is resolved
         chosen = OmegaConf.select(OmegaConf.create(tree), "backend.name")
     if recipe.is_record if asked is None else asked.name != "auto" and chosen not in (None, "auto"):
         return None

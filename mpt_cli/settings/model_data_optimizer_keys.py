@@ -214,7 +214,7 @@ class OptimizerSettings:
 # of keras.optimizers
 _CLASSES = ["SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Nadam", "Ftrl", "Lion"]
 _CLASSES += ["Lamb", "Muon", "ScheduleFreeAdamW"]
-_LEARNING_RATES = {"sgd": 0.01, "schedule_free_adamw": 0.0025}  # where Keras's are not 0.001
+_LEARNING_RATES = {"sgd": 0.01, "schedule_free_adamw": 0.0025}  # learning rates of Keras other than 0.001
 _WEIGHT_DECAYS = {"adamw": 0.004, "muon": 0.004}
 
 
@@ -247,7 +247,7 @@ _NAMES = {each: each.lower().replace("schedulefree", "schedule_free_") for each 
 OPTIMIZERS = {name: _keras_optimizer(name, class_name) for class_name, name in _NAMES.items()}
 OPTIMIZER_VARIANTS = {**OPTIMIZERS, "object": CustomOptimizer}
 
-PYTHON = "python"  # what a record names an object that a Python program gave; no YAML can make it
+PYTHON = "python"  # the recorded name of an object that a Python program gave; no YAML can make it
 
 
 @dataclass

@@ -69,7 +69,7 @@ def acts_on_record(path: str) -> bool:
 
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 AUTO_FLOAT16 = "auto_float16"
-BACKENDS = ("tensorflow", "jax")  # in the order in which they are taken where nobody says which
+BACKENDS = ("tensorflow", "jax")  # in the order of preference
 if TYPE_CHECKING:  # where Keras or a command line gave them, they are any text
     FloatPolicy = str
     Backend = str
@@ -301,7 +301,7 @@ def no_such_key(path: str, value: Any) -> Problem:
 
 
 _OBJECT_KEYS = {"model": "builder", "data": "loader"}  # which name an object, as optimizer.object does
-FAR_CUTOFF = 0.75  # how like a name of another section is: bugcalls is not callbacks, nor rize freeze
+FAR_CUTOFF = 0.75  # likeness of a name of another section: bugcalls is not callbacks, nor rize freeze
 
 
 def remedy_for(path: str, value: Any) -> str:

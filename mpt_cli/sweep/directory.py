@@ -201,7 +201,7 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
         return JobResult(job, run.path, NOT_RUN)
     summary = run.summary_for(ending.exit_code)
     status, exit_code, reason = _judge(ending, summary, sweep, job)
-    attempts = past_attempts(run)  # of which the last one found in the checkpoint what those before it trained
+    attempts = past_attempts(run)  # the last one found the training of the others in the checkpoint
     seconds = ending.seconds + (float(attempts[-1].get("earlier_seconds", 0.0)) if attempts else 0.0)
     if summary:
         seconds = max(seconds, as_number(summary.get("seconds")) or 0.0)

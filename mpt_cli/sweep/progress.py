@@ -23,7 +23,7 @@ from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
 from mpt_cli.training.progress import MONITORED
 
-PLAIN_SECONDS, LIVE_SECONDS = 30.0, 0.5  # between two looks at what runs: as lines that stay, and as lines that change
+PLAIN_SECONDS, LIVE_SECONDS = 30.0, 0.5  # between two updates: as lines that stay, as lines that change
 
 
 class JobLines:

@@ -341,7 +341,7 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
         "best": None if best is None else {**job_dict(found, best), "overrides": best.job.overrides},
         # whether the seeds show the first to be the best of all
         "best_is_shown": found.best_is_shown,
-        # the `overrides` of those that are not shown to be behind the first
+        # the `overrides` of configurations that are not shown to be worse than the first
         "not_told_apart": [row.overrides for row in found.not_told_apart],
         "configurations": [configuration_dict(row) for row in found.configurations],  # by rank
         # by number, each with its `overrides`

@@ -61,7 +61,7 @@ class Options:
     grace_seconds: float = GRACE_SECONDS
     launch: Launch = field(default=train_command)
     launcher: Executor = field(default_factory=LocalExecutor)
-    detach: bool = False  # the jobs are handed over at once, and nobody waits for them
+    detach: bool = False  # all jobs are submitted at once, and nothing waits for them
 
     def check_detach(self, search: Search | None) -> None:
         """Raise ConfigError if the jobs can't run without this process."""

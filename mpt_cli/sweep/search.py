@@ -142,7 +142,7 @@ class OptunaStudy:
         tried = [_texts(trial) for trial in self.trials if JOB in trial.user_attrs]
         for _ in range(MOST_ASKED):
             seed = random.Random(f"{self._search.sampler_seed} {len(self.trials)}").getrandbits(32)
-            # one for each trial, so that a search that is resumed goes on as if it had not been interrupted
+            # one for each trial, so that a resumed search proposes what an unbroken one would
             self._study.sampler = _sampler(self._search.sampler, seed)
             trial = self._study.ask({**self.space.axes})
             if (texts := _texts(trial)) not in tried:
@@ -198,7 +198,7 @@ def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
         return optuna.samplers.RandomSampler(seed=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        # counts the trials that are running as bad ones, so that several at a time don't crowd in one place
+        # counts running trials as bad, so that parallel ones spread out
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 

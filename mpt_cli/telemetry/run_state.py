@@ -101,7 +101,7 @@ def _note_applied(event: Event, scale_history: _ScaleHistory) -> None:
 LEARNT = 1e-3  # of the first loss: what float16 flushes of its gradients is a thousandth of what there was to learn
 # 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
 LONGEST_SETTLING_SKIPS = 29
-THIRD_TIME = 3  # once and twice may be chance, or the scale
+THIRD_TIME = 3  # one or two may be chance, or the scale
 # A scale settles at the start: within a twentieth of the run, in a short one within its first steps.
 SETTLING_SHARE, SETTLING_STEPS = 0.05, 20
 

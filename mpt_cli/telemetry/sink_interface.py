@@ -164,7 +164,7 @@ class Telemetry:
         try:
             self.close()
         except Exception:
-            if error is None:  # what ended the run matters more than what closing it met
+            if error is None:  # the error that ended the run matters more than an error in closing
                 raise
 
 

@@ -74,7 +74,7 @@ class JsonlSink(Sink):
             file.flush()
 
     def close(self) -> None:
-        with ExitStack() as stack:  # each, also where another fails
+        with ExitStack() as stack:  # all of them, even if one fails
             for file in reversed(self._files):
                 stack.callback(file.close)
 

@@ -28,7 +28,7 @@ from mpt_cli.telemetry.record_types import Snapshot
 from mpt_cli.training.checkpoint import CALLBACK_PREFIX, Arrays, digest_of
 from mpt_cli.user_code import build_object
 
-OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # what every callback has: its params and its model
+OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # attributes of every callback: its params and its model
 
 
 class NotPlain(Exception):

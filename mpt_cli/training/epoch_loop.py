@@ -54,7 +54,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         self.interruption = Interruption()
         self.last_chunk: StepChunk | None = None
         self._evaluated = 0  # steps of the validation
-        self.has_restored = False  # whether the weights are others since callbacks ended the training
+        self.has_restored = False  # whether callbacks changed the weights when they ended the training
         self.sampler: GradientSampler | None = None  # None where nothing is in half precision, or can't be looked at
         self.fault_search: FaultSearch | None = None  # None where the model can't be called outside of its step
         self.callbacks = NO_CALLBACKS
@@ -246,7 +246,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         if self.stop is None:
             self.checkpointer.save_if_due()
         elif self.stop.needs_sample and self.sampler is not None and self.last_chunk is not None:
-            # whether float16 made them zero decides what is to be done
+            # the remedy depends on whether float16 made them zero
             self.take_sample(self.sampler, self._last_batch())
             self.stop = self.health.check(self.run_state()) or self.stop
 

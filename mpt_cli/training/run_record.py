@@ -25,7 +25,7 @@ from mpt_cli.training.progress import Conclusion, Progress, Stopwatch
 # a learning rate that is too small all updates are.
 LEAST_UPDATES = 10  # before anything is said
 MOST_BYTES = 2**26  # of kernels, the smallest first
-NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto samples it."  # why half precision was not looked at
+NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto samples it."  # why half precision was not checked
 WIDE = ("float32", "float64")  # narrower ones are looked at by samples of the gradients
 
 

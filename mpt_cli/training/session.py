@@ -47,7 +47,7 @@ from mpt_cli.training.progress import Outcome, Progress
 from mpt_cli.training.run_from_settings import Program
 from mpt_cli.training.run_record import NO_SAMPLES_ASKED
 
-# why half precision was not looked at
+# why half precision was not checked
 NO_SAMPLE_YET = (
     "the run was too short for a sample; trainer.gradient_health_every_steps=10 takes one after 10 steps, at any cost."
 )
@@ -157,13 +157,13 @@ class Session(Trainer):
         counters.scale = restore_scale(parts, checkpoint)
         other_fixed = not parts.scaling.moves and counters.scale != saved_scale(checkpoint)
         if self.sampler is None or not is_same_mode or other_fixed:
-            counters.sample = None  # it says nothing of gradients that are not computed or scaled as then
+            counters.sample = None  # it is meaningless for gradients that are computed or scaled differently
         self.logged_step = 0
         self.watch_weights(has_moved=position.get("has_moved", True))
         if self.callbacks and "callbacks" in position:
             self.callbacks.resume(position["callbacks"], checkpoint.arrays)
         rate = parts.configured_rate
-        if rate not in (None, position.get("configured_rate")):  # else it is what callbacks made of it
+        if rate not in (None, position.get("configured_rate")):  # else the value that callbacks set
             parts.optimizer.learning_rate = rate
 
     def checkpoint(self) -> Checkpoint:

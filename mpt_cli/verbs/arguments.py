@@ -206,7 +206,7 @@ def add_search_options(parser: Parser) -> None:
 
 def configure_sweep(parser: Parser) -> None:
     """Train with every combination of the values given, and rank the results."""
-    from mpt_cli.jobs.launchers import LAUNCHERS  # they read keys, which other verbs' help does not
+    from mpt_cli.jobs.launchers import LAUNCHERS  # launchers read keys, which the help of other verbs need not
 
     add_overrides(parser)
     add_job_options(parser, "what fits; 16 on a cluster", "rank by this metric, NAME:min or NAME:max", "SWEEP_DIR")

@@ -99,14 +99,14 @@ class _Finder(CompletionFinder):
 def complete(output: TextIO | None = None, exit_method: Any = os._exit) -> None:
     """Answer the shell, which describes the line in environment variables, and end the process."""
     words = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))[3]
-    os.environ["_ARGCOMPLETE"] = str(min(len(words), 2))  # argparse's words begin behind the verb, once there is one
+    os.environ["_ARGCOMPLETE"] = str(min(len(words), 2))  # the words for argparse begin after the verb, if there is one
     with suppress(ConfigError):  # no folder follows, or it is still being typed
         add_config_directories(split_config_directories(words[1:])[0])
     with suppress(ConfigError):
         _Finder()(
             _parser(words[1:]),
-            always_complete_options=False,  # only behind a dash
-            default_completer=SuppressCompleter(),  # no files where none is meant
+            always_complete_options=False,  # only after a dash
+            default_completer=SuppressCompleter(),  # no files unless a file is expected
             exit_method=exit_method,
             output_stream=output,
         )
@@ -129,4 +129,4 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
 def completion_script(shell: str) -> str:
     """Return the completion script for a shell: bash, zsh or fish."""
     script: str = shellcode(["mpt"], shell="fish" if shell == "fish" else "bash")
-    return script.replace("[=/:]", "[=/:.]")  # no space behind a section either
+    return script.replace("[=/:]", "[=/:.]")  # no space after a section either

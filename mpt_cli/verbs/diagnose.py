@@ -28,7 +28,7 @@ TRIAL_STEPS = 20
 def run_diagnose(arguments: argparse.Namespace) -> int:
     run_dirs = [text for text in arguments.overrides if _is_run(text)]
     _check(arguments, run_dirs)
-    stream = sys.stderr if arguments.json else sys.stdout  # of what is said on the way
+    stream = sys.stderr if arguments.json else sys.stdout  # the stream for progress
     if run_dirs:
         return diagnose_run(run_dirs[0], arguments, lambda text: say(text, stream))
     return _diagnose_recipe(arguments, lambda text: say(text, stream))

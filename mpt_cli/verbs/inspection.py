@@ -243,7 +243,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     built = None
     with placed(arguments.overrides):
         raise_problems(check_names(settings))
-        if not arguments.untrusted:  # whose files are not opened
+        if not arguments.untrusted:  # files of an untrusted recipe are not opened
             check_run_present(settings)
         if arguments.build:
             from mpt_cli import training_run

@@ -30,13 +30,13 @@ from mpt_cli.verbs import minimum_problems, print_json, say, verb_parser
 
 
 def run_reproduce(arguments: argparse.Namespace) -> int:
-    os.environ[DEFAULTS] = ""  # what is held against what it was before depends on no file of the user's own
+    os.environ[DEFAULTS] = ""  # a run that is compared with an earlier one uses none of the user's default files
     if arguments.resume_check:
         return _check_resume(arguments)
     found = collect(_read_request(arguments))
     by_number: dict[int, Reproduction] = {}
     results: list[Reproduction] = []
-    _write_junit(arguments, found, results)  # that of an earlier reproduction says nothing of this one
+    _write_junit(arguments, found, results)  # an earlier reproduction's file would be mistaken for the present one
     if not found.targets:
         reasons = "; ".join(f"{name} {reason}" for name, reason in found.left_out.items())
         remedy = f"Left out: {reasons}." if reasons else ""

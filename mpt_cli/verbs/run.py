@@ -60,7 +60,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     seen, error = run_program(program, run)
     code = _script_exit_code(error, settings.policy.name)
     _print_notes(seen)
-    if isinstance(error, (MptError, KeyboardInterrupt)):  # the former is ours, of what the script asked for
+    if isinstance(error, (MptError, KeyboardInterrupt)):  # the former is mpt's, about what the script asked for
         raise error
     return code or (seen.exit_code if seen else OK) or (_judge_strictly(seen, allows_unchecked) if strict else OK)
 

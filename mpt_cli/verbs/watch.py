@@ -16,8 +16,8 @@ from mpt_cli.settings.search_path import expanded
 from mpt_cli.verbs import say
 
 LOOK_SECONDS, SWEEP_LOOK_SECONDS = 0.25, 1.0
-MOST_QUEUED = 5  # of the jobs that wait on a cluster, that are shown
-LOOKS_TO_BE_SURE = 2  # a run that only just made its directory has not signed it yet
+MOST_QUEUED = 5  # waiting jobs of a cluster that are shown
+LOOKS_TO_BE_SURE = 2  # a new run may not have locked its directory yet
 
 
 def watch_directory(directory: Path, seconds: float) -> Iterator[int]:

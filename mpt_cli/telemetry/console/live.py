@@ -29,8 +29,8 @@ class LiveConsole(PlainConsole):
     def __init__(self, console: Console) -> None:
         super().__init__(lambda line: console.print(Text(line)))
         self._latest = ""
-        self._position = 0, 1, ""  # step, epoch, what it is busy with
-        self._doing: list[tuple[str, float]] = []  # one within the other, each with the time it began
+        self._position = 0, 1, ""  # step, epoch, phase
+        self._doing: list[tuple[str, float]] = []  # nested phases, each with its start time
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(None),
