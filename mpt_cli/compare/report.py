@@ -35,9 +35,7 @@ def overall_sentence(found: Comparison) -> str:
     if found.workers > 1:
         return f"Speed was not compared, because {found.workers} jobs ran at a time."
     if found.seeds < FEWEST_SEEDS:
-        return (
-            f"Fewer than {FEWEST_SEEDS} seeds can't tell a difference from chance: use --seeds {FEWEST_SEEDS} or more."
-        )
+        return f"Fewer than {FEWEST_SEEDS} seeds can't rule out chance: use --seeds {FEWEST_SEEDS} or more."
     faster = [entry for entry in found.compared if entry.is_faster]
     if not any(entry.factors for entry in found.compared):
         return "Whether half precision pays is not known: no speed was measured. More steps may show it."

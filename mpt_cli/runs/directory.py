@@ -221,9 +221,7 @@ class RunDirectory(TelemetryFiles):
                 holder = read_holder(self.lock_file)
                 named = f" (process {holder.pid} of {holder.host}, by its {LOCK_FILE})" if holder else ""
                 unknown = " If it has ended, remove that file." if holder and holder.is_gone is None else ""
-                words = (
-                    f"another process is writing in {self.path}{named}. Wait until it ends, or stop it first.{unknown}"
-                )
+                words = f"another process is writing in {self.path}{named}. Wait for it, or stop it first.{unknown}"
                 raise DataError(words)
             try:
                 write_holder(file, LockHolder.for_process(os.getpid()))

@@ -182,11 +182,7 @@ def check_half_variables(settings: Settings) -> Iterator[Problem]:
     """Check for half-precision weights with Adam, where bfloat16 never moves and float16 takes steps of 1.5 or 0."""
     name, optimizer = settings.policy.name, settings.optimizer.name
     if name in ("float16", "bfloat16") and optimizer in _ADAM_FAMILY:
-        happens = (
-            "the weights would never move"
-            if name == "bfloat16"
-            else "each step of the optimizer would be about 1.5 or 0"
-        )
+        happens = "the weights would never move" if name == "bfloat16" else "each step would be about 1.5 or 0"
         rule = f"must not be {name} with optimizer={optimizer}: with variables in {name} {happens}."
         yield Problem("policy.name", rule, name, f"Use policy.name=mixed_{name}, or optimizer=sgd.")
 

@@ -323,9 +323,7 @@ def _build_own_optimizer(settings: CustomOptimizer, total_steps: int | None) -> 
     built = build_object("optimizer", value, keras.optimizers)
     scaled = keras.optimizers.LossScaleOptimizer
     if not isinstance(built, keras.optimizers.Optimizer) or isinstance(built, scaled):
-        rule = (
-            f"{settings.object} must be or return a keras Optimizer without loss scaling, which loss_scale.* decides."
-        )
+        rule = f"{settings.object} must be or return a keras Optimizer without loss scaling: loss_scale does that."
         raise config_error("optimizer.object", rule, type(built).__name__)
     optimizer = copied_optimizer(built) if load_named(settings.object, "optimizer.object") is built else built
     for common in fields(OptimizerSettings):

@@ -127,9 +127,7 @@ def check_compiled_model(settings: Settings, model: Any) -> None:
     ]
     for name, optimizer, _ in optimizers_in(model):
         if isinstance(optimizer, LossScaleOptimizer):
-            rule = (
-                f"{name} is a LossScaleOptimizer already; in a run the keys loss_scale.* decide how to scale the loss."
-            )
+            rule = f"{name} is a LossScaleOptimizer already: in a run loss_scale.* decides how to scale the loss."
             problems.append(Problem("model.builder", rule, None, "Compile the model with the plain optimizer."))
     if problems:
         raise ConfigError(problems)

@@ -35,9 +35,7 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
         if outcome.signal is not None:  # 130 and 143 promise that the run can continue from here
             exit_code, explanation = BAD_DATA, f"It ended on {outcome.signal.name} and could not be saved: {unsaved}"
         else:
-            explanation += (
-                f" Its last state could not be saved ({unsaved}): training for more epochs would repeat steps."
-            )
+            explanation += f" Its last state could not be saved ({unsaved}): more epochs would repeat steps."
     summary = _summary(session, run_dir, Conclusion(status, exit_code, verdict, explanation))
     exact = session.parts.settings.trainer.deterministic
     return replace(

@@ -114,8 +114,8 @@ _WRONG = [
     (
         ["policy=float16", "optimizer=lamb"],
         [
-            "policy.name: must not be float16 with optimizer=lamb: with variables in float16 each step of the "
-            "optimizer would be about 1.5 or 0. Received: 'float16'. Use policy.name=mixed_float16, or optimizer=sgd."
+            "policy.name: must not be float16 with optimizer=lamb: with variables in float16 each step would be "
+            "about 1.5 or 0. Received: 'float16'. Use policy.name=mixed_float16, or optimizer=sgd."
         ],
     ),
     (
