@@ -31,7 +31,7 @@ from mpt_cli.version import __version__
 
 EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files,
             4 numerical failure, 5 expectation not met, 130 interrupted, 143 terminated;
-            mpt run: also that of the script"""
+            mpt run: or that of the script"""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _exit_code(arguments)
         if sys.stdout is not None:  # it is None when the caller closed it
-            sys.stdout.flush()  # here, so that a reader who has gone is noticed while it can be handled
+            sys.stdout.flush()  # flush here, so that a closed pipe is noticed while it can be handled
         return code
     except KeyboardInterrupt as interrupt:
         sent = raised_signal() or signal_of(interrupt) or signal.SIGINT
@@ -75,7 +75,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def explain(error: Exception, arguments: list[str]) -> int:
-    """Say on standard error what ended the program, and return the exit code."""
+    """Print to standard error what ended the program, and return the exit code."""
     if (number := raised_signal()) is not None:  # compiled code made another exception of it
         _say(f"\nmpt: {format_end(number)}")
         return SIGNAL_EXIT_CODES[number]
@@ -112,7 +112,7 @@ def _fault_of_system(error: Exception) -> str:
 def _say(text: str) -> None:
     """Print to standard error, without control codes that a name or a file brought in.
 
-    Where nothing can be written there, only the exit code tells."""
+    If standard error can't be written, only the exit code remains."""
     if sys.stderr is None:
         return
     try:
@@ -127,7 +127,7 @@ def _run(arguments: list[str]) -> int:
         return BAD_CONFIG
     verb, rest = arguments[0], arguments[1:]
     if verb in MERGED_VERBS:
-        _say(f"mpt {verb} is now `mpt {MERGED_VERBS[verb]}`; the old word goes with the next version.")
+        _say(f"mpt {verb} is now `mpt {MERGED_VERBS[verb]}`; the next version drops the old verb.")
         verb, option = MERGED_VERBS[verb].split()
         rest = [option, *rest]
     if verb == "--version":  # argparse would hide that it can't be written
@@ -140,8 +140,8 @@ def _run(arguments: list[str]) -> int:
         _top_parser().error(f"there is no verb {verb!r}. {remedy}")
     folders, parser = list[str](), verb_parser(verb)
     end = rest.index("--") if verb == "compare" and "--" in rest else len(rest)
-    rest, script = rest[:end], rest[end + 1 :]  # argparse takes options behind -- for its own
-    if verb == "run":  # what stands behind the script is the script's own
+    rest, script = rest[:end], rest[end + 1 :]  # argparse would parse options after --
+    if verb == "run":  # arguments after the script belong to the script
         check_options(parser, options_before_script(rest))
     else:
         folders, rest = split_config_directories(rest)
@@ -168,7 +168,7 @@ def _top_parser() -> argparse.ArgumentParser:
 
 
 def _message(verb: str, error: MptError) -> str:
-    """Return the error's sentences; several problems one to a line, and the user's own exception with its traceback."""
+    """Return the message of an error: one problem a line, and an exception of the user's code with its traceback."""
     if isinstance(error, ConfigError):
         count = len(error.problems)
         listed = [problem.shown for problem in error.problems]

@@ -1,7 +1,6 @@
-"""The one family of errors a user can cause or meet, each with its exit code, and the nearest valid name that their
-remedies suggest.
+"""The errors that a user can cause or meet, each with its exit code, and suggestions of the nearest valid name.
 
-Anything raised that is not an `MptError` is a bug of ours and leaves with code 1.
+Any other exception than an `MptError` is a bug of ours and exits with code 1.
 """
 
 import importlib.util
@@ -15,7 +14,7 @@ from typing import Any
 
 from mpt_cli.redaction import without_secrets
 
-OTHER_WORDS = {  # what other programs call it, in small letters, and the word here
+OTHER_WORDS = {  # a name in other programs, in small letters, and the name here
     "16": "mixed_float16",
     "16_mixed": "mixed_float16",
     "amp": "mixed_float16",
@@ -48,8 +47,8 @@ OTHER_WORDS = {  # what other programs call it, in small letters, and the word h
 
 
 def nearest(name: object, valid: Iterable[str], least: float = 0.6) -> str | None:
-    """Return the valid name that `name`, which may be anything, most likely stands for; None when none is near, with so
-    much in common at `least`.
+    """Return the valid name that `name`, which may be anything, most likely means; None if no likeness is at `least`
+    this.
 
     >>> nearest("Mixed-Float16", ["float16", "mixed_float16"]), nearest("bf16", ["bfloat16", "mixed_bfloat16"])
     ('mixed_float16', 'mixed_bfloat16')
@@ -100,8 +99,8 @@ EXIT_CODES = (OK, BUG, BAD_CONFIG, BAD_DATA, NUMERICAL, MISMATCH, INTERRUPTED, T
 
 
 def gravest_code(codes: Iterable[int]) -> int:
-    """Return what several runs together exit with: 5 where one missed what was expected of it, else the gravest code of
-    those that failed (1 before 3, 2 and 143), 4 where all of these failed numerically, and 0 without any.
+    """Return the exit code of several runs together: 5 if one missed an expectation, else the most severe code of the
+    failed ones (in the order 1, 3, 2, 143), 4 if all of these failed numerically, and 0 if none failed.
     """
     found = {*codes}
     return next(
@@ -110,7 +109,7 @@ def gravest_code(codes: Iterable[int]) -> int:
 
 
 def install_command(extra: str) -> str:
-    """Return what installs the packages of an extra of pyproject.toml.
+    """Return the command that installs an extra of pyproject.toml.
 
     >>> install_command("jax")
     "pip install 'mpt-cli[jax]'"
@@ -119,7 +118,7 @@ def install_command(extra: str) -> str:
 
 
 def missing_extra(package: str, extra: str, consequence: str) -> str:
-    """Return what follows from `package` not being installed, in a sentence; empty where it is.
+    """Return a sentence with the `consequence` if `package` is not installed; empty if it is.
 
     >>> missing_extra("no_such_package", "optuna", "No search")
     "No search: no_such_package is not installed. pip install 'mpt-cli[optuna]'"
@@ -129,7 +128,7 @@ def missing_extra(package: str, extra: str, consequence: str) -> str:
 
 
 class MptError(Exception):
-    """Base of all errors with a plain sentence for the user; `exit_code` is what the process ends with."""
+    """Base of all errors with a plain sentence for the user; `exit_code` is that of the process."""
 
     exit_code = BUG
 
@@ -138,7 +137,7 @@ LONGEST_RECEIVED = 500  # characters of a value in a message; what was received 
 
 
 def _shortened(text: str) -> str:
-    """Return the text, cut after as many characters as a message may quote.
+    """Return the text, cut to the length that a message may quote.
 
     >>> _shortened("x" * 600)[495:]
     'xxxxx… (600 characters)'
@@ -148,7 +147,7 @@ def _shortened(text: str) -> str:
 
 @dataclass(frozen=True)
 class SourcePlace:
-    """Where in a file something stands: the line and which part of it, counted from 1."""
+    """A place in a file: a part of one line, counted from 1."""
 
     file: str
     line: int
@@ -251,7 +250,7 @@ class NumericalError(MptError):
 
 
 class UserCodeError(MptError):
-    """An exception inside a function of the user's; `__cause__` is theirs, shown from their frame on."""
+    """An exception in the user's code; `__cause__` is that exception, shown from the user's frame on."""
 
     exit_code = BAD_CONFIG
 
@@ -274,8 +273,8 @@ _CONTROL |= {code: f"\\u{code:04x}" for code in TURNING}
 
 
 def printable(text: str) -> str:
-    """Return the text as a terminal may have it: without secrets, and control codes, which could move its cursor, color
-    what follows or turn it around, written out.
+    """Return the text as a terminal may show it: without secrets, and with control codes written out, which could move
+    the cursor, change colors or reverse text.
 
     >>> printable("a\x1b[31mb")
     'a\\\\x1b[31mb'

@@ -1,5 +1,5 @@
-"""How files are opened where something else may have their name, and written, whole or not at all; and JSON as strict
-parsers read it. Light: what runs in a cluster's job imports it in a thousand processes.
+"""Open files safely when something else may have their name, write them whole or not at all, and write JSON for strict
+parsers. Imports little, because a thousand jobs of a cluster import it.
 """
 
 import errno
@@ -17,7 +17,7 @@ from mpt_cli.errors import CHECK_DISK, TURNING, DataError, naming
 from mpt_cli.redaction import without_secrets
 from mpt_cli.version import SCHEMA_VERSION
 
-MOST_FILE_BYTES = 2**26  # of a file of a run that is read as a whole (JSON, logs)
+MOST_FILE_BYTES = 2**26  # bytes of a run's file that is read as a whole (JSON, logs)
 LONGEST_LINE = 2**24  # bytes of a line of a run's JSON lines
 
 
@@ -32,8 +32,8 @@ def open_to_append(path: Path) -> TextIO:
 
 
 def open_regular(path: str | Path, flags: int) -> int:
-    """Return a descriptor, as the `opener` of `open`. OSError for what is no regular file and, where it is written
-    into, for a link: what it leads to may not be meant.
+    """Return a descriptor, as the `opener` of `open`. OSError unless it is a regular file and, for writing, for a link,
+    whose target may not be meant.
     """
     is_read = flags & os.O_ACCMODE == os.O_RDONLY
     descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if is_read else os.O_NOFOLLOW), 0o666)
@@ -53,8 +53,8 @@ def read_file(path: Path, most_bytes: int | None = MOST_FILE_BYTES, errors: str 
 
 
 def remove_file(path: Path) -> None:
-    """Take a file away that may be gone already; DataError where something else has its name and is not empty, or where
-    it can't be taken away."""
+    """Remove a file that may be gone already; DataError if a folder that is not empty has its name, or it can't be
+    removed."""
     try:
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
@@ -64,8 +64,8 @@ def remove_file(path: Path) -> None:
 
 
 def write_durably(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Have `write` fill a new file, and force it to disk. What has the name before is taken away, never written into:
-    in a directory from elsewhere it may be a link."""
+    """Let `write` fill a new file, and force it to disk. Anything that has the name is removed, never written into: in
+    a directory from elsewhere it may be a link."""
     path.unlink(missing_ok=True)
     with path.open("x+b") as file:
         write(file)
@@ -87,7 +87,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     """Write `content` beside `path`, force it to disk and rename: a reader or a crash never meets half a file, and a
     link at `path` is replaced, not followed. Halves of characters, as in names of files, are written as \\udcff.
 
-    Raises DataError naming the file when it can't be written; an earlier version of the file then still stands.
+    Raises DataError naming the file if it can't be written; an earlier version of the file is then kept.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     data = content if isinstance(content, bytes) else content.encode(errors="backslashreplace")

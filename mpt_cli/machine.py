@@ -1,4 +1,4 @@
-"""What this machine is: processor, memory, GPUs."""
+"""Facts about this machine: processor, memory, GPUs."""
 
 import ctypes
 import gc
@@ -25,11 +25,10 @@ def cores_of_process() -> int:
 
 @contextmanager
 def import_that_stays() -> Iterator[None]:
-    """Leave the import of Keras to no garbage collection.
+    """Exempt the objects made by the import of Keras from garbage collection.
 
-    Nearly all of its objects, 760,000 for TensorFlow, stay until the end, so they are never looked through for garbage:
-    not while they are made, later, nor as Python ends. That saves 2 of the 10 CPU seconds of a short run on TensorFlow,
-    and 1 on JAX."""
+    Nearly all of them, 760,000 for TensorFlow, stay until the end, so they are never scanned: not while they are made,
+    later, or as Python ends. That saves 2 of the 10 CPU seconds of a short run on TensorFlow, and 1 on JAX."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -32,7 +32,7 @@ _KERAS_WORDS = {"verbose": "logger.console", "validation_freq": "trainer.validat
 
 
 def arguments_checked(name: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
-    """Decorate a function that users know as `name`: ConfigError for arguments that it does not have."""
+    """Decorate a function that users call `name`, so that an unknown argument raises ConfigError."""
 
     def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
         known = [*inspect.signature(function).parameters]
@@ -118,7 +118,7 @@ def fit(
 
 
 def _check_arguments(settings: Any, callbacks: Any) -> None:
-    """Raise ConfigError for settings that are no mapping by paths, or callbacks that are no list of Keras callbacks."""
+    """Raise ConfigError unless settings map paths of keys to values, and callbacks are a list of Keras callbacks."""
     from mpt_cli.training.callbacks import check_callback
 
     problems = []
@@ -135,7 +135,7 @@ def _check_arguments(settings: Any, callbacks: Any) -> None:
 
 @dataclass(frozen=True)
 class RunArguments:
-    """What a run was asked for beside model and data: `tree` by arguments, `more` by the paths of keys."""
+    """The settings that a caller asked for: `tree` from arguments, `more` by paths of keys."""
 
     policy: str | None = None
     loss_scale: Any = None
@@ -162,7 +162,7 @@ def _batch_size(batch_size: int | None, data: "DataSet") -> int:
 
 
 def given_settings(model: Any, asked: RunArguments) -> Settings:
-    """Return the settings of the run: what was asked for over the defaults; ConfigError with all problems."""
+    """Return the settings of the run, the given ones over the defaults; ConfigError with all problems."""
     import keras
 
     from mpt_cli.training.run_from_model import described_model, described_optimizer, described_policy
@@ -223,7 +223,7 @@ def _known_mode(name: Any) -> str:
 
 
 def _set(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
-    """Put `value` at a dotted path of `tree`; the problem where there is no such key, or an argument decides it."""
+    """Put `value` at a dotted path of `tree`; return a problem if there is no such key, or an argument decides it."""
     section = path.partition(".")[0]
     if section in ("model", "data", "optimizer") or path in ("seed", "run_dir", "resume", "policy.name"):
         return Problem(path, "is decided by the arguments of fit, not by `settings`.", value)
@@ -255,13 +255,13 @@ def _run(program: Any) -> Run:
     run = load_run(summary.run_dir)
     if not started.did:
         _take_weights(program.model, run)
-    # the caller's program ends as the signal meant it to, now that the run is saved
+    # now that the run is saved, end the caller's program as the signal asks
     raise_for({"interrupted": SIGINT, "terminated": SIGTERM}.get(summary.status))
     return run
 
 
 def _take_weights(model: Any, run: Run) -> None:
-    """Load the weights of a run that was finished already, so that the caller's model is the trained one."""
+    """Load the weights of an already finished run, so that the caller's model is the trained one."""
     from mpt_cli.training.checkpoint import CheckpointStore, restore_weights
 
     checkpoint = CheckpointStore(run.directory.checkpoints).newest()

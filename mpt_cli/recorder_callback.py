@@ -1,7 +1,7 @@
-"""A run directory for Keras's own `fit`: a callback that records every step, watches the run and says how it went.
+"""A run directory for Keras's own `fit`: a callback that records every step, checks the run and gives a verdict.
 
-The optimizer keeps the records of the steps inside the compiled step (`precision.scale_state`); the callback takes them
-from there between two calls, so that `steps_per_execution` hides none.
+The optimizer keeps a log of steps inside the compiled step (`precision.scale_state`); the callback reads it between two
+calls, so that `steps_per_execution` hides no step.
 """
 
 import atexit
@@ -44,14 +44,14 @@ from mpt_cli.training.loss_and_optimizer import warn_of_scaling
 from mpt_cli.training.model import loss_not_scaled_problem
 from mpt_cli.training.run_from_model import described_model, rule_of
 
-LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
+LEAST_CAPACITY = 256  # rows of the ring: with the usual 50 steps between two reads it never overflows
 NO_RESUME = "checkpoints: mpt.fit writes them and resumes from one, also in the middle of an epoch"
 NO_SPEED = "examples per second: fit does not tell a callback how many a step has (see steps_per_second)"
 NOT_WHOLE = "metrics and normalisation in skipped steps: the model's own train_step updates them"
 
 
 def scaling_of(model: Any, settings: Settings) -> Scaling:
-    """Return how the loss of a compiled model is scaled: as its own optimizer does it, else as the settings say."""
+    """Return how the loss of a compiled model is scaled: by its optimizer if that scales, else by the settings."""
     optimizer, needed = model.optimizer, computes_in_float16(model)
     if isinstance(optimizer, LossScaleOptimizer):
         return Scaling(optimizer.rule, needed)
@@ -60,8 +60,7 @@ def scaling_of(model: Any, settings: Settings) -> Scaling:
 
 
 def _ending_the_record_on_error(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return the hook of a callback, called with the record while there is one; what goes wrong with it ends the
-    record."""
+    """Return a callback hook that is called with the record, if there is one; an error in it ends only the record."""
 
     @wraps(hook)
     def called(recorder: "Recorder", *arguments: Any, **named: Any) -> None:
@@ -75,7 +74,8 @@ def _ending_the_record_on_error(hook: Callable[..., None]) -> Callable[..., None
 
 
 class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
-    """Gives Keras's own `fit` what a run of mpt has: run directory, every skip and scale, health rules, verdict.
+    """A callback that gives Keras's own `fit` a run directory, a record of every skip and scale, health rules, a
+    verdict.
 
     At the beginning of `fit`, an optimizer that does not scale the loss is wrapped in a LossScaleOptimizer. Unless the
     model has its own `train_step`, a skipped step leaves the whole model unchanged. Both stay with the model, so that
@@ -148,7 +148,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         return self.runs[-1]
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.fail(None)  # a fit that an exception ended
+        self.fail(None)  # an exception ended the last fit
         model = self._model
         asked = replace(self.asked, tree={"trainer": {"epochs": int(self.params["epochs"])}})
         settings = given_settings(model, asked)
@@ -191,7 +191,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         self._session = None
 
     def fail(self, error: BaseException | None) -> None:
-        """End the record of a `fit` that did not come to its end; `error` is what ended it, where that is known."""
+        """End the record of a `fit` that did not finish; `error` is the cause, if known."""
         session, self._session = self._session, None
         try:
             if session is not None and session.is_announced:
@@ -200,7 +200,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
             self.say(f"not recorded to its end: {summarise_error(failed)}")
 
     def give_up(self, reason: str) -> None:
-        """Go without a record for the rest of this `fit`; say why, if there is a reason to be said."""
+        """Stop recording for the rest of this `fit`; print the reason, if one is given."""
         if reason:
             self.say(f"not recorded: {reason}")
         session, self._session = self._session, None
@@ -210,7 +210,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _FitRecording(Recording):
-    """One `fit` on record."""
+    """The record of one `fit`."""
 
     def __init__(self, recorder: Recorder, model: Any, settings: Settings) -> None:
         self.recorder, self.model, scaling = recorder, model, scaling_of(model, settings)
@@ -243,7 +243,7 @@ class _FitRecording(Recording):
         return run
 
     def _take_over(self, settings: Settings, scaling: Scaling) -> list[str]:
-        """Put scaling, step log and whole skips into the model; returns what can't be had."""
+        """Put scaling, step log and whole skips into the model; return what is not possible."""
         model = self.model
         self._check_replicas()
         if not isinstance(model.optimizer, LossScaleOptimizer):
@@ -321,7 +321,7 @@ class _FitRecording(Recording):
         self.counters.start_epoch()
 
     def after_batch(self, steps_in_epoch: int, logs: Mapping[str, Any]) -> None:
-        """Look at the records where a line of the log is due, a step was skipped, or the loss is not finite."""
+        """Read the step log if a line is due, a step was skipped, or the loss is not finite."""
         if not self.is_announced and not self._begin(logs):
             reason = "the train_step does not use the optimizer that the model is compiled with"
             self.recorder.give_up(reason if self.recorder.is_alone else "")
@@ -365,7 +365,7 @@ class _FitRecording(Recording):
         self.take(rows)
 
     def explained(self, events: list[Event]) -> list[Event]:
-        """Return the events with the layer where the forward pass went wrong, of the step whose batch is at hand."""
+        """Return the events, adding the layer that failed in the forward pass for the step whose batch is known."""
         batch, self.latest.skipped = self.latest.skipped, None
         if batch is None:
             return super().explained(events)

@@ -1,8 +1,8 @@
-"""What must not be written or printed: values of the environment under the name of a secret, texts under keys that are
-named like one, and the password in an address (`https://name:password@host`).
+"""Keep secrets out of files and messages: environment variables and keys whose names look like a secret's, and the
+password in a URL (`https://name:password@host`).
 
-A value of the environment is put back as the interpolation that read it, so that whoever has the variable can run the
-record again. All that is written or printed goes through `without_secrets` or `split`.
+A value from the environment is replaced by the interpolation that read it, so that anyone with the variable can run the
+record again. Everything that is written or printed goes through `without_secrets` or `split`.
 """
 
 import json
@@ -24,9 +24,9 @@ _NO_SECRET = (
     r"\w*((pad|eos|bos|unk|sep|cls|mask|oov|start|end)_token|(forward|backward|first|second|low|high|band)_pass)"
 )
 _SECRET_KEY = re.compile(rf"(?!{_NO_SECRET}$)({_WORDS})", re.IGNORECASE)
-# what stands before the @ of an address, but for a variable of the environment
+# the part before the @ of a URL, unless it is an environment variable
 _IN_ADDRESS = re.compile(r"(\w://)(?![^@\s]*\$\{oc\.env:)([^/\s:@]*:)?[^/\s@]+(?=@)")
-LEAST_LENGTH = 4  # a shorter text stands in too many others
+LEAST_LENGTH = 4  # a shorter text occurs in too many others
 LEAST_KEY_LENGTH = 12
 _NO_TEXTS = {"null", "none", "true", "false", "auto"}
 
@@ -61,20 +61,20 @@ def _note_environment() -> None:
 
 
 def note_word(word: str) -> None:
-    """Note the secrets in a word of a command line, before anything is said of it."""
+    """Note the secrets in a word of a command line, before any message quotes it."""
     key, _, value = word.partition("=")
     note_text(re.split(r"[.+-]", key)[-1], value)
 
 
 def note_text(name: Any, text: str) -> None:
-    """Note a text of the settings where `name` is that of a secret."""
+    """Note a text of the settings as secret if `name` looks like a secret's."""
     is_text = len(text) >= LEAST_LENGTH and text.lower() not in _NO_TEXTS and not text.startswith("${")
     if isinstance(name, str) and is_text and is_secret_name(name):
         known.replacements.setdefault(text, REDACTED)
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether what stands under this key is a secret.
+    """Return whether the value of a key with this name is a secret.
 
     >>> [is_secret_name(name) for name in ("db_pass", "hfToken", "Authorization", "pad_token", "low_pass", "tokenizer")]
     [True, True, True, False, False, False]
@@ -84,7 +84,7 @@ def is_secret_name(name: str) -> bool:
 
 @contextmanager
 def watched_environment(is_closed: bool = False) -> Iterator[dict[str, None]]:
-    """Yield the variables that configurations read inside; where it `is_closed` they read none."""
+    """Yield the variables that configurations read in the block; if `is_closed`, they can read none."""
     before = known.variables, known.is_closed
     known.variables, known.is_closed = {}, is_closed
     try:
@@ -94,7 +94,7 @@ def watched_environment(is_closed: bool = False) -> Iterator[dict[str, None]]:
 
 
 def stand_in(name: str) -> str | None:
-    """Return what stands for a variable in a closed environment; None outside of one."""
+    """Return the text that replaces a variable in a closed environment; None outside of one."""
     if not known.is_closed:
         return None
     text = f"${{oc.env:{name}}}"
@@ -107,7 +107,7 @@ def _without_password(text: str) -> str:
 
 
 def split(text: str) -> list[tuple[str, bool]]:
-    """Return the text without secrets in pieces, each with whether it replaces what was read."""
+    """Return the text in pieces without secrets, each with whether it replaces a secret."""
     secrets = sorted(known.replacements, key=len, reverse=True)
     found = re.compile("|".join(map(re.escape, secrets)) or "(?!)")
     pieces, end = list[tuple[str, bool]](), 0
@@ -118,9 +118,9 @@ def split(text: str) -> list[tuple[str, bool]]:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text as it may be written or printed; also JSON, in which a value may stand escaped.
+    """Return the text without secrets, also in JSON, where a value may be escaped.
 
-    It may hold what no configuration read: an error of the user's code quotes what it likes.
+    The text may quote values that no configuration read, as an error of the user's code may.
     """
     _note_environment()
     for secret, replacement in known.replacements.items():

@@ -1,9 +1,9 @@
-"""An unchanged Keras script in mixed precision: what is put around Keras while it runs, and taken away afterwards.
+"""Run an unchanged Keras script in mixed precision: patch Keras while the script runs, and undo that afterwards.
 
-The dtype policy is set before the script builds anything, optimizers are put into loss scaling at `compile`, and every
-`fit` gets a `Recorder`. In a training loop of the script's own (TensorFlow) a `GradientTape` seeds its backward pass
-with the loss scale and divides what comes out, so that the script sees true gradients whatever it does with them; the
-optimizer then skips what is not finite and moves the scale, and what it notes of its steps becomes a run directory.
+The dtype policy is set before the script builds anything, optimizers get loss scaling at `compile`, and every `fit`
+gets a `Recorder`. In the script's own training loop (TensorFlow) a `GradientTape` seeds its backward pass with the loss
+scale and divides the gradients by it, so that the script sees true gradients; the optimizer then skips steps that are
+not finite and moves the scale, and its log of steps becomes a run directory.
 """
 
 import inspect
@@ -60,7 +60,7 @@ JAX_LOOP = (
 
 @dataclass
 class ScriptRun:
-    """What was put around the script, and what it came to."""
+    """A running script: the models, optimizers and loops that mpt watches, and their runs."""
 
     settings: Settings
     title: str
@@ -83,7 +83,7 @@ class ScriptRun:
 
     @contextmanager
     def fitting(self, model: Any = None) -> Iterator[None]:
-        """Around what has a record of its own: the steps of the optimizer of `model`, or all of them."""
+        """Mark a block with its own record: of the steps of the optimizer of `model`, or of all optimizers."""
         self.fits.append(model)
         try:
             yield
@@ -92,7 +92,7 @@ class ScriptRun:
 
     @contextmanager
     def noting(self, recorders: Sequence[Recorder]) -> Iterator[None]:
-        """Around a fit with these, each of which has the verdict of it then; also of one that an exception ends."""
+        """Collect the runs of these recorders after the block, a fit, also if an exception ends it."""
 
         def fail(error: BaseException) -> None:
             for recorder in recorders:
@@ -108,13 +108,13 @@ class ScriptRun:
             self.begun += [run for each in recorders for run in each.runs if run not in self.begun]
 
     def note(self, sentence: str) -> None:
-        """Note something to be said at the end, once."""
+        """Note a sentence for the end of the script, once."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
     def wrapper_of(self, optimizer: Any, model: Any = None) -> LossScaleOptimizer:
-        """Return the optimizer in mpt's loss scaling, the same each time; a scaling of the script's own keeps its
-        numbers."""
+        """Return the optimizer wrapped in mpt's loss scaling, always the same wrapper; the script's own scaling keeps
+        its numbers."""
         inner = unwrapped(optimizer)
         if id(inner) not in self.wrappers:
             own = next((each for each in self.own_scalings if each.inner_optimizer is inner), inner)
@@ -135,9 +135,8 @@ class ScriptRun:
         return scaling_for(self.settings.loss_scale, needed)
 
     def first_scale(self, has_any_of: Callable[[list[Any]], bool]) -> float | None:
-        """Return the scale with which gradients of variables begin: that of the optimizers built for them.
-
-        Before the first step of any, that of those which are not built yet. None where no optimizer will move it.
+        """Return the initial scale for gradients of variables: that of the optimizers built for them, or before their
+        first step that of the optimizers not yet built. None if no optimizer will move it.
         """
         mine = [inner for inner in self.plain if inner.built and has_any_of(direct_trainable_variables(inner))]
         wrappers = [self.wrapper_of(inner) for inner in mine or self.plain if mine or not inner.built]
@@ -145,7 +144,7 @@ class ScriptRun:
         return min(scales, default=None)
 
     def step(self, optimizer: Any, grads: Iterable[Any], variables: Any) -> None:
-        """Apply true gradients, and record the step where no `fit` does."""
+        """Apply true gradients, and record the step unless a `fit` does."""
         wrapper = self.wrapper_of(optimizer)
         is_loop = not any(model is None or model.optimizer is wrapper for model in self.fits)
         if is_loop:
@@ -155,7 +154,7 @@ class ScriptRun:
         self.passes.apply(wrapper, list(grads), list(given), if_skipped)
 
     def record_loop(self, wrapper: LossScaleOptimizer) -> None:
-        """Begin the record of a loop of the script's own at its first step, seen where that step is traced."""
+        """Begin the record of the script's own loop at its first step, when that step is traced."""
         if id(wrapper) in self.loops:
             return
         if _replicas() > 1:
@@ -166,7 +165,7 @@ class ScriptRun:
             subject = self._subject_of(wrapper)
             recording = _outside(lambda: LoopRecording(subject, wrapper, self.calls, self.budget))
             self.loops[id(wrapper)] = recording
-        except Exception as error:  # the script must not suffer from what watches it
+        except Exception as error:  # an error of the record must not reach the script
             self.note(f"not recorded: a loop of the script's own. {summarise_error(error)}")
             return
         self.drain.add(self.loops[id(wrapper)])
@@ -202,19 +201,19 @@ class ScriptRun:
         return self.folder / numbered_path(self.settings.run_dir, title, self.places)
 
     def end_loops(self, error: BaseException | None = None) -> None:
-        """Take the last steps of the script's loops and end their records, at the end of the script."""
+        """Read the last steps of the script's loops and end their records, at the end of the script."""
         self.drain.close()
         for model in self.calls.heads.values():
             self.note_head(model)
         for loop in self.loops.values():
             try:
                 self.begun += [run] if (run := loop.close(error)) is not None else []
-            except Exception as failed:  # the script must not suffer from what watches it
+            except Exception as failed:  # an error of the record must not reach the script
                 self.note(f"not recorded to its end: a loop of the script's own. {summarise_error(failed)}")
 
     @property
     def exit_code(self) -> int:
-        """Return the most severe exit code of the runs that ended normally; the script caught what ended any other."""
+        """Return the most severe exit code of the runs that ended normally; the script handled the errors of others."""
         return max((run.exit_code for run in self.ended_runs), default=OK)
 
     @property
@@ -223,7 +222,7 @@ class ScriptRun:
         return [run for run in self.runs if run.summary["status"] in ("finished", "stopped")]
 
     def why_not_good(self, allow_unchecked: bool = False) -> str:
-        """Return which verdict is not a good one, in a sentence; empty where all are."""
+        """Return a sentence on the verdicts that are not good; empty if all are."""
         good = (*GOOD_VERDICTS, *([UNCHECKED] if allow_unchecked else []))
         bad = [f"{self._shown(run)} is {run.verdict}" for run in self.ended_runs if run.verdict not in good]
         return f"not every verdict is {' or '.join(good)}: {', '.join(bad)}" if bad else ""
@@ -243,7 +242,7 @@ class ScriptRun:
         return run.path.relative_to(self.folder) if run.path.is_relative_to(self.folder) else run.path
 
     def _unused_scaling(self) -> list[str]:
-        """Return that the settings of the loss scale had no effect, where some were given."""
+        """Return a sentence that the given loss-scale settings had no effect; none if none were given."""
         asked = self.settings.loss_scale.rule_for(True)
         rules = [each.rule for each in self.wrappers.values()]
         if not rules or asked in rules or asked == LossScaleSettings().rule_for(True):
@@ -252,7 +251,7 @@ class ScriptRun:
         return [f"the settings of loss_scale had no effect: {why}"]
 
     def sentences(self) -> list[str]:
-        """Return how it went, for the end."""
+        """Return the sentences for the end of the script."""
         found = [*self.notes, *self._unused_scaling()]
         found += [f"{self._shown(run)}: {run.verdict}. {run.explanation}" for run in self.runs]
         missing = dict.fromkeys(
@@ -296,10 +295,10 @@ def watched(seen: ScriptRun) -> Iterator[None]:
 
 @contextmanager
 def _replaced(holder: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace what stands under this name by `make(it)`, until the end of the context.
+    """Replace the attribute of this name by `make(attribute)`, until the end of the context.
 
-    In a class it is replaced where it is defined: Keras compiles a loaded model only where its `compile` is that of
-    Keras's base class.
+    An attribute of a class is replaced in the class that defines it: Keras compiles a loaded model only if its
+    `compile` is that of Keras's base class.
     """
     if isinstance(holder, type):
         holder = next((kind for kind in holder.__mro__ if name in vars(kind)), holder)
@@ -312,7 +311,7 @@ def _replaced(holder: Any, name: str, make: Callable[[Any], Any]) -> Iterator[No
 
 
 def _policies(seen: ScriptRun) -> Iterator[Patch]:
-    """Let a script set a policy of its own, and note it; `clear_session` keeps the policy asked for."""
+    """Let a script set its own policy, and note that; keep the policy of mpt after `clear_session`."""
     set_policy, clear = keras.config.set_dtype_policy, keras.backend.clear_session
     set_floatx, floatx = keras.config.set_floatx, keras.config.floatx()
     own: list[Any] = []
@@ -351,7 +350,7 @@ def _policies(seen: ScriptRun) -> Iterator[Patch]:
 
 
 def _seeds(seen: ScriptRun) -> Iterator[Patch]:
-    """Use the seed that was asked for in place of the script's."""
+    """Use the seed given to mpt instead of the script's."""
     set_seed, seed = keras.utils.set_random_seed, seen.settings.seed
 
     def make(_: Any) -> Any:
@@ -367,8 +366,8 @@ def _seeds(seen: ScriptRun) -> Iterator[Patch]:
 
 
 def _public_names_of(function: Any) -> list[tuple[Any, str]]:
-    """Return where Keras offers it: keras.config and keras.mixed_precision, keras.utils and keras.backend, tf.keras's
-    too."""
+    """Return the modules with this public function: keras.config and keras.mixed_precision, keras.utils and
+    keras.backend, and those of tf.keras."""
     modules = [
         module
         for path, module in list(sys.modules.items())
@@ -437,7 +436,7 @@ def _fits(seen: ScriptRun) -> Iterator[Patch]:
 
 
 def _runs_of_ours(seen: ScriptRun) -> Iterator[Patch]:
-    """Leave `mpt.fit` and `mpt.diagnose` alone: the first has its own record, the second needs none."""
+    """Don't record `mpt.fit` and `mpt.diagnose`: the first has its own record, the second needs none."""
 
     def make(function: Any) -> Any:
         @wraps(function)
@@ -465,8 +464,8 @@ def _recorder(seen: ScriptRun) -> Recorder:
 
 
 def _optimizers(seen: ScriptRun) -> Iterator[Patch]:
-    """Watch the optimizers that the script makes. On TensorFlow each works through its wrapper, and a loss that the
-    script scales by one itself is not scaled twice."""
+    """Watch the optimizers that the script makes. On TensorFlow each applies through its wrapper, and a loss that the
+    script scales itself is not scaled twice."""
     base, scaling = keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer
 
     def make_init(init: Any) -> Any:
@@ -517,7 +516,7 @@ def _as_it_is(function: Any) -> Any:
 
 
 def _calling_module() -> str:
-    """Return the module that called what is put around Keras here, through whatever autograph has in between."""
+    """Return the module that called our patch of Keras, skipping the frames of autograph."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         name = str(frame.f_globals.get("__name__", ""))
@@ -528,7 +527,7 @@ def _calling_module() -> str:
 
 
 def _tapes(seen: ScriptRun) -> Iterator[Patch]:
-    """Take gradients that the script, or a library for it, asks for of the scaled loss, and divide them again."""
+    """Compute the gradients that the script, or a library for it, asks for from the scaled loss, and divide them."""
     if keras.backend.backend() != "tensorflow":
         return
     import tensorflow as tf

@@ -1,9 +1,9 @@
-"""What Ctrl-C and SIGTERM ask of a program: to end in its own time, so that what it does can be saved, and to end all
-the same where it does not hear them. Light: it is loaded where Keras and NumPy are not.
+"""End a program on Ctrl-C or SIGTERM: let it save and end by itself, or force its end if it does not react. Imports
+neither Keras nor NumPy.
 
-Python runs handlers of signals in the main thread between two bytecodes: not while a compiler, an import or a loader of
-data keeps it in compiled code, for minutes perhaps. So another thread sees each signal too (`Watch`), and ends the
-program where the main thread has not begun to.
+Python runs signal handlers in the main thread between two bytecodes, not while a compiler, an import or a data loader
+keeps it in compiled code, perhaps for minutes. So another thread sees each signal too (`Watch`), and ends the program
+if the main thread has not begun to end it.
 """
 
 import os
@@ -22,12 +22,13 @@ from mpt_cli.errors import BAD_DATA, INTERRUPTED, TERMINATED
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SIGNAL_EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 GRACE_SECONDS = 30.0  # between SIGTERM and SIGKILL, to save a checkpoint and a summary
-UNHEARD_SECONDS = 1.0  # from a signal to the end of a program that has not begun to end; also for what it writes then
+UNHEARD_SECONDS = 1.0  # from a signal until a program that has not begun to end is ended; also for what it writes then
 
 
 def signals_to_handle(numbers: tuple[signal.Signals, ...] = SIGNALS) -> list[signal.Signals]:
-    """Return the signals that are not ignored. One that is stays so: a shell starts the background jobs of a script
-    without Ctrl-C, and nohup a program without SIGHUP."""
+    """Return the signals that are not ignored. Ignored ones stay ignored: a shell starts the background jobs of a
+    script without Ctrl-C, and nohup starts a program without SIGHUP.
+    """
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -44,14 +45,14 @@ def signal_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class ForcedEnd:
-    """The end of a program from outside of its main thread, which was `doing` something."""
+    """The forced end of a program, whose main thread was `doing` something."""
 
     number: signal.Signals
     doing: str = ""
 
     @property
     def error(self) -> KeyboardInterrupt:
-        """What the signal would have raised."""
+        """The exception that the signal would have raised."""
         return Terminated() if self.number == signal.SIGTERM else KeyboardInterrupt()
 
     @property
@@ -65,13 +66,13 @@ class ForcedEnd:
 
 @dataclass
 class _MainThread:
-    """What the main thread is about, for the one that may have to end the program in its place.
+    """The state of the main thread, for the thread that may have to end the program.
 
-    Who ends it takes the `gate` for good: the main thread then gets no further than its next section.
+    The thread that ends the program keeps the `gate`: the main thread then stops at its next section.
     """
 
     gate: Any = field(default_factory=threading.RLock)
-    sections: list[str] = field(default_factory=list)  # what it does unheard, in words that follow "while"
+    sections: list[str] = field(default_factory=list)  # its work in an `unheard` block, in words after "while"
     endings: list[Callable[[ForcedEnd], None]] = field(default_factory=list)
     handlers: int = 0  # how many are active that let it end in its own time
     is_heard: bool = False  # whether one of them took the latest signal
@@ -89,10 +90,10 @@ _main = _MainThread()
 
 @contextmanager
 def unheard(doing: str) -> Iterator[None]:
-    """Mark a stretch in which the main thread may hear no signal, and which loses nothing when it is cut off.
+    """Mark a block in which the main thread may receive no signal, and which loses nothing if it is cut off.
 
-    A signal is answered at its end, or after `UNHEARD_SECONDS` by the end of the program. No handler raises inside:
-    compiled code that calls Python may crash at an exception that it does not expect, as jaxlib does in its import.
+    A signal is answered after the block, or after `UNHEARD_SECONDS` by ending the program. No handler raises inside:
+    compiled code that calls Python may crash at an unexpected exception, as jaxlib does in its import.
     """
     with _main.gate:
         _main.sections.append(doing)
@@ -107,9 +108,9 @@ def unheard(doing: str) -> Iterator[None]:
 
 @contextmanager
 def at_forced_end(ending: Callable[[ForcedEnd], None]) -> Iterator[None]:
-    """Call `ending` before a forced end inside, in another thread.
+    """Call `ending` in another thread before a forced end in the block.
 
-    Of several the latest is called first; all together have `UNHEARD_SECONDS`.
+    If there are several, the latest is called first; together they have `UNHEARD_SECONDS`.
     """
     with _main.gate:
         _main.endings.append(ending)
@@ -121,13 +122,13 @@ def at_forced_end(ending: Callable[[ForcedEnd], None]) -> Iterator[None]:
 
 
 class Watch:
-    """From the first moment of a program to its last: the two signals raise KeyboardInterrupt and `Terminated` where
-    nothing else handles them, and end the program where it does not end. A terminal that goes away (a dropped ssh)
-    makes a SIGTERM, unless SIGHUP is ignored, as under nohup.
+    """Handles both signals from the start of a program to its end: they raise KeyboardInterrupt and `Terminated` unless
+    something else handles them, and end the program if it does not end by itself. A lost terminal (a dropped ssh)
+    counts as SIGTERM, unless SIGHUP is ignored, as under nohup.
 
-    It is ended `UNHEARD_SECONDS` after a signal unless an `Interruption` or `handled_by` lets it end in its own time,
-    and then too where it is `unheard`; after a second Ctrl-C also where it has to save, if it said what is to be done
-    then (`at_forced_end`). Forked processes have Python's own handlers.
+    The program is ended `UNHEARD_SECONDS` after a signal, unless an `Interruption` or `handled_by` gives it more time
+    outside of `unheard` blocks; after a second Ctrl-C also while it saves, if it said what to do then
+    (`at_forced_end`). Forked processes have Python's own handlers.
     """
 
     def __enter__(self) -> Self:
@@ -152,7 +153,7 @@ class Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        """End the program with a sentence for a KeyboardInterrupt that nobody caught; watch on while Python ends."""
+        """End the program with a message for an uncaught KeyboardInterrupt; keep watching while Python ends."""
         if isinstance(error, KeyboardInterrupt):
             number = raised_signal() or signal.SIGINT
             print(f"\nmpt: {format_end(number)}", file=sys.stderr)
@@ -211,7 +212,7 @@ def _end_unless_it_ends(number: signal.Signals, is_again: bool, sent_at: float) 
         if not ends_by_itself:
             _end_program(ForcedEnd(number, _main.sections[-1] if _main.sections else ""))
         if number == signal.SIGINT and not is_again and (_main.is_waiting or not _main.of_script):
-            text = "interrupted; what is under way ends first. Ctrl-C again ends it at once"
+            text = "interrupted; finishing the current operation. Press Ctrl-C again to end at once"
             os.write(_main.stderr, f"\nmpt: {text}\n".encode())
 
 
@@ -238,7 +239,7 @@ def _end_program(end: ForcedEnd) -> NoReturn:
 
 def _call_endings(end: ForcedEnd) -> None:
     for ending in reversed(_main.endings):
-        with suppress(Exception):  # the others matter as much
+        with suppress(Exception):  # the other endings must run too
             ending(end)
 
 

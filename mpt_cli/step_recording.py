@@ -1,7 +1,7 @@
-"""Steps on record: from the log that an optimizer keeps inside the compiled step into a run directory.
+"""Record steps in a run directory, from the log that an optimizer keeps inside the compiled step.
 
-`mpt.Recorder` takes the records between two batches of Keras's `fit`. In a training loop of a script's own nobody comes
-by: there they are taken beside the loop, which waits for nothing.
+`mpt.Recorder` reads the log between two batches of Keras's `fit`. A script's own training loop calls nothing of ours:
+there another thread reads the log, and the loop never waits.
 """
 
 import sys
@@ -43,7 +43,7 @@ from mpt_cli.training.progress import Conclusion, Outcome, Stopwatch
 from mpt_cli.training.run_record import NO_SAMPLES_ASKED, Record, WeightWatch
 from mpt_cli.training.summary_and_exit_code import conclude_unfinished, status_of, status_of_error
 
-APPLIED = {  # keys that act in what is only recorded, or are known of it, by section; None: all of them
+APPLIED = {  # keys that have an effect, or are known, if mpt only records, by section; None: all of them
     "policy": ("name",),
     "loss_scale": None,
     "model": ("name", "class_name", "command"),
@@ -57,23 +57,23 @@ APPLIED = {  # keys that act in what is only recorded, or are known of it, by se
 NO_SAMPLES = "losses of half precision by layer: mpt.fit samples them"
 LOOK = "mpt.diagnose(model, x, y) looks at a compiled model."
 UNSEEN = (
-    "its step can't be repeated: a loss of its own, derivatives in the loss, weights outside of the models that it "
-    "calls, shapes that are not known in tracing, or several replicas. mpt compare holds a script against float32."
+    "its step can't be repeated: it has a custom loss, derivatives in the loss, weights outside of its models, shapes "
+    "that are unknown while tracing, or several replicas. mpt compare compares a script with float32."
 )
 TOO_LONG = (
-    "it would take too long beside the training. trainer.gradient_health_every_steps=10 takes a sample at its end, "
-    "whatever it costs."
+    "a sample would take too long beside the training. trainer.gradient_health_every_steps=10 takes one at the end, "
+    "at any cost."
 )
-HIDDEN = "gradients of the loss are 0 or nearly so before they come to the model. Raise the loss scale to keep them."
+HIDDEN = "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale to keep them."
 OVERFLOWED = "the gradients of the last step overflowed. " + LOOK
-UNFINISHED = "it is looked at once the training is over."
+UNFINISHED = "that is checked when the training ends."
 NO_PROGRAM = "settings of the program (loss, data, callbacks, schedule of the rate, seed), and the trained model"
 
 
 @dataclass(frozen=True)
 class RecordingOptions:
-    """What is recorded, by whom and where, whether the run ends where a health rule is broken, whether XLA compiles the
-    steps, whether something is in half precision, and whether and where a console shows it (None: standard output).
+    """The settings of a recording: what records, and where; whether a broken health rule ends the run; whether XLA
+    compiles the steps; whether anything is in half precision; and the console (None: standard output).
     """
 
     recorded_by: str
@@ -89,8 +89,7 @@ class RecordingOptions:
 
 @dataclass
 class SampleBudget:
-    """The seconds of the trainings of a program, and of the samples at their ends: after the first at most this
-    share."""
+    """The seconds that a program trained, and those that samples took; after the first sample, at most `share`."""
 
     trainings: float = 0.0
     samples: float = 0.0
@@ -104,15 +103,15 @@ class SampleBudget:
 
 
 class StepRate:
-    """How fast steps come by, from looks at how many there were: the time between two looks counts unless something
-    else than steps fills it. Not known from fewer than three such times: in one a step may have been compiled."""
+    """The rate of steps, from repeated counts of them: the time between two counts is used unless something other than
+    steps filled it. Unknown from fewer than three such times, as one may contain a compilation."""
 
     def __init__(self) -> None:
         self._steps, self._seconds, self._times = 0, 0.0, 0
         self._last: tuple[int, float] | None = None
 
     def look(self, seen: int) -> None:
-        """Note the time after so many steps."""
+        """Note the time at which the step count is `steps`."""
         now = time.perf_counter()
         if self._last is not None and seen > self._last[0]:
             self._steps += seen - self._last[0]
@@ -122,7 +121,7 @@ class StepRate:
             self._last = seen, now
 
     def pause(self) -> None:
-        """Stop the clock: something else follows, such as validation."""
+        """Stop the clock, because something other than steps follows, such as validation."""
         self._last = None
 
     @property
@@ -131,14 +130,14 @@ class StepRate:
 
 
 class Recording(Record, ABC):
-    """One training on record. A subclass says what is trained (`variables`, `header`) and when records are taken."""
+    """The record of one training. A subclass says what is trained (`variables`, `header`) and when to read the log."""
 
-    no_loss: str  # what is missing where steps do not tell their loss
+    no_loss: str  # what can't be recorded if steps do not report their loss
 
     run: RunDirectory  # once there is a step
 
     def __init__(self, subject: RecordingOptions, optimizer: LossScaleOptimizer, missing: list[str]) -> None:
-        """Begin a record. `missing` is what this kind lacks, beside what all of them lack."""
+        """Begin a record. `missing` lists what this kind can't record, beside what no kind can."""
         settings = subject.settings
         self.subject, self.settings, self.scaling, self.optimizer = subject, settings, subject.scaling, optimizer
         self.missing, self.is_announced = [*missing, NO_SAMPLES, NO_PROGRAM], False
@@ -183,7 +182,7 @@ class Recording(Record, ABC):
 
     @property
     def tells_loss(self) -> bool:
-        """Return whether the steps tell their loss, which is known once they are traced."""
+        """Return whether the steps report their loss, which is known once they are traced."""
         return self.optimizer.step_log is not None and self.optimizer.step_log.tells_loss
 
     def ring(self) -> tuple[list[Any], Any]:
@@ -226,7 +225,7 @@ class Recording(Record, ABC):
         write_json(self.run.environment_json, {**self.environment, "not_recorded": self.missing})
 
     def announce(self) -> None:
-        """Open the run directory and write its header, once all that it says is known."""
+        """Open the run directory and write its header, once all its facts are known."""
         self.is_announced = True
         self._open()
         self._check_loss()
@@ -246,7 +245,7 @@ class Recording(Record, ABC):
         )
 
     def miss(self, sentence: str) -> None:
-        """Say that this is not recorded, once."""
+        """Note, once, that this is not recorded."""
         if sentence not in self.missing:
             self.missing.append(sentence)
             if self.is_announced:
@@ -270,7 +269,7 @@ class Recording(Record, ABC):
             self.apply_rule(self.health.check(self.run_state()))
 
     def explained(self, events: list[Event]) -> list[Event]:
-        """Return the events, without the pass that an overflow began in where the loss does not tell it."""
+        """Return the events; where the loss is unknown, without the pass in which an overflow began."""
         return events if self.tells_loss else [replace(event, cause=None) for event in events]
 
     def watch_weights(self) -> None:
@@ -279,7 +278,7 @@ class Recording(Record, ABC):
             self.weight_watch = WeightWatch([self.optimizer], int(self.optimizer.seen_steps) - self.offset)
 
     def apply_rule(self, stop: Stop | None) -> bool:
-        """Say that a health rule is broken, the first time; whether the run is to end, whose end says why."""
+        """Note the first broken health rule and say so, unless the run ends by it; return whether it ends."""
         if stop is None or self.stop is not None:
             return False
         self.stop = stop
@@ -294,7 +293,7 @@ class Recording(Record, ABC):
         self.line(metrics.get("loss") if epoch_end or not self.tells_loss else mean, metrics, epoch_end=epoch_end)
 
     def sample(self, latest: Sequence[LatestStep], budget: SampleBudget) -> None:
-        """Look at what half precision makes of the latest step, unless that costs too much beside the training."""
+        """Sample what half precision does to the latest step, unless that costs too much beside the training."""
         every = self.settings.trainer.gradient_health_every_steps
         if not self.subject.is_rounded:
             self.missing.remove(NO_SAMPLES)  # there is nothing to be sampled
@@ -316,7 +315,7 @@ class Recording(Record, ABC):
         self.unchecked = OVERFLOWED
         with budget.sampling():
             looks = [self.take_sample(each, step.batch) for each, step in zip(samplers, steps, strict=True)]
-        if None not in looks:  # of one that overflowed the layers are known
+        if None not in looks:  # of a sample that overflowed, the layers are known
             self.missing.remove(NO_SAMPLES)
             self._write_environment()
         found = [look.sample for look in looks if look is not None and look.sample is not None]
@@ -330,7 +329,7 @@ class Recording(Record, ABC):
             self.counters.sample = replace(sample, faults=faults)
 
     def _trained(self, layer: str) -> bool:
-        """Return whether weights of the layer have changed: one batch that gives it no gradient then shows nothing."""
+        """Return whether weights of the layer have changed; then one batch without a gradient proves nothing."""
         return self.weight_watch is not None and self.weight_watch.has_moved_in(layer)
 
     def finish(self) -> None:
@@ -348,22 +347,22 @@ class Recording(Record, ABC):
         self.end(Conclusion(status, self.exit_code(exit_code), verdict, explanation), ended_early)
 
     def why_ended(self) -> str:
-        """Return why something else than a rule ended it before its last epoch; empty where nothing did."""
+        """Return why it ended before its last epoch, other than by a rule; empty if it did not."""
         return ""
 
     def exit_code(self, usual: int) -> int:
-        """Return the exit code of a run that ended normally; `usual` is that of its status and verdict."""
+        """Return the exit code of a run that ended normally; `usual` is the code for its status and verdict."""
         return usual
 
     def fail(self, error: BaseException | None) -> None:
-        """End the record of a run that did not end normally; `error` is what ended it, where that is known."""
+        """End the record of a run that did not end normally; `error` is the cause, if known."""
         number = None if error is None else signal_of(error)
         words = "fit did not come to its end" if error is None else summarise_error(error)
         words = words if number is None else f"It was {format_end(number)}."
         self.end(conclude_unfinished(status_of_error(error), self.run_state(), words))
 
     def end(self, ending: Conclusion, ended_early: str = "") -> None:
-        """Write the last line of the log, for however few steps, and the summary."""
+        """Write the last line of the log, however few steps it covers, and the summary."""
         if self.counters.seen > self.logged_step:
             self.snapshot({})
         summary = self.summary(
@@ -381,13 +380,13 @@ class Recording(Record, ABC):
 
 
 def policy_on_record(given: PolicySettings) -> PolicySettings:
-    """Return the policy that a script has by now, which may have set one itself."""
+    """Return the present policy of a script, which the script may have set."""
     name = keras.config.dtype_policy().name
     return replace(given, name=name, head=None) if name in FLOAT_POLICIES else given
 
 
 def scaling_on_record(optimizer: Any, given: LossScaleSettings) -> LossScaleSettings:
-    """Return the loss-scale settings as the optimizer has them, where a program gave it a rule of its own."""
+    """Return the loss-scale settings, from the optimizer if a program gave it a rule."""
     if not isinstance(optimizer, LossScaleOptimizer) or optimizer.rule in (given.rule_for(True), given.rule_for(False)):
         return given
     rule = optimizer.rule
@@ -396,7 +395,7 @@ def scaling_on_record(optimizer: Any, given: LossScaleSettings) -> LossScaleSett
 
 
 def _applied(settings: Settings) -> dict[str, Any]:
-    """Return what was really set, and what is known; all else is the affair of the program that trains."""
+    """Return the settings that took effect or are known; the program that trains decides all others."""
     tree = resolved_tree(settings)
     kept = {name: tree[name] for name in ("recipe", "description")}
     for section, names in APPLIED.items():
@@ -418,13 +417,13 @@ NO_LOSS = "the loss of each step, and whether an overflow began in the forward p
 
 
 class LoopRecording(Recording):
-    """A training loop of a script's own: its steps are taken every now and then by another thread, and at the end.
+    """Records a script's own training loop: another thread reads its steps from time to time, and at the end.
 
-    The ring of the optimizer is long enough for the steps in between. A health rule can't stop the loop; it is said,
-    and the exit code is that of a run which it stopped.
+    The ring of the optimizer is long enough for the steps in between. A health rule can't stop the loop; it gives a
+    message and the exit code of a stopped run.
     """
 
-    no_loss = NO_LOSS + "gradients were applied in another place than they were computed"
+    no_loss = NO_LOSS + "gradients were not applied where they were computed"
 
     def __init__(
         self,
@@ -433,7 +432,7 @@ class LoopRecording(Recording):
         calls: TapedCalls,
         budget: SampleBudget,
     ) -> None:
-        """Begin a record of a loop, which makes these calls of models."""
+        """Begin the record of a loop that makes these calls of models."""
         super().__init__(subject, optimizer, list(NOT_OF_A_LOOP))
         self.calls, self.budget = calls, budget
         self.progress.epoch = 1
@@ -449,7 +448,7 @@ class LoopRecording(Recording):
         return usual if self.stop is None else NUMERICAL
 
     def run_state(self) -> RunState:
-        """Return the state of the run, without a claim about nan: clipping by an infinite norm makes it of inf."""
+        """Return the state of the run without claims about nan, which clipping by an infinite norm makes of inf."""
         return replace(super().run_state(), persistent_nan_steps=[])
 
     def finish(self) -> None:
@@ -466,7 +465,7 @@ class LoopRecording(Recording):
         return events
 
     def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
-        if loss is not None:  # all that is known of how well it trains
+        if loss is not None:  # the only known measure of its quality
             self.progress.record({"loss": loss})
         super().line(loss, metrics, **others)
 
@@ -483,7 +482,7 @@ class LoopRecording(Recording):
         )
 
     def drain(self, at_end: bool = False) -> None:
-        """Take what is whole: while the loop runs its last step may be half written."""
+        """Read the complete steps: while the loop runs, the last one may be half written."""
         with self._lock:
             if self.is_over or not self.optimizer.built:
                 return
@@ -520,7 +519,7 @@ class LoopRecording(Recording):
 
 
 class DrainThread:
-    """A thread that comes by the recordings twice a second, until `close`."""
+    """A thread that drains the recordings twice a second, until `close`."""
 
     SECONDS = 0.5
 
@@ -537,7 +536,7 @@ class DrainThread:
 
     def _work(self) -> None:
         while not self._over.wait(self.SECONDS):
-            with suppress(Exception):  # the script must not suffer from what watches it: the rest is taken at the end
+            with suppress(Exception):  # an error of the record must not reach the script: the rest is read at the end
                 for recording in list(self.recordings):
                     recording.drain()
 

@@ -54,8 +54,8 @@ def check_model(run: RunDirectory) -> None:
         return
     if not path.is_file() and is_recorded(run):
         raise DataError(
-            f"{path} does not exist: a run that was recorded while a program of its own trained has no "
-            "model; model.save(...) in that program saves it."
+            f"{path} does not exist: mpt recorded this run while another program trained, so it has no "
+            "model. Call model.save(...) in that program."
         )
     if not path.is_file():
         raise DataError(

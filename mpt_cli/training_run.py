@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: in a new directory, or in an earlier one at `checkpoint` (None: at its beginning)."""
+    """The start of a run: in a new directory, or in an earlier one at `checkpoint` (None: at its beginning)."""
 
     program: Program
     run: RunDirectory
@@ -66,7 +66,7 @@ class Start:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Return the steps and whole epochs that lie behind the run."""
+        """Return the steps and whole epochs that are already done."""
         if self.checkpoint is None:
             return 0, 0
         return self.checkpoint.step, int(self.checkpoint.position["progress"]["epochs_completed"])
@@ -74,7 +74,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Reporters:
-    """Who is told of a run: the console on `stream` (None: standard output), and `sinks` of the caller's own."""
+    """The receivers of reports on a run: the console on `stream` (None: standard output), and `sinks` of the caller."""
 
     stream: TextIO | None = None
     sinks: Sequence[Sink] = ()
@@ -85,8 +85,8 @@ def train(
 ) -> Summary:
     """Train the run that `settings` describe, from start to end. See `train_program`.
 
-    `command_line` is for the record, and says whether the recipe's expectations are about this run. `notes` stand above
-    the header."""
+    `command_line` goes into the record, and decides whether the recipe's expectations apply to this run. `notes` are
+    printed above the header."""
     own = replace(settings, expect=applicable_expectations(settings.expect, keys_given(command_line)))
     return train_program(Program(own), command_line, reporters, notes)
 
@@ -96,8 +96,8 @@ def train_program(
 ) -> Summary:
     """Train any program once; every run happens here.
 
-    Raises MptError for what keeps a run from starting, which then leaves nothing behind. A run that started ends with
-    a summary, also when a health rule, a signal or an error ends it: `exit_code` says how.
+    Raises MptError if the run can't start, and then leaves no files. A run that started ends with a summary, also if a
+    health rule, a signal or an error ends it: `exit_code` says how.
     """
     settings = program.settings
     chosen_trackers(settings.logger)  # before a run directory exists
@@ -117,7 +117,7 @@ def train_program(
 
 
 def with_drawn_seed(settings: Settings) -> Settings:
-    """Return `settings` with a seed drawn where it is null, so that the record holds the one that was used."""
+    """Return `settings`, with a drawn seed if it is null, so that the record has the seed that was used."""
     if settings.seed is not None:
         return settings
     return dataclasses.replace(settings, seed=secrets.randbelow(2**32))
@@ -137,7 +137,7 @@ def _continue(run: RunDirectory, program: Program) -> Start:
     )
     notes += [f"changed since: {key} was {old!r}, is {new!r}" for key, (old, new) in changes.items()]
     if "loss_scale.initial_scale" in changes:
-        notes.append("a loss scale that moves continues from the value it had")
+        notes.append("a loss scale that moves continues from its last value")
     return Start(program.with_settings(settings), run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
 
 
@@ -148,11 +148,11 @@ def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters)
         telemetry.sinks += tuple(reporters.sinks)
         telemetry.message(f"{start.settings.recipe}: loading {start.settings.backend.name} and data")
         session = _prepare(start, telemetry)
-        with telemetry.busy("noting what it runs on"):  # asks git and the driver
+        with telemetry.busy("recording the environment"):  # asks git and the driver
             environment = _environment(start, session, command_line)
         for line in code_differences(known_environment(start.run), environment):
             telemetry.message(f"changed since: {line}")
-        # from here on a signal leaves a run with a summary
+        # from now on a signal ends the run with a summary
         with session.interruption, at_forced_end(partial(_cut_short, session, start.run, telemetry)):
             _write_record(start, session, environment)
             header = session.header(start.run.path, start.attempt)
@@ -188,7 +188,7 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
 
 
 def follow(settings: Settings) -> None:
-    """Train along in a run of several processes, in each but the first, and write nothing."""
+    """Take part in a run of several processes, in each but the first, and write nothing."""
     platform = backend.prepare_backend(settings)
     told = broadcast_from_rank0(None)
     if not told["trains"]:
@@ -208,14 +208,14 @@ def follow(settings: Settings) -> None:
 
 @contextmanager
 def others_released(settings: Settings) -> Iterator[None]:
-    """Release the other processes where the first one ends before it met them.
+    """Release the other processes if the first one ends before they are connected.
 
-    They would wait for it for JAX's five minutes.
+    Otherwise they would wait for JAX's five minutes.
     """
     try:
         yield
     except Exception:
-        with suppress(Exception):  # what ended the run matters more
+        with suppress(Exception):  # the error that ended the run matters more
             _release(settings)
         raise
     _release(settings)
@@ -228,8 +228,8 @@ def _release(settings: Settings) -> None:
 
 
 def check_build(settings: Settings) -> "BuildCheck":
-    """Prepare a run as `train` does, and take no step; raises what `train` would raise before its first step, but for
-    what its run directory holds already.
+    """Prepare a run as `train` does, without any step; raise what `train` would raise before its first step, except for
+    an existing run directory.
     """
     program = Program(with_drawn_seed(settings))
     chosen_trackers(settings.logger)
@@ -286,7 +286,7 @@ def _run(session: "Session", run: RunDirectory, telemetry: Telemetry) -> Summary
         write_summary(run.summary_json, summary)
     except BaseException as error:
         summary = summarise_failure(session, run.path, error)
-        with suppress(DataError):  # what ended the run matters more
+        with suppress(DataError):  # the error that ended the run matters more
             write_summary(run.summary_json, summary)
         telemetry.finish(summary)
         raise

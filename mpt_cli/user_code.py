@@ -1,5 +1,5 @@
-"""Functions and objects of the user's (`package.module:name`, `path/to/file.py:name`) and those of Keras: found,
-loaded and called, and what their exceptions mean.
+"""Find, load and call the user's functions and objects (`package.module:name`, `path/to/file.py:name`) and those of
+Keras, and explain their exceptions.
 """
 
 import importlib.util
@@ -51,10 +51,10 @@ def build_object(key: str, value: Any, keras_module: Any, arguments: int | None 
     """Return the object that `value` stands for: a Keras name (of `keras_module`), `module:name`, or `{object,
     kwargs}`.
 
-    A class or function is called with kwargs (among them other objects of this form), an instance is taken as it is. A
-    function that can't be called so, but with `arguments` more, is itself the object, with its kwargs set: 2 for a loss
-    or metric f(y_true, y_pred), 1 for a schedule f(step), None for any number. ConfigError where name or kwargs are
-    wrong, UserCodeError for what the user's code raises.
+    A class or function is called with kwargs (which may contain objects of this form); an instance is used as it is. A
+    function that needs `arguments` more is itself the object, with its kwargs set: 2 for a loss or metric f(y_true,
+    y_pred), 1 for a schedule f(step), None for any number. ConfigError if name or kwargs are wrong, UserCodeError for
+    an exception of the user's code.
 
     >>> import keras
     >>> build_object("trainer.callbacks", {"object": "terminate_on_nan"}, keras.callbacks).__class__.__name__
@@ -69,7 +69,7 @@ def build_object(key: str, value: Any, keras_module: Any, arguments: int | None 
     found = load_named(reference.name, key)
     if not (isinstance(found, (type, partial)) or inspect.isroutine(found)):
         if kwargs:
-            rule = f"must be left out: {reference.name} is an instance already, of {type(found).__name__}."
+            rule = f"must be left out: {reference.name} is already an instance of {type(found).__name__}."
             raise config_error(f"{key}.kwargs", rule, reference.kwargs)
         return found
     takes_more = inspect.isfunction(found) if arguments is None else _binds(found, kwargs, arguments)
@@ -79,8 +79,8 @@ def build_object(key: str, value: Any, keras_module: Any, arguments: int | None 
 
 
 def build_kwargs(reference: Reference, key: str, keras_module: Any) -> dict[str, Any]:
-    """Return what an object is called with, objects among it made too; a function that takes more than its kwargs is
-    meant itself.
+    """Return the kwargs of an object, with the objects among them built; a function that needs more than its kwargs
+    stands for itself.
     """
     return {
         name: build_object(f"{key}.kwargs.{name}", value, keras_module, arguments=None)
@@ -99,7 +99,7 @@ def _binds(function: Callable[..., Any], kwargs: dict[str, Any], arguments: int 
     return True
 
 
-_USERS_FAULTS = (Exception, SystemExit)  # a builder that calls sys.exit(0) must not end a run as done
+_USERS_FAULTS = (Exception, SystemExit)  # a builder that calls sys.exit(0) must not end a run as a success
 _OUR_FILES = str(Path(__file__).parent)
 
 
@@ -115,7 +115,7 @@ def load_function(reference: str, key: str) -> Callable[..., Any]:
     found = load_named(reference, key)
     if not callable(found):
         name = reference.rpartition(":")[2]
-        raise config_error(key, f"{name} must be a function, it is of type {type(found).__name__}.", reference)
+        raise config_error(key, f"{name} must be a function, not of type {type(found).__name__}.", reference)
     function: Callable[..., Any] = found
     return function
 

@@ -1,5 +1,5 @@
-"""One recipe under several precisions: same seed, data and order, a process each, held against float32.
+"""Train one recipe in several precisions, with the same seed, data and order, and compare each run with float32.
 
-A small room on top of `sweep`, whose grammar and files it uses. `run` is the story, `comparison` reads what lies on
-disk, `report` says what it means.
+A small room on top of `sweep`, whose grammar and files it uses. `run` tells the story, `comparison` reads the
+directory, `report` says what the results mean.
 """

@@ -1,7 +1,7 @@
-"""What is compared: the jobs round by round, what sets each configuration apart, and the directory they lie in.
+"""The plan of a comparison: its jobs, round by round, its configurations and its directory.
 
-What came of it, read from that directory alone: each configuration beside its baseline, when one result equals another
-and when one step is shorter than another.
+The results, read from that directory alone: each configuration beside its baseline, with the rules for when two
+results are equal and when a step is faster.
 """
 
 import math
@@ -23,19 +23,19 @@ from mpt_cli.telemetry.record_types import as_number, field_problem, required_fi
 
 
 class CompareDirectory(SweepDirectory):
-    """Its plan is compare.json; the runs of its jobs lie in it as those of a sweep do."""
+    """The directory of a comparison: its plan is compare.json, and it has the runs of its jobs, as a sweep has."""
 
     verb: ClassVar[str] = "compare"
 
 
-POLICIES = "policy=float32,mixed_float16,mixed_bfloat16"  # where no word says what is compared
+POLICIES = "policy=float32,mixed_float16,mixed_bfloat16"  # what is compared if no override says so
 # Only one value each: with two, the runs would not be the same training any more.
 _SINGLE_VALUE_KEYS = ("conf", "data", "model", "optimizer")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What one of the compared configurations is, as far as the table and the verdict need it."""
+    """One of the compared configurations, with the settings that the table and the verdict need."""
 
     overrides: dict[str, str]
     policy: str
@@ -44,7 +44,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Script:
-    """A script with its words, its name, and the function that checks and reads the words of `mpt run` before it."""
+    """A script with its arguments, its name, and the function that reads and checks the overrides before it."""
 
     words: list[str]
     title: str
@@ -54,10 +54,11 @@ class Script:
 def make_comparison(
     words: Sequence[str], seeds: int | None, script: Script | None = None, objective: str | None = None
 ) -> tuple[SweepPlan, list[Setup]]:
-    """Return the jobs of a recipe or a script, round by round: each seed is a round in which every configuration runs
-    once. With several seeds, `set_random_seed` of a script gets that of its round.
+    """Return the jobs of a recipe or a script in rounds: one round for each seed, in which every configuration runs
+    once. With several seeds, `set_random_seed` of a script uses the seed of the round.
 
-    Every other round runs backwards, so that a machine that gets slower favours none. ConfigError with all problems.
+    Every other round runs backwards, so that a machine that slows down favours no configuration. ConfigError with all
+    problems.
     """
     if not any(word.startswith("policy=") for word in words) and not {*read_grid(words).varied} - {SEED}:
         words = [*words, POLICIES]
@@ -106,8 +107,8 @@ def _check(grid: Grid, seeds: int | None) -> None:
 
 
 def _with_seeds(words: Sequence[str], grid: Grid, first: int, count: int) -> list[str]:
-    """Return the words with the same seeds for all configurations. They stand before what is compared and so vary
-    slowest: each seed is a round.
+    """Return the overrides with the same seeds for all configurations. The seeds come first and so vary slowest: each
+    seed is a round.
     """
     if SEED not in grid.varied:
         seed = f"{SEED}={','.join(str(first + index) for index in range(count))}"
@@ -124,8 +125,8 @@ SAME, EQUAL, WORSE, BETTER, UNCLEAR, UNKNOWN = "the same", "equal", "worse", "be
 
 @dataclass(frozen=True)
 class Quality:
-    """`difference` is to the baseline, the mean over the seeds; `kind` one of the words above. `interval` is that of
-    95 %, None where the spread is not known.
+    """The quality of a configuration: `difference` from the baseline is the mean over the seeds, `kind` one of the
+    words above, `interval` the 95 % interval, or None if the spread is unknown.
     """
 
     kind: str
@@ -140,10 +141,10 @@ def compare_quality(
 ) -> Quality:
     """Judge the quality by the (baseline, other) values of each seed.
 
-    The same: no seed of two or more differs. Equal: the mean difference is shown to be within the tolerance. Better,
-    worse: it is shown to differ from 0, and not to be within the tolerance. Else it is unclear, as it is with one seed.
-    What is shown is wrong in at most 5 % of the cases (`mpt_cli.sweep.paired`). A value that is not finite is
-    worse than any that is.
+    The same: no seed of two or more differs. Equal: the mean difference is shown to be within the tolerance. Better or
+    worse: the mean difference is shown to be other than 0 and not to be within the tolerance. Otherwise, and with one
+    seed, unclear. "Shown" has an error rate of at most 5 % (`mpt_cli.sweep.paired`). A value that is not finite is
+    worse than any finite one.
 
     >>> compare_quality(Objective("val_accuracy", falls=False), [(0.98, 0.979), (0.97, 0.971), (0.98, 0.980)]).kind
     'equal'
@@ -178,12 +179,12 @@ def default_tolerance(objective: Objective, bases: Sequence[float]) -> float:
     return SHARE_TOLERANCE if is_share else RELATIVE_TOLERANCE * abs(statistics.fmean(bases))
 
 
-SMALLEST_GAIN = 0.05  # a difference in speed below this is none
+SMALLEST_GAIN = 0.05  # a smaller difference in speed counts as none
 
 
 def compare_speed(seconds: Sequence[tuple[float, float]]) -> Quality:
-    """Judge the speed as the quality is judged, by the logarithms of the seconds of a step of the baseline and of the
-    other in each round: their difference is the logarithm of the factor.
+    """Judge the speed as `compare_quality` judges quality, from the logarithms of the seconds per step of the baseline
+    and the other in each round: their difference is the logarithm of the speed-up.
 
     >>> compare_speed([(2.0, 1.0), (2.2, 1.0), (2.1, 1.0)]).kind, compare_speed([(2.0, 1.0)]).kind
     ('better', 'unclear')
@@ -197,7 +198,7 @@ _PRECISION_KEYS = ("policy", "loss_scale")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(Configuration):
-    """One of the compared configurations. `label` names the compared keys, `seconds` holds those of a step by seed."""
+    """One of the compared configurations. `label` names the compared keys, `seconds` the seconds per step by seed."""
 
     policy: str
     label: str
@@ -213,18 +214,18 @@ class Entry(Configuration):
 
     @property
     def is_faster(self) -> bool:
-        """Return whether the time of its steps shows that it is faster."""
+        """Return whether the seconds per step show that it is faster."""
         return self.speed.kind == BETTER
 
     @property
     def factors(self) -> list[float] | None:
-        """Return how many times as fast as the baseline it is, with the ends of the interval where that is known."""
+        """Return the speed-up over the baseline, with the ends of its interval if that is known."""
         difference, interval = self.speed.difference, self.speed.interval
         return None if difference is None else [math.exp(-value) for value in (difference, *reversed(interval or ()))]
 
     @property
     def pays(self) -> bool:
-        """Return whether it is faster at no loss of quality, with jobs that ran one after another."""
+        """Return whether it is faster without loss of quality, in jobs that ran one after another."""
         return self.quality.kind in (EQUAL, BETTER) and self.is_faster
 
     @property
@@ -253,7 +254,7 @@ class Comparison(JobResults):
         return [entry for entry in self.entries if entry.baseline is not None]
 
 
-_FACTS = {"setups": list[dict[str, Any]], "tolerance": float | None, "workers": int}  # what compare.json has beside
+_FACTS = {"setups": list[dict[str, Any]], "tolerance": float | None, "workers": int}  # further keys of compare.json
 
 
 def read_comparison(directory: CompareDirectory, objective: str | None = None) -> Comparison:
@@ -291,9 +292,9 @@ def _entry(setup: Setup, found: JobResults) -> Entry:
 
 
 def _with_baseline(entry: Entry, entries: list[Entry], objective: Objective, tolerance: float | None) -> Entry:
-    """Return the entry compared with its baseline; a baseline stays as it is.
+    """Return the entry compared with its baseline; a baseline itself is returned as it is.
 
-    The baseline is float32 among those that differ in nothing but the precision, else the first of them.
+    The baseline is the float32 one among the entries that differ only in precision, else the first of these.
     """
     group = [other for other in entries if _other_overrides(other) == _other_overrides(entry)]
     baseline = next((other for other in group if other.policy == "float32"), group[0])
@@ -311,5 +312,5 @@ def _with_baseline(entry: Entry, entries: list[Entry], objective: Objective, tol
 
 
 def _other_overrides(entry: Entry) -> dict[str, str]:
-    """Return what varies beside the precision: each backend, for one, has a baseline of its own."""
+    """Return the overrides that vary beside the precision: each backend, for example, has a separate baseline."""
     return {key: value for key, value in entry.overrides.items() if key.partition(".")[0] not in _PRECISION_KEYS}

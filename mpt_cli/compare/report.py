@@ -1,6 +1,4 @@
-"""What a comparison says. In plain sentences: the verdict, and what to doubt.
-And what it leaves for readers: the table, results.json and report.html.
-"""
+"""The report of a comparison: its verdict and doubts in sentences, the table, results.json and report.html."""
 
 import shlex
 from dataclasses import asdict, replace
@@ -30,19 +28,19 @@ from mpt_cli.telemetry.format import format_number
 
 
 def overall_sentence(found: Comparison) -> str:
-    """Return the one sentence to remember."""
+    """Return the verdict of the whole comparison in one sentence."""
     if all(entry.quality.kind == UNKNOWN for entry in found.compared):
         what = "Quality can't" if any(entry.factors for entry in found.compared) else "Nothing can"
         return f"{what} be compared: {_unfinished(found)}"
     if found.workers > 1:
-        return f"Speed was not compared, as jobs ran {found.workers} at a time."
+        return f"Speed was not compared, because {found.workers} jobs ran at a time."
     if found.seeds < FEWEST_SEEDS:
-        return f"Fewer than {FEWEST_SEEDS} seeds show nothing; --seeds {FEWEST_SEEDS} or more may."
+        return f"Fewer than {FEWEST_SEEDS} seeds can't rule out chance: use --seeds {FEWEST_SEEDS} or more."
     faster = [entry for entry in found.compared if entry.is_faster]
     if not any(entry.factors for entry in found.compared):
         return "Whether half precision pays is not known: no speed was measured. More steps may show it."
     if not faster:
-        return "Half precision is not shown to pay on this device: nothing is shown to be faster."
+        return "Half precision is not shown to pay on this device: no configuration is shown to be faster."
     paying = [entry for entry in faster if entry.pays]
     verb = "pays" if paying else "is faster, but is not shown to be as good"
     return " ".join(
@@ -59,21 +57,21 @@ def sentences(found: Comparison) -> list[str]:
     if margins := [entry.quality.margin for entry in found.compared if entry.quality.kind != UNKNOWN]:
         told.append(
             f"Equal quality: {FEWEST_SEEDS} or more seeds show that the mean difference of {found.objective.name} is "
-            f"within {format_number(max(margins))} of the baseline; better or worse: that it is not 0, each with an "
-            "error rate of 5%; the same: no seed differs, which is no proof; else it is unclear."
+            f"within {format_number(max(margins))} of the baseline. Better or worse: they show that it is not 0. Both "
+            "have an error rate of 5%. The same: no seed differs, which is no proof. Otherwise it is unclear."
         )
     if not any(entry.policy == "float32" for entry in found.entries):
-        told.append("There is no float32 among them: the first is the baseline.")
+        told.append("float32 is not among the configurations, so the first is the baseline.")
     if margins and found.plan.jobs[0].verb == "run":
         told.append(
-            f"Of a script that trains several times only the first training is compared, by {found.objective.name}; "
-            "--objective NAME judges by another of its metrics."
+            f"If a script trains several times, only the first training is compared, by {found.objective.name}; "
+            "--objective NAME chooses another of its metrics."
         )
     return told
 
 
 def entry_verdict(found: Comparison, entry: Entry) -> str:
-    """Return the cell of the table: the configuration against its baseline, and the verdict on its numerics."""
+    """Return the last cell of a row: how the configuration compares with its baseline, and its numerical verdict."""
     verdict = format_verdict(entry)
     if not entry.is_complete:
         return verdict
@@ -103,7 +101,7 @@ def format_factor(factor: float) -> str:
 
 
 def _quality_words(entry: Entry) -> str:
-    """Return the kind of quality; where it only holds for what was seen, with the number of seeds."""
+    """Return the kind of quality, with the number of seeds if it holds for these seeds only."""
     kind, seeds = entry.quality.kind, count_seeds(entry.quality.seeds)
     return f"{kind} in {seeds}" if kind in (SAME, EQUAL, UNCLEAR) else kind
 
@@ -112,7 +110,7 @@ def _unfinished(found: Comparison) -> str:
     failed = [entry.label for entry in found.entries if not entry.finished]
     if failed:
         return f"{', '.join(failed)} did not finish."
-    return f"no run has {found.objective.name}. --objective NAME judges by another number that the runs have."
+    return f"no run has {found.objective.name}. --objective NAME chooses another metric of the runs."
 
 
 SECONDARY = ("memory",)  # left out where the terminal is narrow

@@ -16,7 +16,7 @@ from mpt_cli.telemetry.console import PrintableConsole
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """What the comparison rests on: seeds (rounds), and how much worse still counts as equal (None: by the metric)."""
+    """The number of seeds (rounds), and the largest difference that counts as equal (None: chosen by the metric)."""
 
     seeds: int | None = None
     tolerance: float | None = None
@@ -53,21 +53,21 @@ def start_compare(
 
 
 def resume_compare(path: str, options: Options, console: PrintableConsole) -> tuple[Comparison, int]:
-    """Run what is missing or failed in an earlier comparison, with as many jobs at a time as there. ConfigError where
-    its script is another by now: runs of two programs can't be compared.
+    """Run the missing and failed jobs of an earlier comparison, as many at a time as then. ConfigError if its script
+    has changed: runs of two programs can't be compared.
     """
     folder = CompareDirectory.open(path)
     with folder.lock():
         script = folder.read_plan().facts.get("script") or {}
         if script and _digest(script["file"]) != script["sha256"]:
-            rule = f"must go on with the script as it was: {script['file']} has changed since."
+            rule = f"must use the script unchanged; {script['file']} has changed since."
             raise config_error("--resume", rule, path, "Start a new comparison, without --resume.")
         workers = read_comparison(folder).workers
         return _run(folder, folder.read_plan(), replace(options, workers=workers), console)
 
 
 def _digest(script: str) -> str | None:
-    """Return the SHA-256 of a script; None for a module (`-m`), whose code is not read, and where there is none."""
+    """Return the SHA-256 of a script; None for a module (`-m`), whose code is not read, or without a script."""
     return hashlib.sha256(Path(script).read_bytes()).hexdigest() if Path(script).is_file() else None
 
 

@@ -1,9 +1,9 @@
-"""Sources that make their own batches: a tf.data.Dataset, a `keras.utils.PyDataset` or a generator, read in one thread
-and the same each time. TensorFlow is imported only inside functions.
+"""Read sources that make their own batches: a tf.data.Dataset, a `keras.utils.PyDataset` or a generator, in one thread
+and reproducibly. TensorFlow is imported only inside functions.
 
 PyDatasets and generators may draw random numbers from Python's and NumPy's global generators. Before each batch both
-are seeded from the seed of the run and the place of the batch, and afterwards they are put back. So a resumed run sees
-the same batches as an unbroken one.
+are seeded from the seed of the run and the number of the batch, and afterwards restored. So a resumed run sees the same
+batches as an unbroken one.
 """
 
 import random
@@ -22,7 +22,7 @@ from mpt_cli.errors import DataError, MptError, UserCodeError, summarise_error
 
 
 def call_seeded(call: Callable[[], Any], seed: int) -> Any:
-    """Return what a function of the user's returns, with TensorFlow drawing by `seed`.
+    """Return the result of a function of the user's, with TensorFlow seeded by `seed`.
 
     A `dataset.shuffle(n)` without a seed takes one from TensorFlow's when it is made. A function that imported
     TensorFlow itself, unseeded, and returns such a dataset is called again.
@@ -37,7 +37,7 @@ def call_seeded(call: Callable[[], Any], seed: int) -> Any:
 
 
 def seed_tensorflow(seed: int) -> bool:
-    """Return whether it is loaded; nothing is imported where nobody did."""
+    """Seed TensorFlow if it is loaded, and return whether it is; import nothing."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None:
         tensorflow.random.set_seed(seed)
@@ -45,7 +45,7 @@ def seed_tensorflow(seed: int) -> bool:
 
 
 def is_tf_dataset(value: object) -> bool:
-    """Return whether this is a tf.data.Dataset; False without importing TensorFlow where nobody has."""
+    """Return whether this is a tf.data.Dataset; without importing TensorFlow, as it can't be one if nobody has."""
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow is not None and isinstance(value, tensorflow.data.Dataset)
 
@@ -75,7 +75,7 @@ class _BatchPasses:
 
     def __init__(self, dataset: Any, again: Callable[[], Any] | None, where: str) -> None:
         self.dataset, self.again, self.where = dataset, again, where
-        self.passes = 0  # that were begun
+        self.passes = 0  # passes started so far
         self.head: Examples | None = None
         self.rest: Iterator[Examples] = iter(())
 
@@ -87,7 +87,7 @@ class _BatchPasses:
             return
         yield self.head
         for batch in self.rest:
-            self.head = None  # from here on the pass can't be read from its beginning
+            self.head = None  # from now on this pass can't be restarted
             yield batch
         self.head = None
 
@@ -221,7 +221,7 @@ def _drawn_by(*seeds: int) -> Iterator[None]:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Put Python's and NumPy's global generators back at the end, as if nothing had been drawn inside."""
+    """Restore Python's and NumPy's global generators at the end, as if nothing had been drawn in the block."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         yield

@@ -1,6 +1,4 @@
-"""What a data source hands to the trainer: arrays or a stream of batches, how arrays are split, and their
-fingerprint.
-"""
+"""The data that a source gives the trainer: arrays or a stream of batches, their split and their fingerprint."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +15,7 @@ from mpt_cli.errors import DataError
 
 def joined(parts: Sequence[Any], length: int) -> Any:
     """Join arrays one after the other into `length` rows; those behind are zeros."""
-    shape, dtype = parts[0].shape[1:], np.result_type(*parts)  # texts are as wide as the longest of theirs
+    shape, dtype = parts[0].shape[1:], np.result_type(*parts)  # arrays of text are as wide as their longest text
     whole = np.zeros((length, *shape), dtype)
     np.concatenate(parts, out=whole[: sum(len(part) for part in parts)])
     return whole
@@ -49,7 +47,7 @@ class Examples(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Which epoch is read, and how."""
+    """The epoch to read, and how to read it."""
 
     epoch: int = 1
     seed: int = 0
@@ -84,7 +82,7 @@ class Stream:
         return next(self.read(Reading()), None)
 
     def mapped(self, function: Callable[[Examples, int], Examples]) -> "Stream":
-        """Return the same with `function` of each batch and its number (from 1) in the epoch."""
+        """Return the stream with `function` applied to each batch and its number (from 1) in the epoch."""
 
         def read(reading: Reading) -> Iterator[Examples]:
             for number, batch in enumerate(self.read(reading), 1):
@@ -128,8 +126,8 @@ def in_epochs_of(stream: Stream, steps: int) -> Stream:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a model must fit: shape of one example without the batch (a dict or tuple of shapes for several inputs),
-    outputs and dtype (in the structure of the shapes; "string" for text).
+    """The shapes that a model must fit: of one example without the batch (a dict or tuple of shapes for several
+    inputs), with its dtype in the same structure ("string" for text), and the number of outputs.
 
     `num_classes` is the number of classes, of tokens, or of regression outputs; None where the data doesn't say.
     """

@@ -44,7 +44,7 @@ def check_run_present(settings: Settings) -> None:
     if problems := [problem for key, name in imported_objects(settings) if (problem := missing_problem(name, key))]:
         raise ConfigError(problems)
     path = getattr(settings.data, "path", None)
-    if path is not None and not isinstance(settings.data, Loader):  # what a loader makes of it is its own matter
+    if path is not None and not isinstance(settings.data, Loader):  # only the loader knows what the path means
         readable_file(path)
     if isinstance(settings.model, Saved):
         readable_file(settings.model.path, "model.path")

@@ -1,5 +1,5 @@
-"""From whatever arrays or stream a source returned to a DataSet: dtypes, what is to be predicted, and the one check
-that all pass; split, description, fingerprint.
+"""Make a DataSet from the arrays or stream of a source: dtypes, what is to be predicted, the one check that all data
+pass, split, description and fingerprint.
 """
 
 import hashlib
@@ -95,7 +95,7 @@ def _to_float32(array: Array) -> Array:
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """What is predicted. `targets_as_given`: the user named the loss, so the targets may be anything, unchecked."""
+    """What is predicted. `targets_as_given`: the user named the loss, so targets are not checked."""
 
     task: str
     num_classes: int | None
@@ -122,7 +122,7 @@ def read_target(parts: list[Examples], num_classes: int | None, targets_as_given
         return TargetSpec(task, num_classes, targets_as_given=True)
     if task == "regression":
         if num_classes not in (None, outputs):
-            raise DataError(f"data.num_classes={num_classes}, but the targets are no labels: float, shape {y.shape}.")
+            raise DataError(f"data.num_classes={num_classes}, but the targets are not labels: float, shape {y.shape}.")
         return TargetSpec(task, outputs)
     return TargetSpec(task, num_classes or max(_count_classes(part.y) for part in parts))
 
@@ -143,7 +143,7 @@ def is_one_hot(y: Arrays) -> bool:
 def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
     """Return checked targets in their final dtype and shape: int32 (n,) or (n, T), float32 (n, k).
 
-    Of targets as given only the dtype changes, to int32."""
+    Targets as given only change their dtype, to int32."""
     if target.task == "other" or target.targets_as_given:
         return map_arrays(lambda a: a.astype(np.int32) if a.dtype == np.int64 else a, y)
     if target.task == "regression":
@@ -153,7 +153,7 @@ def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
 
 
 def _count_classes(y: Array) -> int:
-    """Largest label + 1, or the columns of one-hot rows; of what aren't labels anything, as the check refuses them."""
+    """Return the largest label + 1, or the columns of one-hot rows; any number for others, which are refused."""
     if is_one_hot(y) or not y.size:
         return y.shape[1] if y.size else 0
     largest = y.max()
@@ -274,7 +274,7 @@ def dtype_name(array: Any) -> str:
 
 
 def look_at(parts: list[Examples]) -> dict[str, Any]:
-    """Return the fields of a DataSet that its arrays tell, training first; of a stream those of its first batch."""
+    """Return the fields of a DataSet that follow from its arrays, training first, or a stream's first batch."""
     x = parts[0].x
     arrays = [array for part in parts for _, array in leaves(part.x, "x")]
     peaks = [max(float(a.max(initial=0)), -float(a.min(initial=0))) for a in arrays if a.dtype.kind == "f"]
@@ -368,7 +368,7 @@ def _described(raw: RawArrays, target: TargetSpec, looked_at: list[Examples]) ->
 
 
 def build_stream_set(raw: RawArrays) -> DataSet:
-    """DataSet whose description and fingerprint rest on the first batch; DataError where that can't be trained on."""
+    """Return a DataSet described by the first batch of a stream; DataError if that can't be trained on."""
     found = raw.train.first()
     if found is None:
         raise DataError(f"{raw.title}: there are no examples.")

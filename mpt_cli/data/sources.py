@@ -1,5 +1,5 @@
-"""`data.name` -> DataSet: scikit-learn's bundled sets, random data with something to learn, the characters of a text,
-and what a function of the user's returns.
+"""Load the DataSet of `data.name`: scikit-learn's bundled sets, random data with something to learn, the characters of
+a text, or the result of a function of the user's.
 """
 
 import platform
@@ -213,7 +213,7 @@ def _read_returned(
 ) -> tuple[Examples | Stream, Examples | Stream | None]:
     value = call_seeded(call, seed)
 
-    def again(place: int | None) -> Any:  # a generator can be read but once
+    def again(place: int | None) -> Any:  # a generator can be read only once
         seed_tensorflow(seed)
         made = call()
         return made if place is None else made[place]

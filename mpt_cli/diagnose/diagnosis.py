@@ -1,4 +1,4 @@
-"""What `mpt diagnose conf=…` finds, the story of finding it, and the scale that it recommends."""
+"""The diagnosis of a model by `mpt diagnose conf=…`: how it is made, what it found, and the scale it recommends."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from mpt_cli.telemetry.record_types import ACTIVATIONS, DEAD, FLUSHED, OVERFLOWE
 from mpt_cli.training.build_run_parts import Assembly
 from mpt_cli.training.run_from_settings import Program
 
-ROUNDS = 5  # attempts at finding the layers to keep in float32
+ROUNDS = 5  # attempts to find the layers to keep in float32
 FORWARD_FAULTS = (OVERFLOWED, VANISHED)
 
 
@@ -26,14 +26,14 @@ FORWARD_FAULTS = (OVERFLOWED, VANISHED)
 class Diagnosis:
     """The answer.
 
-    It is of the model after `step` steps, with the run's own `loss_scale` there (1.0 without scaling).
-    `keep_in_float32` are layers that lose digits, and those without which a scale was found: `layers`, `recommended`
-    and `trials` are then of the model with these in float32. `highest_safe` is the power of two that float16 bears,
-    None where none near the predicted one did. `layer_samples` are what such passes left of each layer at the
-    scale found, and `faults` the layers that do not train so as in float32: then no window is safe, and where values
-    overflow in the forward pass no scale recommended. `mended` are those that lost their outputs, which nothing does
-    any more with `keep_in_float32`. `digits` is what rounding leaves of the outputs of the model, None where that could
-    not be had.
+    It holds for the model after `step` steps, where the run has the scale `loss_scale` (1.0 without scaling).
+    `keep_in_float32` names layers that lose digits, and layers that had to be in float32 before a scale was found;
+    `layers`, `recommended` and `trials` then hold for the model with these in float32. `highest_safe` is the highest
+    power of two without an overflow in float16, None if every power near the predicted one overflowed.
+    `layer_samples` has what float16 passes at the scale found left of each layer, and `faults` the layers that then do
+    not train as in float32: with any, no window is safe, and if values overflow in the forward pass no scale is
+    recommended. `mended` names layers that lost their outputs until `keep_in_float32` was in float32. `digits` is what
+    rounding leaves of the outputs of the model, None if that could not be measured.
     """
 
     settings: Settings
@@ -54,7 +54,7 @@ class Diagnosis:
     digits: LostDigits | None = None
 
     def __str__(self) -> str:
-        """Return what is wrong, what to set and how sure that is, a line each."""
+        """Return a line each on what is wrong, what to set, and how sure that is."""
         return "\n".join(f"{label}: {text}" for label, text in lead_sentences(self))
 
     @property
@@ -64,8 +64,9 @@ class Diagnosis:
 
     @property
     def window(self) -> SafeScales | None:
-        """Return the safe scales, up to the highest that float16 bears: None where nothing is in float16, empty where
-        no scale fits all layers."""
+        """Return the safe scales, up to the highest without an overflow: None if nothing is in float16, empty if no
+        scale is safe for all layers.
+        """
         found = common_window([layer.window for layer in self.layers])
         if found is None or self.highest_safe is None:
             return found
@@ -107,14 +108,14 @@ class Diagnosis:
 def diagnose(
     program: Program, platform: Platform, say: Callable[[str], None], after_steps: int = 0, batches: int = 8
 ) -> Diagnosis:
-    """Measure so many batches after so many steps of training, recommend, verify. Leaves nothing behind; `say` hears
-    what is going on.
+    """Measure `batches` batches after `after_steps` steps of training, recommend a scale and verify it. Writes no file;
+    `say` gets the progress.
 
-    Raises ConfigError for what would keep `mpt train` from starting and for steps that the run does not have,
-    NumericalError where the loss or its gradients are not finite in float32.
+    Raises ConfigError for settings that `mpt train` would refuse and for steps beyond the end of the run,
+    NumericalError if the loss or its gradients are not finite in float32.
     """
     settings = program.settings
-    say(f"{settings.recipe}: building it and a copy to be measured")
+    say(f"{settings.recipe}: building the model and a copy to measure")
     examination = Examination(program, platform, batches)
     _check_step(after_steps, examination.parts)
     trained = f" after {after_steps} steps of training" if after_steps else ""
@@ -131,15 +132,15 @@ def _check_step(after_steps: int, parts: Assembly) -> None:
     """Raise ConfigError where the step lies after the end of the run."""
     steps = parts.total_steps
     if steps is not None and after_steps > steps:
-        remedy = "Let it be longer: trainer.epochs, in Python epochs=."
+        remedy = "Train longer: trainer.epochs, in Python epochs=."
         raise config_error("--after-steps", f"must be at most the {steps} of the run.", after_steps, remedy)
 
 
 def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
-    """Return the diagnosis with those layers in float32 that no scale fits or that lose the forward pass, where that
-    helps.
+    """Put the layers in float32 that no scale suits or that lose the forward pass, and return that diagnosis if it is
+    better.
 
-    Such a layer may hide another, which the next round finds.
+    One such layer may hide another, which the next round finds.
     """
     again, kept, mended = found, [*found.keep_in_float32], dict[str, str]()
     for _ in range(ROUNDS):
@@ -157,9 +158,9 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
 
 
 def _layers_to_keep(examination: Examination, found: Diagnosis) -> list[str]:
-    """Return the layers that no scale fits, and those that take an output whose gradient doesn't fit.
+    """Return the layers that no scale suits, and the layers that follow an output whose gradient no scale suits.
 
-    That gradient is computed by the layer that takes the output, so it is lost as long as that one is in float16.
+    The following layer computes that gradient, so it is lost as long as that layer is in float16.
     """
     if found.window is None or not found.window.empty:
         return []
@@ -174,9 +175,9 @@ def _layers_to_keep(examination: Examination, found: Diagnosis) -> list[str]:
 
 
 def _first_lossy_layers(found: Diagnosis) -> dict[str, str]:
-    """Return the layers that lose their outputs by themselves: in float32 their outputs are beyond float16.
+    """Return the layers whose outputs in float32 are beyond float16.
 
-    The others only receive what these lost. Where no layer is beyond float16, return the first that loses its outputs.
+    Other layers only receive what these lost. If no layer is beyond float16, return the first that loses its outputs.
     """
     lost = {layer: fault for layer, fault in found.faults.items() if fault in FORWARD_FAULTS}
     rows = [row for row in found.layer_samples if row.kind == ACTIVATIONS and row.is_beyond_float16]
@@ -222,7 +223,7 @@ def scale_bounds(rule: ScaleRule) -> tuple[float, float]:
 
 
 def recommended_scale(window: SafeScales, lowest: float, highest: float) -> float:
-    """Return half the highest safe scale, within the bounds where they allow a safe one.
+    """Return half the highest safe scale, within the bounds if they contain a safe scale.
 
     >>> recommended_scale(SafeScales(17, 40), 2.0**-14, 2.0**32) == 2.0**32
     True
@@ -256,7 +257,7 @@ def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
     tried = next((trial for trial in found.trials if trial.scale == found.recommended), None)
     sure = "not tried in float16" if tried is None else f"tried in real float16 passes {trial_sentence(tried)}"
     when = f"trained for {found.step} steps" if found.step else "before training"
-    sure += f"; this is of the model {when}, and gradients change in training: --after-steps (after_steps=) looks later"
+    sure += f"; this holds for the model {when}, and gradients change: --after-steps (after_steps=) measures later"
     none = "nothing: no loss scale is needed" if found.window is None else "no loss scale helps here"
     advice = f"nothing needs to change; {keys} leaves the most room above and below" if found.is_well else keys or none
     return [("finding", _finding(found)), ("set", advice), ("evidence", sure)]
@@ -283,7 +284,7 @@ def _finding(found: Diagnosis) -> str:
 
 
 def layer_names(names: Iterable[str]) -> str:
-    """Return the names in a list; neighbours that differ in their number alone as a range.
+    """Return the names as text; consecutive names that differ only in their number become a range.
 
     >>> layer_names(["dense_8", "dense_9", "dense_10", "head", "dense_12"])
     'dense_8 to dense_10, head, dense_12'

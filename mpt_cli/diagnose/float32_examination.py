@@ -31,7 +31,7 @@ from mpt_cli.user_code import model_problem
 
 @dataclass
 class RunStepper:
-    """A run that is trained up to chosen steps. Nothing is logged, saved or stopped by a health rule."""
+    """Trains a run up to chosen steps, without a log, checkpoints or health rules."""
 
     parts: Assembly
     step: int = 0
@@ -39,7 +39,7 @@ class RunStepper:
     step_in_epoch: int = 0
 
     def start_feed(self) -> None:
-        """Stand before the next batch, also after some were looked at."""
+        """Move the feed to the next batch to train on, also after `peek_batches`."""
         if self.epoch == 0:
             self._start_epoch()
         self.parts.train_feed.start(self.epoch, self.step_in_epoch)
@@ -60,7 +60,7 @@ class RunStepper:
         return found
 
     def peek_batches(self, count: int) -> list[Any]:
-        """Return the next `count` batches as `(x, y, sample_weight)` on the device, and leave them to the run."""
+        """Return the next `count` batches as `(x, y, sample_weight)` on the device; the run still trains on them."""
         here = self.epoch, self.step_in_epoch
         self.start_feed()
         batches: list[Any] = []
@@ -96,8 +96,7 @@ def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
     if has_custom_train_step(model):
         raise config_error(
             "model",
-            f"{type(model).__name__} has a train_step of its own: the gradients that it "
-            "takes can't be inspected from outside.",
+            f"{type(model).__name__} has its own train_step, whose gradients can't be inspected from outside.",
             None,
             "mpt train, and mpt run of a script, record its overflows and the variable of each.",
         )
@@ -106,7 +105,7 @@ def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
     return model
 
 
-Weights = list[Any]  # of a model, in the order of its variables, but for the statistics of float8
+Weights = list[Any]  # the values of a model's variables in their order, without float8 statistics
 
 
 def weights_and_state(model: Any) -> Weights:
@@ -130,11 +129,11 @@ FARTHEST, FARTHEST_BELOW = 3, 32
 
 
 class Examination:
-    """Trains the run and then measures a copy of it, or where it is a program's model that model itself.
+    """Trains the run, then measures a copy of its model, or the model itself if a program gave it.
 
-    Of what was measured: `step`, the `loss` there, the run's own `loss_scale` (1.0 without scaling), and `digits`, what
-    half precision leaves of the outputs, of the run's own model where it has half precision; None where they can't be
-    compared. Then `trials` of scales."""
+    Measured are: `step`, the `loss` there, the scale of the run there (`loss_scale`, 1.0 without scaling), `digits`,
+    what half precision leaves of the outputs (of the run's model if that has half precision; None if they can't be
+    compared), and the `trials` of scales."""
 
     def __init__(self, program: Program, platform: Platform, batches: int) -> None:
         assert program.settings.seed is not None
@@ -163,7 +162,7 @@ class Examination:
         self._trace_examined()
 
     def layers(self) -> list[LayerRange]:
-        """Return what was measured of each layer, in the dtypes of the model as it is examined now."""
+        """Return the measurements of each layer, in the dtypes of the model under examination."""
         return layer_ranges(self.places, self._reference)
 
     def keep_in_float32(self, names: Sequence[str]) -> None:
@@ -173,10 +172,10 @@ class Examination:
         self._trace_examined()
 
     def layers_around(self, names: Sequence[str], sent_back: Sequence[str]) -> list[str]:
-        """Return the layers among `names`, those that take an output of `sent_back`, and those next to their plain
+        """Return the layers in `names`, those that take an output of `sent_back`, and those next to their plain
         operations.
 
-        An operation such as x * 2 computes in the dtype of what it is given, and so do those that follow it.
+        An operation such as x * 2 computes in the dtype of its input, and so do the operations after it.
         """
         parts, consumers = parts_of(self._examined), self._in_float32.probes.consumers
         places, around = {name_of(part): index for index, part in enumerate(parts)}, set[int]()
@@ -201,8 +200,8 @@ class Examination:
         return self.trials[scale]
 
     def highest_safe(self, window: SafeScales) -> int | None:
-        """Return the largest power of two near the predicted one at which nothing really overflows; None where even far
-        below it something does.
+        """Return the largest power of two near the predicted one at which float16 passes do not overflow; None if they
+        do even far below it.
         """
         power = window.highest_power
         if self._is_safe(power):
@@ -214,12 +213,12 @@ class Examination:
         return -126 <= power <= 127 and self.try_scale(2.0**power).overflows == 0
 
     def layer_samples(self, scale: float) -> list[LayerSample]:
-        """Return what float16 passes leave of each layer at this scale, against float32."""
+        """Return a sample of each layer in float16 passes at this scale, compared with float32."""
         exact = add_up([self._in_float32(batch, scale) for batch in self._batches])
         return self.places.layer_samples(self._pass_at(scale)[0], exact)
 
     def _pass_at(self, scale: float) -> tuple[ValueRanges, int]:
-        """Return the counts of all batches together, and of how many the weights' gradients are not finite."""
+        """Return the sum of the counts of all batches, and the number of batches with non-finite weight gradients."""
         passes = [self._in_float16(batch, scale) for batch in self._batches]
         return add_up(passes), sum(not ranges.is_finite for ranges in passes)
 
@@ -233,10 +232,9 @@ class Examination:
         self._in_float16, self.trials = GradientPass(self._examined), dict[float, ScaleTrial]()
 
     def _trace_examined(self) -> None:
-        """Run one pass, which shows the dtypes of the outputs of the layers.
+        """Run one pass to see the dtypes of the layers' outputs.
 
-        ConfigError where the model mixes dtypes, and where the device can't do it: JAX on a CPU has no float16
-        attention.
+        ConfigError if the model mixes dtypes, or the device can't run it: JAX on a CPU has no float16 attention.
         """
         try:
             self._in_float16(self._batches[0])
@@ -253,7 +251,7 @@ class Examination:
 
 
 def _check_finite(counted: ValueRanges, step: int) -> None:
-    """Raise NumericalError where float32 itself is not finite: then there is nothing to compare float16 with."""
+    """Raise NumericalError if float32 itself is not finite, as there is then nothing to compare float16 with."""
     if np.isfinite(counted.loss) and counted.is_finite:
         return
     what = "gradients are not finite" if np.isfinite(counted.loss) else f"the loss is {counted.loss}"

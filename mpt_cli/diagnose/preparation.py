@@ -1,5 +1,5 @@
-"""What is settled before Keras is imported: one device, the overflow to look into, and the directory for the files; and
-what came of a remedy that was tried, which the process that tries it says.
+"""Decide what a diagnosis needs before Keras is imported: one device, the overflow to examine, the directory for the
+files; and hold the results of remedies, which other processes try.
 
 Nothing here may import Keras: `training.backend.prepare_backend`, which chooses its backend, runs afterwards.
 """
@@ -23,19 +23,19 @@ from mpt_cli.telemetry.record_types import OVERFLOW, Event, record_from
 
 
 def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
-    """Return `settings` without distribution, and say so; the model is not saved either."""
+    """Return `settings` without distribution and without saving the model; `say` gets a note on the former."""
     if settings.distribute.name != "none":
         say(f"distribute={settings.distribute.name} is left out: one device sees the whole batch")
     trainer = replace(settings.trainer, save_model=False)
     return replace(undistributed(settings), trainer=trainer)
 
 
-APART = 20  # steps: what overflows again before that is one story
+APART = 20  # steps: overflows closer than this belong together
 
 
 @dataclass(frozen=True)
 class OverflowEvent(Event):
-    """The line of events.jsonl about the step that is looked into, with its place in the run."""
+    """The line of events.jsonl on the step to examine, with its place in the run."""
 
     began: int = 0  # the first step that overflowed no more than APART steps before the next, up to this one
 
@@ -55,7 +55,7 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
     if not chosen:
         listed = ", ".join(map(str, steps[:8])) + (" …" if len(steps) > 8 else "")
         raise config_error("--step", f"must be a step that overflowed: {listed}.", step)
-    last = chosen[-1]  # of the last attempt; of several optimizers the first may have spoilt the others
+    last = chosen[-1]  # the event of the last attempt; with several optimizers, the first may have spoilt the others
     line = next(line for line in chosen if all(line.get(key) == last.get(key) for key in ("step", "attempt")))
     began = line["step"]
     for earlier in reversed(steps):
@@ -66,9 +66,8 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
 
 @contextmanager
 def diagnosis_directory(path: str | None, parent: Path) -> Iterator[Path]:
-    """Make `path`, or `parent`/diagnose-<time>-<id>, for the files; it holds no config.yaml, so that no run is looked
-    for. Where the block ends with an error, the folders that were made go again. DataError where it holds anything or
-    can't be made.
+    """Make `path`, or `parent`/diagnose-<time>-<id>, for the files. It gets no config.yaml, so that nothing takes it
+    for a run. If the block raises, the new folders are removed. DataError if it is not empty or can't be made.
     """
     directory = expanded(path) if path is not None else parent / f"diagnose-{random_name()}"
     made = make_empty(directory, "--out")
@@ -79,16 +78,16 @@ def diagnosis_directory(path: str | None, parent: Path) -> Iterator[Path]:
         raise
 
 
-MOST_GROWTH = 1.5  # of the loss: what batches differ by; a run that diverges passes it in a few steps
+MOST_GROWTH = 1.5  # growth of the loss: batches differ by as much; a diverging run exceeds it within a few steps
 LATEST = 5  # steps whose mean loss stands for the end
 UNCHANGED_RUN = "the unchanged run"
 
 
 @dataclass(frozen=True)
 class RemedyTrial:
-    """The run trained on with these words added to its configuration: of each step its loss and whether it was applied.
+    """The run continued with these overrides: the loss of each step, and whether the step was applied.
 
-    `why` says what kept it from being tried.
+    `why` says why the remedy could not be tried.
     """
 
     words: list[str]
@@ -132,7 +131,7 @@ class RemedyTrial:
 
 
 def ranked(trials: Sequence[RemedyTrial]) -> list[RemedyTrial]:
-    """Return the remedies that work as they were tried, the smallest change first; then those that applied most."""
+    """Return the remedies that worked, the smallest change first, then the others, most applied steps first."""
     return sorted(trials, key=lambda trial: (not trial.works, 0 if trial.works else -sum(trial.applied)))
 
 
@@ -146,5 +145,5 @@ def remedy_rows(trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
     if any(trial.works and not trial.words for trial in trials):
         rows.insert(0, ("remedy", "none is needed"))
     elif "tried" in labels and "remedy" not in labels:
-        rows.insert(0, ("remedy", "no remedy that was tried works"))
+        rows.insert(0, ("remedy", "none of the remedies that were tried works"))
     return rows

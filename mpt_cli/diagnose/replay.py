@@ -1,5 +1,5 @@
-"""Which layer made a step of an earlier run overflow: the run replayed up to it, the first value or gradient that is
-not finite in the order of time, and what to do about it.
+"""Find the layer that made a step of an earlier run overflow: replay the run up to that step and find the first value
+or gradient, in the order of time, that is not finite.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ def rebuild_at_checkpoint(
     _check_data(run, checkpoint, parts.data.fingerprint)
     if checkpoint is None:
         return parts, RunStepper(parts)
-    is_other = checkpoint.position["scaling_mode"] != parts.scaling.mode  # of a remedy that is tried
+    is_other = checkpoint.position["scaling_mode"] != parts.scaling.mode  # overrides of the remedy that is tried
     restore_state(parts.model, checkpoint.arrays, other_scaling=is_other)
     progress = checkpoint.position["progress"]
     within = progress["step_in_epoch"]
@@ -65,8 +65,8 @@ FORWARD, BACKWARD = "forward", "backward"
 
 @dataclass(frozen=True)
 class ObservedTensor:
-    """What went through one place of the model, and in which `phase`: the part's input, its output or its weights; in
-    the backward pass their gradients are meant."""
+    """A tensor seen at one place of the model in one `phase`: the input, output or weights of a part; in the backward
+    pass, their gradients."""
 
     phase: str
     part: str
@@ -83,12 +83,12 @@ class ObservedTensor:
 
 @dataclass(frozen=True)
 class OverflowDiagnosis:
-    """The step again, in a run trained from `from_step` (0: its beginning).
+    """The overflowing step, replayed in a run trained from `from_step` (0: its beginning).
 
-    `observed` are in the order of time; `first` is the one that was not finite first.
-    `overflowed_again`: the step overflowed when it was trained again as the run had trained it. `bad_weights` were not
-    finite before the step, `largest_input` is the largest magnitude of its batch, nan where it holds nan. `own_step_of`
-    is the class of a model with a step of its own.
+    `observed` is in the order of time; `first` is the first tensor that was not finite. `overflowed_again` says whether
+    the step overflowed when trained again as the run had trained it. `bad_weights` were not finite before the step,
+    `largest_input` is the largest magnitude in its batch, nan if it has nan. `own_step_of` is the class of a model with
+    its own train_step.
     """
 
     run: RunDirectory
@@ -109,9 +109,9 @@ class OverflowDiagnosis:
 
     @property
     def layer(self) -> str | None:
-        """Return the layer that overflowed first; None where none can be named.
+        """Return the layer that overflowed first; None if it can't be named.
 
-        Where the step overflowed again but the probes saw nothing, it is the layer that the run recorded.
+        If the step overflowed again but the probes saw nothing, it is the layer that the run recorded.
         """
         return self.first.part if self.first is not None else self.overflow.layer if self.overflowed_again else None
 
@@ -119,8 +119,8 @@ class OverflowDiagnosis:
 def examine_overflow(
     run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
 ) -> OverflowDiagnosis:
-    """Build the run again, train it from its newest checkpoint up to the overflow, and look at that step with probes in
-    every layer; the state is that before the step.
+    """Build the run again, train it from its newest checkpoint up to the overflow, and repeat that step with probes in
+    every layer.
     """
     parts, stepper = rebuild_at_checkpoint(run, settings, platform, overflow, say)
     from_step, model = stepper.step, parts.model
@@ -145,7 +145,7 @@ def examine_overflow(
 def _run_with_probes(parts: Assembly, batch: Any) -> tuple[float, list[ObservedTensor]]:
     """Return the loss and what the probes saw.
 
-    Where everything is finite when compiled like the run, look again with every operation rounded to float16.
+    If everything is finite when compiled like the run, repeat with every operation rounded to float16.
     """
     model = parts.model
     injector = build_injector(parts.settings.fault, model, parts.data)
@@ -162,7 +162,7 @@ def _run_with_probes(parts: Assembly, batch: Any) -> tuple[float, list[ObservedT
 def first_non_finite(observed: Sequence[ObservedTensor], loss_is_finite: bool) -> ObservedTensor | None:
     """Return the first tensor that is not finite and matters.
 
-    Where the loss is finite, an infinity in the forward pass did no harm: a mask, or -inf into a ReLU.
+    If the loss is finite, an infinity in the forward pass did no harm: a mask, or -inf into a ReLU.
     """
     phases = (BACKWARD,) if loss_is_finite else (FORWARD, BACKWARD)
     return next((seen for phase in phases for seen in observed if seen.phase == phase and not seen.is_finite), None)
@@ -172,7 +172,7 @@ def observe(model: Any, probes: Probes, ranges: ValueRanges) -> list[ObservedTen
     """Return what went through the innermost layers in the order of time: inputs and outputs in the order of calls,
     then in reverse the gradient that arrives at an output, those of the weights, and that of the input."""
     places = [place for place in RangeMap(model, probes).places if place.part is not None]
-    first = next((place for place in places if place.is_trained), None)  # of its input training computes no gradient
+    first = next((place for place in places if place.is_trained), None)  # training computes no gradient of its input
     inputs, outputs = np.split(ranges.parts, 2)
     found = []
 
@@ -208,7 +208,7 @@ PLACE_PHRASES = {
     (BACKWARD, OUTPUT): "the gradient that arrives at the output of",
     (BACKWARD, WEIGHTS): "the gradient of the weights of",
 }
-CAST_LIMIT = 65520.0  # from here on a cast to float16 gives inf
+CAST_LIMIT = 65520.0  # larger values become inf in float16
 
 
 def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> dict[str, Any]:
@@ -241,7 +241,9 @@ def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) 
     fault, variables = found.parts.settings.fault, ", ".join(found.bad_weights)
     rows = [("step", _step_sentence(found))]
     if fault.kind != "none":
-        rows.append(("rehearsal", f"the run spoils numbers on purpose: fault.kind={fault.kind}, place {fault.place}"))
+        rows.append(
+            ("rehearsal", f"the run makes numbers wrong on purpose: fault.kind={fault.kind}, place {fault.place}")
+        )
     if variables:
         rows.append(("weights", f"not finite even before the step: {variables}"))
     rows += [("layer", text) for text in _layer_sentences(found)]
@@ -269,7 +271,7 @@ def _layer_sentences(found: OverflowDiagnosis) -> Iterator[str]:
 
 
 def _origin(found: OverflowDiagnosis, first: ObservedTensor) -> str:
-    """Return where the first bad tensor comes from when that is no layer: from the loss or from the data."""
+    """Return where the first bad tensor comes from if no layer made it: from the loss or from the data."""
     if first.phase == BACKWARD:
         return f"it comes from the loss, {found.loss:.6g}, times the loss scale {format_scale(found.loss_scale)}"
     if found.largest_input < CAST_LIMIT:
@@ -278,10 +280,10 @@ def _origin(found: OverflowDiagnosis, first: ObservedTensor) -> str:
 
 
 def _unseen_sentence(found: OverflowDiagnosis) -> str:
-    """Return what the run recorded of a step in which the probes found nothing."""
+    """Return what the run recorded about a step in which the probes found nothing."""
     own, variable = found.own_step_of, found.overflow.variable
     why = (
-        f"{own} has a train_step of its own, whose gradients can't be inspected from outside"
+        f"{own} has its own train_step, whose gradients can't be inspected from outside"
         if own
         else "with probes in its layers the step is finite, because it compiles differently"
     )

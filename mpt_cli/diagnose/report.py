@@ -1,4 +1,4 @@
-"""What a diagnosis says and shows: sentences, lines of a configuration, JSON, and a table of the layers.
+"""The report of a diagnosis: sentences, lines of a configuration, JSON, and a table of the layers.
 
 The JSON is the contract of `mpt diagnose --json` and of diagnosis.json.
 """
@@ -54,7 +54,7 @@ def config_lines(found: Diagnosis) -> list[str]:
 def _examined(found: Diagnosis) -> str:
     what = f"{found.settings.recipe} under {found.policy.name}"
     if not found.examines_run_policy:
-        what += f" (the run's own {found.settings.policy.name} has no float16)"
+        what += f" (the policy of the run, {found.settings.policy.name}, has no float16)"
     return f"{what}, compared with float32 at the same weights, on {found.batches} batches at step {found.step}"
 
 
@@ -74,14 +74,14 @@ def _faults(found: Diagnosis) -> Iterator[str]:
         if names:
             yield f"{layer_names(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
         if mended := [layer for layer, its in found.mended.items() if its == fault]:
-            yield f"{layer_names(mended)} {words}; but not with the layers in float32 that are named here"
+            yield f"{layer_names(mended)} {words}, unless the layers named here are in float32"
 
 
 def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
-    """Return everything that was found. Scales are plain numbers.
+    """Return the content of diagnosis.json. Scales are plain numbers.
 
-    A layer whose gradients flow in another dtype than float16 has no window. The layers of `verification` have the
-    values of the float32 passes counted by their magnitudes, at the recommended scale.
+    A layer whose gradients are not in float16 has no window. The layers of `verification` have counts, by magnitude,
+    of the values of the float32 passes at the recommended scale.
     """
     return {
         "status": "ok",
@@ -142,7 +142,7 @@ def _row_style(layer: LayerRange) -> str:
 
 
 def _columns(found: Diagnosis) -> list[TableColumn[LayerRange]]:
-    """Return the columns, with shares without scaling, at the run's scale and at the recommended one, each once."""
+    """Return the columns, among them the shares without scaling, at the scale of the run and at the recommended one."""
     own = found.loss_scale
     scales = dict.fromkeys([1.0, own, found.recommended or own])
     return [

@@ -1,4 +1,4 @@
-"""Which loss scales the gradients of each layer bear, as their counts in float32 tell it."""
+"""Predict the safe loss scales of each layer from counts of its gradients in float32."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from mpt_cli.samples.value_ranges import HALF, RangeMap
 
 
 def add_up(passes: Sequence[ValueRanges]) -> ValueRanges:
-    """Return the counts of several passes together, of one at least, with their mean loss."""
+    """Return the sum of the counts of one or more passes, with their mean loss."""
     parts, weights = (np.sum(counts, axis=0) for counts in zip(*(ranges[:2] for ranges in passes), strict=True))
     return passes[0]._replace(parts=parts, weights=weights, loss=float(np.mean([ranges.loss for ranges in passes])))
 
 
 # Not less: the gradient of a bias that a normalisation or a softmax cancels is rounding noise, and does not matter.
 MOST_WEIGHTS_FLUSHED = 0.1  # share of the nonzero gradients of a layer's weights that a safe scale may flush to zero
-MOST_MAGNITUDE_FLUSHED = 0.001  # the same of the summed magnitude of the gradients of its output
+MOST_MAGNITUDE_FLUSHED = 0.001  # the same share of the summed magnitude of the gradients of its output
 MAGNITUDES = np.where(np.arange(SINK_SIZE) < INFS, 2.0 ** (np.arange(SINK_SIZE) - EXPONENT_BIAS), 1.0)  # of each slot
 
 
@@ -34,10 +34,10 @@ MAGNITUDES = np.where(np.arange(SINK_SIZE) < INFS, 2.0 ** (np.arange(SINK_SIZE) 
 class GradientCounts:
     """The gradients of one kind in one layer, in float32: `counts` of all measured batches together.
 
-    `dtype` is the one in which they flow in the examined model; only float16 binds the loss scale. Each gradient of a
-    weight moves a weight of its own, and with Adam a small one as far as a large one: a safe scale flushes few of them.
-    Gradients of outputs are summed over the batch, in which those of the examples that a model is sure of are tiny by
-    nature: a safe scale flushes little of their sum.
+    `dtype` is their dtype in the examined model; only float16 limits the loss scale. Each gradient of a weight moves
+    one weight, and with Adam a small gradient moves it as far as a large one: a safe scale flushes few of them.
+    Gradients of outputs are summed over the batch, and those of examples that a model is sure of are tiny: a safe scale
+    flushes little of their sum.
     """
 
     counts: Counts
@@ -55,7 +55,7 @@ class GradientCounts:
 
     @property
     def window(self) -> SafeScales | None:
-        """Return the scales at which nothing overflows and little is flushed; None where every scale will do."""
+        """Return the scales at which nothing overflows and little is flushed; None if every scale is safe."""
         if not self.is_float16:
             return None
         if self.of_weights:
@@ -65,7 +65,7 @@ class GradientCounts:
 
 @dataclass(frozen=True)
 class LayerRange:
-    """One layer; what it does not have (weights, a gradient of its output) is None."""
+    """The counts of one layer; None for what it lacks (weights, a gradient of its output)."""
 
     name: str
     compute_dtype: str
@@ -104,10 +104,10 @@ def common_window(windows: Sequence[SafeScales | None]) -> SafeScales | None:
 
 @dataclass(frozen=True)
 class ScaleTrial:
-    """What one scale did in float16 passes. `flushed` is the share of the nonzero gradients in float16 that became 0.
+    """The result of float16 passes at one scale. `flushed` is the share of nonzero gradients in float16 that became 0.
 
-    It is None where gradients overflowed, which hides what became of the others. An overflow is a pass whose weight
-    gradients hold inf or nan: a step that loss scaling would skip. `loss_is_finite` is that of the forward pass.
+    It is None if gradients overflowed, which hides the others. An overflow is a pass whose weight gradients have inf or
+    nan: a step that loss scaling would skip. `loss_is_finite` is about the loss of the forward pass.
     """
 
     scale: float

@@ -1,5 +1,5 @@
-"""Remedies for a step that overflowed, each tried before it is named: the run trained on with it, in a process of its
-own, from the checkpoint before the overflows of which that is the last, and ranked by what came of it.
+"""Try remedies for a step that overflowed: continue the run with each one in a separate process, from the checkpoint
+before this series of overflows, and rank them by their results.
 """
 
 import json
@@ -30,19 +30,18 @@ FIRST_SCALE = "loss_scale.initial_scale"
 def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], None]) -> list[RemedyTrial]:
     """Try the remedies and return them, the best first.
 
-    None are tried where the fault lies outside the layers; where the unchanged run continues well, it is the only
-    trial.
+    No remedy is tried if the fault is outside the layers, and no other than the unchanged run if that continues well.
     """
     if found.layer is None or found.bad_weights or not isfinite(found.largest_input):
         return []
     is_rehearsal = found.parts.settings.fault.kind != "none"
     if is_rehearsal or not steps:
-        why = "the run spoils numbers on purpose" if is_rehearsal else "--trial-steps=0"
+        why = "the run makes numbers wrong on purpose" if is_rehearsal else "--trial-steps=0"
         return [RemedyTrial(words, why=why) for words in candidate_remedies(found)]
     trials: list[RemedyTrial] = []
     for words in ([], *candidate_remedies(found)):
         if "learning_rate" in "".join(words) and not isfinite(trials[0].first_loss):
-            continue  # before it had any effect the loss was lost
+            continue  # the loss was lost before the scale had any effect
         say(f"trying {shlex.join(words) or UNCHANGED_RUN}")
         trials.append(_trial(found.run, found.overflow, words, steps))
         if trials[0].works:
@@ -53,7 +52,7 @@ def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], No
 def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
     """Return the overrides of each remedy, the smallest change first.
 
-    Where the loss was finite: a lower scale, a scale that moves, layers in float32, a slower optimizer, another policy.
+    If the loss was finite: a lower scale, a scale that moves, layers in float32, a slower optimizer, another policy.
     """
     settings, scaling = found.parts.settings, found.parts.scaling
     scale = found.overflow.scale_before
@@ -70,8 +69,8 @@ def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
 
 
 def _layer_groups(found: "OverflowDiagnosis") -> Iterator[list[str]]:
-    """Yield the layer in question; it with the layer that takes its output, which casts it to float16; and the layers
-    around it and around the one before, whose plain operations no probe sees.
+    """Yield groups of layers to keep in float32: the layer; the layer and the next one, which casts its output to
+    float16; the layers around it and around the one before, between which no probe sees plain operations.
     """
     from mpt_cli.precision.keras_internals import inner_layers
     from mpt_cli.precision.policy import name_of
@@ -97,7 +96,7 @@ def _trial(run: RunDirectory, overflow: OverflowEvent, words: list[str], steps: 
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train the run on with these words; the last line of the output says what came of it."""
+    """Continue the run with these overrides; the last line of the output is the result."""
     run_dir, step, steps, *words = arguments
     run = RunDirectory.open(run_dir)
     overflow = find_overflow(run, int(step))

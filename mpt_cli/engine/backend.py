@@ -152,7 +152,7 @@ def _set_variables(settings: Settings) -> None:
     """Set the environment variables that the frameworks read once, when they are imported."""
     os.environ["KERAS_BACKEND"] = settings.backend.name
     set_import_variables(settings)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what matters comes as an exception
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # important errors come as exceptions
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if settings.backend.device == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -276,7 +276,7 @@ def _jax(settings: Settings) -> Platform:
     if settings.backend.device == "cpu":
         jax.config.update("jax_platforms", "cpu")  # also where it was imported before its variable was set
     if settings.distribute.devices:
-        jax.config.update("jax_num_cpu_devices", settings.distribute.devices)  # used where there is no GPU
+        jax.config.update("jax_num_cpu_devices", settings.distribute.devices)  # used if there is no GPU
     with _hidden_output() if process_info else nullcontext():
         if process_info is not None:
             connect(process_info, settings)
@@ -343,7 +343,7 @@ def _peak_on_device() -> int | None:
 _LOST_PROCESS = re.compile("gloo|nccl|connection|coordination|distributed", re.IGNORECASE)
 # an operation that XLA lacks, for these dtypes perhaps, and a shape that depends on values
 _NOT_BY_XLA = re.compile("XLA_[CG]PU_JIT|must be a compile-time constant|XLA compilation requires")
-# of TensorFlow's and JAX's allocators, of a copy to the GPU that finds no room, and of NumPy
+# messages of TensorFlow's and JAX's allocators, of a failed copy to the GPU, and of NumPy
 _OUT_OF_MEMORY = re.compile(
     "RESOURCE_EXHAUSTED|out of memory|OOM when allocating|Dst tensor is not initialized|unable to allocate",
     re.IGNORECASE,
@@ -371,7 +371,7 @@ def framework_errors(several_processes: bool) -> Iterator[None]:
         raise explained from error
 
 
-# of an operation of TensorFlow's, which failed in a compiled step: its name, and what it says
+# a TensorFlow operation that failed in a compiled step: its name, and its message
 _FAILED_NODE = re.compile(r"Detected at node (\S+) defined at.*?\n([^\n]+)\n\s*\[\[\{\{node ", re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""Which engine makes the steps of a run, and whether XLA compiles them: chosen once, before the first step."""
+"""Choose the engine that makes the steps of a run, and whether XLA compiles them, once, before the first step."""
 
 import math
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ SAVED_SECONDS_PER_NUMBER = 8e-9
 
 @dataclass(frozen=True)
 class JitChoice:
-    """Whether XLA compiles the steps; `reason` says why not where nobody asked for that."""
+    """Whether XLA compiles the steps; `reason` says why not, unless the user decided that."""
 
     jit_compile: bool
     reason: str = ""
@@ -89,7 +89,7 @@ ON_TENSORFLOW_ALONE = ("Hashing", "HashedCrossing", "IntegerLookup", "StringLook
 
 
 def check_layers(backend: str, model: Any) -> None:
-    """ConfigError for layers of Keras that look things up in TensorFlow's tables, which no step on JAX can call."""
+    """Raise ConfigError for Keras layers that use TensorFlow's lookup tables, which no step on JAX can call."""
     found = [layer for layer in layers_of(model) if type(layer).__name__ in ON_TENSORFLOW_ALONE]
     if backend == "jax" and found:
         names = ", ".join(f"{layer.name} ({type(layer).__name__})" for layer in found)

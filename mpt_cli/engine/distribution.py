@@ -1,8 +1,8 @@
-"""Splitting each batch over several devices, and over several processes that train one model together on JAX.
+"""Split each batch over several devices, and over several processes that train one model together on JAX.
 
 Every process runs the same compiled steps on its share of each batch, so all must make the same calls in the same
-order. Rank 0 broadcasts what it alone knows: how long a step takes, that somebody pressed Ctrl-C, where a run
-is resumed. Only rank 0 writes files.
+order. Rank 0 broadcasts what only it knows: the time of a step, a Ctrl-C, where a run is resumed. Only rank 0 writes
+files.
 """
 
 import json
@@ -21,15 +21,15 @@ from mpt_cli.settings.checks import check_several_processes
 from mpt_cli.settings.schema import DistributeSettings, Settings
 
 PROCESS_VARIABLE = "MPT_PROCESS"  # "RANK/WORLD_SIZE@HOST:PORT", set by who starts the processes
-MOST_MESSAGE_BYTES = 2**15  # of a broadcast by rank 0: a path has at most 4 KiB
+MOST_MESSAGE_BYTES = 2**15  # bytes of a broadcast by rank 0: a path has at most 4 KiB
 
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """Which of how many processes this is. `coordinator` is where they meet; None lets JAX find that out.
+    """The rank of this process and the world size. `coordinator` is the address to connect to; None lets JAX find it.
 
-    `local_rank` is its place among the `local_count` processes of its machine, `gpus_of_all` how many GPUs that machine
-    gives all of these; None where that is not known. `starter` stands before the command that starts them all.
+    `local_rank` is its rank among the `local_count` processes of its machine, `gpus_of_all` the number of GPUs for all
+    of them; None if unknown. `starter` is the command prefix that starts all processes.
     """
 
     rank: int
@@ -49,8 +49,8 @@ class ProcessInfo:
         return f"{self.rank}/{self.world_size}@{self.coordinator}"
 
     def own_gpus(self, visible: int) -> list[int] | None:
-        """Return which of the GPUs that it sees are its own: all of them, unless processes of a machine see the same
-        ones and share them. None where there are none, or they can't be shared without one that stays unused.
+        """Return which of the visible GPUs this process uses: all of them, unless the processes of a machine see the
+        same ones and share them. None if there are none, or if sharing would leave one unused.
 
         >>> ProcessInfo(1, 4, None, 1, 2).own_gpus(8), ProcessInfo(1, 4, None, 1, 2, gpus_of_all=8).own_gpus(4)
         ([4, 5, 6, 7], [0, 1, 2, 3])
@@ -63,10 +63,9 @@ class ProcessInfo:
 
 
 def find_process_info(settings: Settings, environment: Mapping[str, str] = os.environ) -> ProcessInfo | None:
-    """Return this process's place in a run of several, else None.
+    """Return the rank and world size of this process in a run of several, else None.
 
-    It comes from that variable, from those of a Slurm step or of Open MPI, or as JAX finds it for a Kubernetes job and
-    TPUs.
+    They come from our variable, from those of a Slurm step or of Open MPI, or from JAX for a Kubernetes job and TPUs.
     """
     if settings.distribute.name != "data_parallel":
         return None
@@ -119,7 +118,7 @@ def _as_jax_finds_it() -> ProcessInfo | None:
 
     try:
         found = detected_process()
-    except Exception as error:  # of what it asks over the network
+    except Exception as error:  # timeout of questions over the network
         rule = f"JAX can't tell which process this is: {error}"
         remedy = f"{PROCESS_VARIABLE}=RANK/COUNT@HOST:PORT says it."
         raise config_error("distribute", rule, None, remedy) from error
@@ -127,14 +126,13 @@ def _as_jax_finds_it() -> ProcessInfo | None:
 
 
 def check_process_info(settings: Settings, process_info: ProcessInfo) -> None:
-    """ConfigError, with all problems, where these settings can't be trained with at this place.
+    """Raise ConfigError, with all problems, if these settings can't be trained by these processes.
 
-    To be called by every process before the first goes its own way: one that stopped later would leave the others
-    waiting.
+    Every process must call it before the first one does anything else: if one stopped later, the others would wait.
     """
     problems = list(check_several_processes(settings))
     if settings.seed is None:
-        rule = f"must be a number for {process_info.world_size} processes: each would draw another."
+        rule = f"must be a number for {process_info.world_size} processes: otherwise each draws a different one."
         problems.append(Problem("seed", rule, "null", "For example seed=0."))
     visible = len(_gpus_of(settings))
     if visible and process_info.own_gpus(visible) is None:
@@ -150,7 +148,7 @@ def _gpus_of(settings: Settings) -> list[str]:
 
 
 def connect(process_info: ProcessInfo, settings: Settings) -> None:
-    """Meet the other processes; to be called before JAX looks at its devices. Blocks until all are there."""
+    """Connect to the other processes, before JAX looks at its devices. Blocks until all are connected."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -182,7 +180,7 @@ def is_connected() -> bool:
 
 
 def check_same_data(fingerprint: str) -> None:
-    """DataError, in every process, where they have not all loaded the data with this fingerprint (64 letters)."""
+    """Raise DataError, in every process, unless all have loaded data with this fingerprint (64 letters)."""
     import numpy as np
     from jax.experimental import multihost_utils
 
@@ -196,7 +194,7 @@ def check_same_data(fingerprint: str) -> None:
 
 
 class ProcessGroup:
-    """What the processes of a run agree on. `signal` is the one that the first process was sent, known to all."""
+    """Keeps the processes of a run in agreement. `signal` is the signal of the first process, known to all."""
 
     def __init__(self) -> None:
         self.signal: Signals | None = None
@@ -208,12 +206,12 @@ class ProcessGroup:
         return int(count)
 
     def follows_first(self, is_wanted: bool) -> bool:
-        """Return whether the first process wants it, such as what depends on its clock; every process must ask."""
+        """Return the decision of the first process, such as one that depends on its clock; every process must call."""
         return bool(_broadcast(is_wanted, "int32"))
 
 
 def broadcast_from_rank0(message: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the `message` of rank 0, in every process. All must call it when they have met, the others with None."""
+    """Return the `message` of rank 0 in every process. All must call it once connected, the others with None."""
     text = b"" if message is None else json.dumps(message).encode()
     heard = _broadcast([*text.ljust(MOST_MESSAGE_BYTES)], "uint8")
     received: dict[str, Any] = json.loads(heard.astype("uint8").tobytes())
@@ -221,7 +219,7 @@ def broadcast_from_rank0(message: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _broadcast(values: Any, dtype: str) -> Any:
-    import numpy as np  # 60 ms, which a check of settings need not pay
+    import numpy as np  # takes 60 ms, which a check of settings need not spend
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.broadcast_one_to_all(np.asarray(values, dtype)))
@@ -229,7 +227,7 @@ def _broadcast(values: Any, dtype: str) -> Any:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Over how many devices a batch is split. `strategy` is TensorFlow's, `mesh` JAX's; both None for one device."""
+    """The split of a batch over devices. `strategy` is TensorFlow's, `mesh` JAX's; both None for one device."""
 
     replicas: int = 1
     strategy: Any = None
@@ -291,7 +289,7 @@ def _devices_of_all(settings: Settings, gpus: int) -> int:
 
 
 def check_device_count(settings: Settings, gpus: int) -> None:
-    """ConfigError where the number of devices can't be known: on a CPU it has to be given."""
+    """Raise ConfigError if the number of devices is unknown: on a CPU it must be given."""
     wanted = settings.distribute
     divided = wanted.name != "none" and wanted.devices is None and find_process_info(settings) is None
     if divided and not gpus:

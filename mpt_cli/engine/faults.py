@@ -1,9 +1,8 @@
-"""Faults: numbers that go wrong on purpose in chosen steps, within the compiled step; and where a forward pass went
-wrong by itself: the batch of a step whose loss was not finite goes through the model once more, layer by layer, and the
-first output that holds inf or nan is named.
+"""Inject faults, which make numbers wrong on purpose in chosen compiled steps; and find real faults of the forward
+pass: repeat the batch of a step with a non-finite loss, layer by layer, and name the first output with inf or nan.
 
-The gradients can't tell it. A loss that is not finite makes all of them so, while an overflow of the backward pass
-leaves those of the later layers whole (`precision.gradient_check.GradientDefects`).
+The gradients can't show that layer: a non-finite loss makes all of them non-finite, while an overflow in the backward
+pass leaves those of later layers intact (`precision.gradient_check.GradientDefects`).
 """
 
 import threading
@@ -28,7 +27,7 @@ VALUES = {"overflow": float("inf"), "nan": float("nan"), "zero": 0.0}
 
 
 def build_injector(fault: FaultSettings, model: Any, data: DataSet) -> "Injector | None":
-    """Return what spoils the steps of `model`, None where nothing does; ConfigError where `fault.place` can't be it."""
+    """Return the injector for the steps of `model`, None without a fault; ConfigError for an unfit `fault.place`."""
     if fault.kind == "none":
         return None
     if fault.place != "data" and has_custom_train_step(model):
@@ -45,7 +44,7 @@ def build_injector(fault: FaultSettings, model: Any, data: DataSet) -> "Injector
 
 
 def warn_of_fault(fault: FaultSettings) -> list[str]:
-    """Return a sentence for the header: nobody should take a rehearsal for the real thing."""
+    """Return a warning for the header, so that nobody takes a rehearsal for a real run."""
     if fault.kind == "none":
         return []
     return [
@@ -55,10 +54,10 @@ def warn_of_fault(fault: FaultSettings) -> list[str]:
 
 
 class Injector:
-    """Spoils the training steps of one model as a `FaultSettings` says; evaluation is left alone.
+    """Makes numbers wrong in the training steps of one model, as a `FaultSettings` says, not in evaluation.
 
-    `wrap_step` takes a `precision` train step. What decides is the number of the step, read from the optimizer's own
-    count on the device, so that neither steps per call nor a resumed run make a difference.
+    `wrap_step` takes a `precision` train step. The number of the step, read from the optimizer's count on the device,
+    decides, so that steps per call and resumed runs make no difference.
     """
 
     def __init__(self, fault: FaultSettings, model: Any) -> None:
@@ -90,7 +89,7 @@ class Injector:
             self._now.factor = None
 
     def _factor(self) -> Tensor:
-        """Return what the spoiled number is multiplied by, a float32 scalar: 1 in a step where nothing happens."""
+        """Return the factor of the chosen number, a float32 scalar: 1 in a step without a fault."""
         optimizer, fault = next(iter(optimizers_of(self.model).values())), self.fault
         custom = custom_steps(self.model)
         step = optimizer.seen_steps // (custom.updates_per_step if custom is not None else 1) + 1
@@ -117,7 +116,7 @@ def _spoiled_input(x: Tensor, factor: Tensor) -> Tensor:
 
 
 INF, NAN = "inf", "nan"
-ALWAYS = 3  # so many of the first such steps are looked into; after them the 4th, 8th, 16th, …
+ALWAYS = 3  # the first steps that are searched; after them the 4th, 8th, 16th, …
 
 
 class ForwardFault(NamedTuple):
@@ -161,7 +160,7 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
 
 
 def _fault_of(structure: Any) -> str | None:
-    """Return inf or nan where one of the float tensors holds some; None where all are finite or can't be looked at."""
+    """Return inf or nan if one of the float tensors has some; None if all are finite or can't be read."""
     for tensor in keras.tree.flatten(structure):
         if not hasattr(tensor, "dtype") or not keras.backend.is_float_dtype(
             keras.backend.standardize_dtype(tensor.dtype)
@@ -176,11 +175,11 @@ def _fault_of(structure: Any) -> str | None:
 
 
 class FaultSearch:
-    """Names the layer in the events of steps whose loss was not finite, of the first few and then ever fewer.
+    """Names the layer in the events of steps with a non-finite loss: of the first few, then ever more rarely.
 
-    The weights are those after the call that the step was part of: the same where all its later steps were skipped. A
-    search that fails (too little memory, a model that can't be called outside of its step) is reported through `say`,
-    and no other is tried.
+    The weights are those after the call that made the step, which are the same if all later steps of it were skipped. A
+    failing search (too little memory, a model that can't be called outside of its step) is reported through `say`, and
+    is the last.
     """
 
     def __init__(self, model: Any, say: Callable[[str], None]) -> None:
@@ -202,7 +201,7 @@ class FaultSearch:
         try:
             batch = batch_of(event.step)
             found = None if batch is None else find_forward_fault(self.model, batch)
-        except Exception as error:  # a look must never end what it looks at
+        except Exception as error:  # a search must never end the run
             self._works = False
             self.say(f"the layer can't be determined here ({first_line(error)[:200]}); training continues without")
             return event

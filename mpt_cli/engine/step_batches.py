@@ -22,7 +22,7 @@ from mpt_cli.data.examples import (
 from mpt_cli.engine.step_loop import BatchIndices, Engine
 
 CHUNK_BYTES = 64 * 2**20
-WAIT_SECONDS = 0.1  # for data, between two looks whether to wait on
+WAIT_SECONDS = 0.1  # between two checks whether to keep waiting for data
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ TRAINING, EVALUATION = "the training step", "the validation step"
 
 
 class LoopResult(NamedTuple):
-    """What a call leaves on the device: how many steps were `done`, and a row for each step it could make: `floats` and
+    """The result of a call, on the device: the number of steps `done`, and a row for each possible step: `floats` and
     `ints` as in `StepRecords`, float32 (capacity, 4 for each record) and int32 (capacity, 7 for each)."""
 
     done: Any
@@ -45,7 +45,7 @@ class Engine(ABC):
         self.compiling: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self._compiled: set[tuple[Any, ...]] = set()
         self._results: Callable[[], dict[str, Any]] = lambda: metrics_of(model)
-        self.replicas = 1  # each of which is given its share of a batch
+        self.replicas = 1  # replicas, each with its share of a batch
         self._was_evaluated = False  # since the last training step
         self.trains_in_whole_batches = False  # whether no batch to train on is known to be smaller than the others
 
@@ -72,7 +72,7 @@ class Engine(ABC):
         count: int,
         stop_limits: StopLimits = StopLimits(),  # noqa: B008
     ) -> StepRecords:
-        """Make `count` training steps, or fewer where a streak of `stop_limits` reaches its limit."""
+        """Make `count` training steps, or fewer if a streak of `stop_limits` reaches its limit."""
         control = LoopControl.of(count, stop_limits)
         self._was_evaluated = False
         with self.called(TRAINING, batch_indices.shape):
@@ -92,7 +92,7 @@ class Engine(ABC):
 
     @abstractmethod
     def rebuild(self) -> None:
-        """Make all that is compiled, also anew where other layers are trained, by another optimizer; without a call."""
+        """Build the compiled functions, again if other layers are trained or the optimizer is another; call none."""
 
     @abstractmethod
     def batch(self, source: Any, row: NDArray[np.int32]) -> Any:
@@ -106,7 +106,7 @@ class Engine(ABC):
             log.assign(np.full(tuple(log.shape), np.nan, "float32"))
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics since the last reset, with the loss; of a custom step what the last one reported."""
+        """Return the metrics since the last reset, with the loss; for custom steps, what the last one reported."""
         if (custom := custom_steps(self.model)) is not None:
             of_test = custom.test_names, custom.test_log
             names, log = of_test if self._was_evaluated else (custom.train_names, custom.train_log)
@@ -144,7 +144,7 @@ def read_metrics(results: dict[str, Any]) -> dict[str, float]:
 
 
 class LoopControl(NamedTuple):
-    """What a call is told: how many steps, the streaks before it and their limits, int32 in the order of
+    """The inputs of a call: the number of steps, the streaks before it and their limits, int32 in the order of
     `StreakCounts`."""
 
     count: Any

@@ -1,5 +1,5 @@
-"""Commands on a cluster, Slurm's or Ray's: they are the cluster's once it has them, and go on without this process.
-Each runs under the program in `job_process`; both sides know of it by the files named there.
+"""Commands on a Slurm or Ray cluster: once submitted they belong to the cluster and run without this process. Each runs
+under the program in `job_process`; both sides exchange the files named there.
 """
 
 import json
@@ -19,13 +19,13 @@ from mpt_cli.jobs.local_processes import Command, Executor, NoAnswer, Running
 
 MOST_OF_ARRAY = 1000  # jobs in one, as Slurm has it by default (MaxArraySize)
 LOOK_SECONDS = 10.0  # between two questions to a cluster about all of its jobs
-SOON_SECONDS = 2.0  # until the next one, where a job was asked to end
-ENDING_SECONDS = 15.0  # for the news of an end to appear on a file system that the cluster shares
+SOON_SECONDS = 2.0  # until the next one, after a job was asked to end
+ENDING_SECONDS = 15.0  # for a file about an end to appear on the cluster's shared file system
 
 
 @dataclass(frozen=True)
 class ClusterJobState:
-    """What a cluster says of a job, in its own `word` and with its reason."""
+    """The state of a job in the cluster's `word`, with its reason."""
 
     word: str
     reason: str = ""
@@ -41,11 +41,11 @@ _UNKNOWN = ClusterJobState("no longer known", is_over=True)
 
 
 class Cluster(Executor):
-    """Hands commands over and asks what became of them. `folder` has what is handed over."""
+    """Submits commands to a cluster and asks for their states. `folder` has the submitted files."""
 
     title: ClassVar[str]
     poll_seconds = 1.0
-    gives_up_seconds = float("inf")  # without an answer, after which its jobs count as lost
+    gives_up_seconds = float("inf")  # without an answer, until its jobs count as lost
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(settings)
@@ -60,17 +60,17 @@ class Cluster(Executor):
 
     @abstractmethod
     def hand_over(self, commands: Sequence[Mapping[str, Any]], list_file: Path, at_a_time: int) -> list[str]:
-        """Submit a job for each of the commands, which are the lines of `list_file`, and return their ids; CannotStart
-        where the cluster refuses them.
+        """Submit a job for each command, the lines of `list_file`, and return their ids; CannotStart if the cluster
+        refuses them.
         """
 
     @abstractmethod
     def states(self, job_ids: Collection[str]) -> Mapping[str, ClusterJobState]:
-        """Return the states of those jobs that it knows; NoAnswer where it can't be asked."""
+        """Return the states of the jobs that the cluster knows; NoAnswer if it can't be reached."""
 
     @abstractmethod
     def cancel(self, job_id: str) -> None:
-        """Ask it to end; the cluster ends it by force where it does not. Also one that waits."""
+        """Ask a job to end, running or waiting; the cluster kills it if it does not."""
 
     def start(self, command: Command) -> "ClusterCommand":
         if command.log not in self._attached:
@@ -78,7 +78,7 @@ class Cluster(Executor):
         return ClusterCommand(command, self)
 
     def submit(self, commands: Sequence[Command], at_a_time: int) -> list[str]:
-        """Hand over all of them, of which so many are to run at a time, and note each one's job id beside its log."""
+        """Submit all commands, of which so many may run at a time, and note the job id beside the log of each."""
         parts = [commands[first : first + MOST_OF_ARRAY] for first in range(0, len(commands), MOST_OF_ARRAY)]
         return [job_id for part in parts for job_id in self._submit(part, max(1, at_a_time // len(parts)))]
 
@@ -97,8 +97,8 @@ class Cluster(Executor):
         return job_ids
 
     def under_way(self, logs: Iterable[Path]) -> set[Path]:
-        """Return the logs of commands that it was given before, by any process, and that have not ended; `start` only
-        waits for these.
+        """Return the logs of commands that any process submitted before and that have not ended; `start` only waits for
+        these.
         """
         notes = {log: read_note(CommandFiles(log).submitted) for log in logs}
         found = {log: note["job_id"] for log, note in notes.items() if note.get("cluster") == self.title}
@@ -109,9 +109,7 @@ class Cluster(Executor):
         return self._attached
 
     def state(self, job_id: str) -> ClusterJobState:
-        """Return the state of a job that was submitted or found under way, by the latest answer, which is at most
-        LOOK_SECONDS old.
-        """
+        """Return the state of a submitted job from the latest answer, at most LOOK_SECONDS old."""
         if time.monotonic() - self._looked_at > LOOK_SECONDS:
             self._look()
         return self._states.get(job_id, _UNKNOWN)
@@ -125,7 +123,7 @@ class Cluster(Executor):
         return f"{again}{self.title} job {job_id}: {self.silence or state}"
 
     def _look(self) -> None:
-        """Ask for the state of all jobs, also of those that were over: such a job may be put back in the queue."""
+        """Ask for the state of all jobs, also of ended ones: the cluster may requeue them."""
         self._looked_at = time.monotonic()
         try:
             found, self.silence, self._answered_at = self.states(self._states.keys()), "", self._looked_at
@@ -145,7 +143,7 @@ class Cluster(Executor):
 
 
 def _as_dict(command: Command) -> dict[str, Any]:
-    """Return the command as another machine takes it: with whole paths, without this one's environment and Python."""
+    """Return the command for another machine: absolute paths, without this machine's environment and Python."""
     return {
         "arguments": [*command.arguments[1:]],
         "cwd": str((command.cwd or Path()).resolve()),
@@ -155,7 +153,7 @@ def _as_dict(command: Command) -> dict[str, Any]:
 
 
 class ClusterCommand(Running):
-    """A job of a cluster: it has ended where its machine has written so, or where the cluster says so."""
+    """A job of a cluster: it has ended when its machine wrote so, or when the cluster says so."""
 
     def __init__(self, command: Command, cluster: Cluster) -> None:
         super().__init__(command)
@@ -190,7 +188,7 @@ class ClusterCommand(Running):
         return self._ending.get("exit_code")
 
     def _ending_of_lost(self) -> dict[str, Any]:
-        """Return how it ended where it is over and has left no file about its end for long enough; else nothing."""
+        """Return the ending of a job that is over but has left no file about its end for long enough; else None."""
         if not self._state.is_over:
             self._over_at = None
             return {}

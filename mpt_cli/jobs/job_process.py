@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it, and the program of a cluster's job, which guards such a process:
+"""Start a process that ends together with this one, and the program of a cluster's job, which guards such a process:
 
     python -P -m mpt_cli.jobs.job_process LIST
 
@@ -37,8 +37,8 @@ def start_process(
     stderr: Any,
     cores: Collection[int] = (),
 ) -> "subprocess.Popen[bytes]":
-    """Start a process in a group of its own, which keeps the terminal's Ctrl-C from it and lets its helpers be ended
-    with it. It ends when the thread that started it does, by `kill -9` too.
+    """Start a process in a new process group, which shields it from the terminal's Ctrl-C and lets its helpers be ended
+    with it. It ends when the thread that started it ends, also by `kill -9`.
     """
     return subprocess.Popen(
         arguments,
@@ -68,7 +68,7 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 
 class CommandFiles:
-    """What stands beside the log of a command that a cluster was given."""
+    """The files beside the log of a command that was submitted to a cluster."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -100,7 +100,7 @@ def write_note(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def run_command(command: Mapping[str, Any]) -> int:
-    """Run a command to its end, write how that was, and return its exit code, negative for a signal.
+    """Run a command, write a note on how it ended, and return its exit code, negative for a signal.
 
     `command` holds what follows Python in its `arguments`, its `cwd`, `environment` and `log`. Of several tasks of a
     job, which train together, the first writes.
@@ -137,7 +137,7 @@ def run_command(command: Mapping[str, Any]) -> int:
 
 
 def _wait(process: "subprocess.Popen[bytes]") -> set[int]:
-    """Wait for its end, and ask for it where the cluster asks this process; return the signals that did."""
+    """Wait until it ends, passing on the cluster's requests to end; return the signals that made them."""
     heard = set[int]()
     while process.poll() is None:
         number = signal.sigwait(_HEARD)
@@ -148,8 +148,8 @@ def _wait(process: "subprocess.Popen[bytes]") -> set[int]:
 
 
 def _put_back(files: CommandFiles, began: Mapping[str, Any]) -> str:
-    """Have Slurm put this job back in its queue, where its time is nearly over: it continues by `resume=auto`. Return
-    why that is not done.
+    """Make Slurm requeue this job if its time is nearly over: it then continues by `resume=auto`. Return the reason if
+    it is not requeued.
     """
     if began["requeues"] >= _MOST_REQUEUES:
         return f"its time was over, and it had been requeued {_MOST_REQUEUES} times"

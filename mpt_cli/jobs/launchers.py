@@ -1,4 +1,4 @@
-"""The places where commands run, by the names that `--launcher` takes. Light: the help of `mpt sweep` reads these."""
+"""The launchers by the names that `--launcher` takes. Imports little, because the help of `mpt sweep` reads them."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ LAUNCHERS = {"local": "", "submitit": "slurm", "ray": "ray"}  # with the extra o
 
 
 def split_launcher_overrides(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the overrides of the jobs, and the settings that those about the launcher give.
+    """Split overrides into those of the jobs and the settings of the launcher.
 
     >>> split_launcher_overrides(["seed=1", "launcher.sbatch.hold='true'"])
     (['seed=1'], {'sbatch.hold': 'true'})
@@ -47,7 +47,7 @@ def _executor_class(name: str) -> type[Executor]:
 
 
 def recorded_launcher(facts: Mapping[str, Any]) -> Executor:
-    """Return the launcher of a sweep.json; DataError where that is damaged, ConfigError where it can't be used here."""
+    """Return the launcher recorded in a sweep.json; DataError if damaged, ConfigError if it can't be used here."""
     found = facts.get("launcher") or {"name": LocalExecutor.name, "settings": {}}
     name, settings = str(found.get("name")), found.get("settings")
     if name in LAUNCHERS and isinstance(settings, dict) and all(isinstance(text, str) for text in settings.values()):

@@ -1,5 +1,5 @@
-"""A command, what starts one, and one that was started: the interface of every place where commands run, and the place
-that is this machine. Light: nothing here knows of Keras, NumPy or a cluster.
+"""Commands, executors and running commands: the interface of every place where commands run, and the executor for this
+machine. Nothing here imports Keras, NumPy or a cluster's library.
 """
 
 import json
@@ -36,16 +36,16 @@ THREAD_VARIABLES = (
     "NPROC",  # XLA's, under JAX
 )
 _CGROUP = Path("/sys/fs/cgroup")
-MOST_AT_A_TIME = 16  # where nobody said how many: so many jobs of one person wait in a cluster's queue without offence
+MOST_AT_A_TIME = 16  # the default: that many jobs of one person in a cluster's queue are acceptable
 
 
 @dataclass(frozen=True)
 class Command:
-    """What is to be run. `name` is unique among those that run together.
+    """A command to run. `name` is unique among the commands that run together.
 
-    `subject` is what the caller wants back with its ending, and is never looked at. Standard error goes to the end of
-    `log`. Its `environment` comes on top of that of the machine it runs on. `gpus` is how many it wants at most,
-    `cores` how many it may use at most, where what it comes to hangs on that.
+    `subject` is returned to the caller with the ending, unread. Standard error is appended to `log`. `environment` adds
+    to that of the machine. `gpus` is the largest number of GPUs it can use; `cores` limits its cores, if the result
+    depends on their number.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a command ended, as its queue or its cluster saw it.
+    """The end of a command, as its queue or its cluster saw it.
 
     `exit_code` is negative for a signal, and None if the command could not be started. `seconds` is how long it ran.
     `cause` says why the queue ended it: timeout, interrupt or pruner; None if it ended by itself.
@@ -90,7 +90,7 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """How much at a time and for how long."""
+    """How many commands run at a time, and for how long."""
 
     workers: int = 1
     timeout_seconds: float | None = None
@@ -98,8 +98,8 @@ class Limits:
 
 
 class Running(ABC):
-    """A command that was started, or given to a cluster in whose queue it may wait. Used from one thread; nothing here
-    waits for longer than a library's own call.
+    """A command that was started, or given to a cluster, where it may wait in a queue. Use it from one thread; no
+    method waits longer than one call of a library.
     """
 
     note = ""  # what its cluster says of its end
@@ -116,31 +116,29 @@ class Running(ABC):
 
     @property
     def waits_for(self) -> str:
-        """Return what its cluster says of it while it does not run; empty where it runs."""
+        """Return the cluster's word for its state while it waits; empty once it runs."""
         return ""
 
     @abstractmethod
     def poll(self) -> int | None:
-        """Return its exit code, negative for a signal, TERMINATED where it was lost; None while it runs.
+        """Return its exit code, negative for a signal, TERMINATED if it was lost; None while it runs.
 
-        Once there is one, whatever the command left running is gone.
+        Once it has one, every process that the command left behind is gone.
         """
 
     @abstractmethod
     def _signal(self, number: signal.Signals) -> None:
-        """Ask it to save and end (SIGTERM), or end it now with all that it started (SIGKILL)."""
+        """Ask it to save and end (SIGTERM), or end it now with its child processes (SIGKILL)."""
 
     def stop(self, cause: str, number: signal.Signals = signal.SIGTERM) -> None:
-        """Ask once, where `mpt train` saves a checkpoint and ends; or kill it (SIGKILL)."""
+        """Ask it once to end, at which `mpt train` saves a checkpoint; or kill it (SIGKILL)."""
         if number not in self._sent_at:
             self._sent_at[number] = time.monotonic()
             self.cause = self.cause or cause
             self._signal(number)
 
     def look(self, limits: Limits) -> Ending | None:
-        """Return how it ended; None while it runs. End it when its time is over, and kill it when the grace is over
-        too.
-        """
+        """Return its ending; None while it runs. End it after its timeout, and kill it after its grace period."""
         asked_at = self._sent_at.get(signal.SIGTERM)
         if asked_at is not None and time.monotonic() - asked_at > limits.grace_seconds:
             self.stop("", signal.SIGKILL)
@@ -166,11 +164,11 @@ class Executor(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise ConfigError where it can't be used here."""
+        """Raise ConfigError if it can't be used here."""
 
     @property
     def facts(self) -> dict[str, Any] | None:
-        """Return what sweep.json holds of it."""
+        """Return its entry in sweep.json."""
         return {"name": self.name, "settings": self.settings}
 
     def workers(self, jobs: int, wants_gpus: bool) -> int:
@@ -178,7 +176,7 @@ class Executor(ABC):
         return min(jobs, MOST_AT_A_TIME)
 
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return variables with the threads of a job, where it is known how many."""
+        """Return environment variables that set the threads of a job, if their number is known."""
         return {}
 
     @abstractmethod
@@ -187,7 +185,7 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self, command: Command) -> Running | None:
-        """Start a command; CannotStart where that fails, None while there is no room for it beside those that run."""
+        """Start a command; return None while there is no room for it. CannotStart if it fails to start."""
 
     def under_way(self, logs: Iterable[Path]) -> set[Path]:
         """Return the logs of commands that an earlier process started and that continue without it: none here."""
@@ -236,15 +234,15 @@ class LocalExecutor(Executor):
             raise config_error("launcher", "settings are for another launcher than local.", None, remedy)
 
     def workers(self, jobs: int, wants_gpus: bool) -> int:
-        """Return as many as there are cores, memory and, if any, GPUs for."""
+        """Return how many jobs the cores, the memory and the GPUs, if any, allow."""
         gpus, memory = len(self.gpus) if wants_gpus else 0, memory_limit()
         limits = [jobs, usable_cores(), *([gpus] if gpus else []), *([memory // JOB_BYTES] if memory else [])]
         return max(1, min(limits))
 
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return variables that give each of several jobs its share of the cores. Those that the user has set stay.
+        """Return variables that give each of several jobs its share of the cores. Variables that the user set stay.
 
-        Without them each of N jobs starts a thread per core, and N times as many threads wait for one another.
+        Without them each of N jobs starts a thread per core, and N times too many threads compete.
         """
         if workers <= 1:
             return {}
@@ -252,8 +250,8 @@ class LocalExecutor(Executor):
         return {name: threads for name in THREAD_VARIABLES if name not in environment}
 
     def open(self, folder: Path, workers: int) -> None:
-        """Give each job cores to itself, where there are as many as jobs. Variables alone do not do it: JAX makes a
-        thread per core that its process may run on, whatever they say.
+        """Pin each job to separate cores, if there are as many cores as jobs. Variables alone are not enough: JAX
+        starts a thread for each core that its process may run on, whatever they say.
         """
         cores = len(os.sched_getaffinity(0))
         self._workers, self._cores_each = workers, cores // workers if 1 < workers <= cores else None
@@ -277,14 +275,14 @@ class LocalExecutor(Executor):
         return self._running[-1]
 
     def _gpus_for(self, command: Command) -> list[str] | None:
-        """Return those that it gets; None while too few are free. More workers than GPUs share them."""
+        """Return the GPUs for a command; None while too few are free. More workers than GPUs share them."""
         if not command.gpus or not self.gpus:
             return []
         wanted, most = min(command.gpus, len(self.gpus)), ceil(self._workers / len(self.gpus))
         return least_used(self.gpus, wanted, [running.gpus for running in self._running], most)
 
     def _cores_for(self, command: Command) -> list[int]:
-        """Return those that it is kept to; empty for all."""
+        """Return the cores that a command is pinned to; empty for all."""
         cores, count = sorted(os.sched_getaffinity(0)), command.cores or self._cores_each
         if count is None or count >= len(cores):
             return []
@@ -292,8 +290,7 @@ class LocalExecutor(Executor):
 
 
 def least_used(items: Sequence[Item], count: int, taken: Sequence[Collection[Item]], most: float) -> list[Item] | None:
-    """Return `count` of the items, those that the fewest `taken` shares have; None while too many of all are in `most`
-    shares already.
+    """Return the `count` items that occur least in `taken`; None if too few occur less than `most` times.
 
     >>> least_used("abc", 2, ["a", "c"], most=1), least_used("abc", 2, ["a", "c"], most=2)
     (None, ['b', 'a'])
@@ -332,12 +329,12 @@ class LocalProcess(Running):
 
 
 class NoAnswer(Exception):
-    """A helper, or a cluster, said nothing of use; the message says why."""
+    """A helper or a cluster gave no usable answer; the message says why."""
 
 
 def ask(arguments: Sequence[str], timeout_seconds: float, environment: Mapping[str, str] | None = None) -> str:
-    """Return what a helper that keeps nothing prints; NoAnswer where it fails. Past its time, and where this process is
-    interrupted, it is killed.
+    """Return the output of a helper without state; NoAnswer if it fails. It is killed after its timeout, or if this
+    process is interrupted.
     """
     try:
         return subprocess.run(
@@ -370,8 +367,9 @@ def ask_object(
 
 @contextmanager
 def spawning_by(statement: str) -> Iterator[None]:
-    """Make processes that `multiprocessing` spawns run `statement`, with what `spawn_main` is given for %r. Those of
-    its fork server, which differ in nothing that they see, are spawned too."""
+    """Make processes that `multiprocessing` spawns run `statement`, with the arguments of `spawn_main` for %r.
+    Processes of its fork server are spawned too, which they can't notice.
+    """
     command_line, of_server = spawn.get_command_line, vars(ForkServerProcess)["_Popen"]
 
     def other(**given: Any) -> list[str]:
@@ -389,5 +387,5 @@ def spawning_by(statement: str) -> Iterator[None]:
 
 
 def at_end_of_forked(action: Callable[[], object]) -> None:
-    """Call `action`, while somebody holds it, at the end of each process that `multiprocessing` forks."""
+    """Call `action`, as long as something refers to it, at the end of each process that `multiprocessing` forks."""
     util.register_after_fork(action, lambda action: util.Finalize(None, action, exitpriority=0))

@@ -1,4 +1,4 @@
-"""The queue: so many commands at a time, with time-outs, grace and signals; one that fails leaves the others alone."""
+"""Run a limited number of commands at a time, with timeouts, grace periods and signals; failures are isolated."""
 
 import signal
 import time
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from mpt_cli.jobs.local_processes import CannotStart, Command, Ending, Executor, Limits, LocalExecutor, Running
 from mpt_cli.signals import Interruption, raise_for
 
-KILL_SECONDS = 5.0  # for the news of an end that was forced: a cluster may be slow to tell
+KILL_SECONDS = 5.0  # for the report of a forced end: a cluster may be slow
 
 
 class Queue:
-    """Runs commands in their order. `record` is called with each ending, and `tick` many times a second with what runs,
-    which it may stop.
+    """Runs commands in order. `record` is called with each ending, and `tick` many times a second with the running
+    commands, which it may stop.
 
-    The next command is asked for only when there is room for it: what comes last may depend on how the first ended.
+    The next command is only taken when there is room for it, because it may depend on how earlier ones ended.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class Queue:
         self._next: Command | None = None
 
     def run(self, commands: Iterable[Command]) -> signal.Signals | None:
-        """Run commands until all have ended, or a signal asks to stop: then end what runs and return the signal.
+        """Run commands until all have ended or a signal arrives; then end the running ones and return the signal.
 
-        A second Ctrl-C kills it.
+        A second Ctrl-C kills them.
         """
         self._source = iter(commands)
         with Interruption() as interruption:

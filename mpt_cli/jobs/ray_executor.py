@@ -1,6 +1,6 @@
 """Commands as jobs of a Ray cluster. Imports ray, an extra, once it runs.
 
-Ray's jobs are asked for over HTTP: a client in this process would end it, where the head of the cluster dies.
+Jobs are submitted over HTTP: with a client in this process, the death of the cluster's head would end it.
 """
 
 import shlex
@@ -20,7 +20,7 @@ _OVER = ("STOPPED", "SUCCEEDED", "FAILED")
 
 
 class RayCluster(Cluster):
-    """The Ray that RAY_ADDRESS names, by default one on this machine. Settings are what a job takes of it."""
+    """The Ray cluster that RAY_ADDRESS names, by default the one on this machine. Settings are resources of a job."""
 
     name, title = "ray", "Ray"
     poll_seconds = 0.5

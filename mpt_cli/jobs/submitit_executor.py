@@ -37,7 +37,7 @@ _IS_OVER = (
 )
 _QUEUE = ("squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r")
 _ACCOUNTS = ("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,Reason")
-# what submitit has of all its executors; other settings are those of Slurm's
+# parameters of all of submitit's executors; others are those of Slurm's
 _OF_ALL = ("name", "timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node")
 
 
@@ -61,7 +61,7 @@ class SlurmCluster(Cluster):
         try:
             with tempfile.TemporaryDirectory() as folder:
                 self._prepared(Path(folder), Path(folder))
-        except (AssertionError, NameError, TypeError, ValueError) as error:  # whatever submitit has against them
+        except (AssertionError, NameError, TypeError, ValueError) as error:  # whatever submitit rejects
             raise config_error("launcher", "must have settings of submitit.", None, first_line(error)) from error
 
     def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -69,8 +69,8 @@ class SlurmCluster(Cluster):
         return {} if threads is None else dict.fromkeys(THREAD_VARIABLES, threads)
 
     def _prepared(self, folder: Path, list_file: Path, **more: Any) -> submitit.AutoExecutor:
-        """Return submitit's executor, which says what is wrong with its parameters. In place of submitit's program it
-        starts ours, behind which it puts the words for its own.
+        """Return submitit's executor, which checks its parameters. Instead of submitit's program it starts ours, with
+        the arguments for submitit's after it.
         """
         values: dict[str, Any] = {"timeout_min": 60, **{name: _value(text) for name, text in self.settings.items()}}
         options, of_srun = _take_options(values, "sbatch."), _take_options(values, "srun.")
@@ -99,8 +99,8 @@ class SlurmCluster(Cluster):
         return [job.job_id for job in submitted]
 
     def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
-        """Return the states by squeue, which has each job for some minutes after its end, and of older ones by sacct,
-        where there is accounting.
+        """Return the states from squeue, which keeps a job for some minutes after its end, and for older jobs from
+        sacct, if there is accounting.
         """
         found = self._ask_program(_QUEUE, job_ids)
         missing = {job_id for job_id in job_ids if job_id not in found}
@@ -133,14 +133,14 @@ class SlurmCluster(Cluster):
 
 
 def _value(text: str) -> Any:
-    """Return the number that is written so, or the text."""
+    """Return the number written in a text, or else the text."""
     number = read_number(text)
     return number if str(number) == text else text
 
 
 def _take_options(values: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Take the options of a program out of the values; return them with True for those without a value, and without
-    those that are false.
+    """Take the options of a program out of the values; return them, with True for an option without a value, and
+    without the false ones.
 
     >>> _take_options({"sbatch.hold": "true", "sbatch.requeue": "false", "sbatch.exclusive": "user"}, "sbatch.")
     {'hold': True, 'exclusive': 'user'}

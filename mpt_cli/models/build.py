@@ -1,8 +1,7 @@
-"""From the settings of a model to a built `keras.Model` that fits the data, and which of its layers are trained: what
-the data asks of a model, the shipped networks, and the builders.
+"""Build a `keras.Model` that fits the data from its settings, and set which layers are trained.
 
-The shipped networks (mlp, cnn, resnet and transformer) are of Keras's own layers, so that a file opens without mpt.
-Besides there are a function of the user's or of keras.applications (`model.name: builder`), and a .keras file whose
+The shipped networks (mlp, cnn, resnet and transformer) consist of Keras's own layers, so that a file opens without mpt.
+The others are a function of the user's or of keras.applications (`model.name: builder`), and a .keras file whose
 weights are trained further (`model.name: saved`).
 """
 
@@ -83,9 +82,8 @@ def unfit(rule: str, shapes: Shapes) -> ConfigError:
 def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
     """Return the model, built if it was not; ConfigError on `key` where inputs or outputs don't fit.
 
-    UserCodeError for what a `call` of the user's raises itself: Keras says ValueError where shapes don't fit. A model
-    that has a train_step of its own is taken as it is where it has no `call`, or one that is for other inputs, as of a
-    GAN whose call generates.
+    UserCodeError for an exception of the user's `call`: Keras raises ValueError if shapes don't fit. A model with its
+    own train_step is accepted without a `call`, or with one for other inputs, as in a GAN whose call generates.
     """
     own_step = has_custom_train_step(model)
     if own_step and not can_be_called(model):
@@ -94,7 +92,7 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
     try:
         outputs = _call_symbolically(model, shapes)
     except Exception as error:
-        if own_step:  # whose own error comes where the step is traced
+        if own_step:  # its error appears when the step is traced
             model.built = True
             return model
         is_unfit = isinstance(error, ValueError)
@@ -283,7 +281,7 @@ def _normal() -> keras.initializers.Initializer:
 
 
 def build_user_model(settings: Builder, shapes: Shapes) -> keras.Model:
-    """Return what the function returns, built on the data's shape and held against it."""
+    """Return the model of the user's function, built for the data's shape and checked against it."""
     key = "model.builder"
     function = load_function(settings.builder, key)
     model = call_user(function, key, **builder_arguments(function, settings.kwargs, shapes))
@@ -344,8 +342,9 @@ def build_model(settings: ModelSettings, shapes: Shapes) -> keras.Model:
 
 @contextmanager
 def adapted_in_float32() -> Iterator[None]:
-    """Have a Normalization adapted in float32 inside, whatever the policy: Keras would take means and variances of a
-    dataset in float16, where it fails for mixed dtypes, as it does for a FeatureSpace, and where squares overflow.
+    """Make `Normalization.adapt` compute in float32 in the block, whatever the policy: Keras would compute means and
+    variances of a dataset in float16, where squares overflow, and where it fails for mixed dtypes, as for a
+    FeatureSpace.
 
     >>> layer = keras.layers.Normalization(axis=None, dtype="mixed_float16")
     >>> with adapted_in_float32():
@@ -374,8 +373,8 @@ def adapted_in_float32() -> Iterator[None]:
 def set_trained(model: Any, settings: ModelSettings) -> None:
     """Make the layers of `model.freeze` untrainable, then those of `model.unfreeze` trainable.
 
-    What a layer is set to, the layers inside it are, as in Keras. ConfigError for a pattern that no layer matches, and
-    where nothing is left to train.
+    Setting a layer also sets the layers inside it, as in Keras. ConfigError for a pattern that no layer matches, and if
+    nothing is left to train.
 
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="one"), keras.layers.Dense(2)])
     >>> set_trained(model, ModelSettings(freeze=["*"], unfreeze=["one"]))
@@ -410,7 +409,7 @@ def _set_layers(model: Any, patterns: list[str], trained: bool) -> None:
 
 
 def _names(pattern: str, layer: Any) -> bool:
-    """Return whether a pattern, as in a shell, is for this layer: by its name, its path or its class."""
+    """Return whether a shell pattern matches the name, path or class of this layer."""
     return any(fnmatchcase(text, pattern) for text in (layer.name, layer.path or layer.name, type(layer).__name__))
 
 

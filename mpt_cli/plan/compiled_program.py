@@ -21,8 +21,8 @@ from mpt_cli.user_code import model_problem
 if TYPE_CHECKING:
     from mpt_cli.training.build_run_parts import Assembly
 
-MOST_REAL_ELEMENTS = 4096  # a variable of as many, such as a learning rate, has its value: code may ask for it
-CPU: Final = "cpu"  # compiled for the processor that is here, where predictions can be held against a run
+MOST_REAL_ELEMENTS = 4096  # smaller variables, such as a learning rate, have values: code may read them
+CPU: Final = "cpu"  # compiled for this processor, so that predictions can be compared with a run
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class CompileTarget:
 
 
 def plan_problems(settings: Settings, devices: int) -> list[Problem]:
-    """Return what keeps a GPU program of these settings from being compiled here."""
+    """Return the problems that keep a GPU program of these settings from being compiled here."""
     problems, batch = [], settings.trainer.batch_size
     if settings.backend.name != "jax":
         rule = "TensorFlow compiles for a GPU only where one is; JAX does so anywhere."
@@ -68,7 +68,7 @@ def plan_problems(settings: Settings, devices: int) -> list[Problem]:
 
 
 def prepare_compiler(settings: Settings, target: CompileTarget) -> Platform:
-    """Have Keras imported on JAX's CPU, with the compiler for GPUs beside it where `target` is one."""
+    """Import Keras on JAX's CPU, and load the compiler for GPUs if `target` is one."""
     if target.device is not None:
         check_compiler()
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # its plugin for CUDA looks for a driver otherwise

@@ -1,5 +1,5 @@
-"""A plan: what a run's compiled program says of memory, dtypes and devices, and how it is shown: one column per
-configuration, then what each is made of. Nothing of it is run.
+"""Plan a run: read memory, dtypes and devices from its compiled program, which is not run, and print one column for
+each configuration, then the details of each.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device: what the program is given, what it needs meanwhile, and the most at once."""
+    """Bytes on one device: the arguments of the program, its temporaries, and the peak."""
 
     arguments: int
     temporaries: int
@@ -140,7 +140,7 @@ def make_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
     )
 
 
-MOST_LINES = 6  # of each kind of detail; `--json` has all
+MOST_LINES = 6  # lines of each kind of detail; `--json` has all
 
 
 def print_plans(device: Device, plans: Sequence[Plan], console: PrintableConsole) -> None:
@@ -193,11 +193,11 @@ def details(plan: Plan) -> list[tuple[str, str]]:
 
 
 def assumptions(device: Device) -> list[str]:
-    """Return what the figures assume."""
+    """Return the assumptions behind the figures."""
     return [
-        "a step that is applied, of this program alone: what CUDA, cuDNN and NCCL take of the memory beside it is not "
-        "counted, and the arrays listed need not be there at the same time.",
-        "kernels as XLA chooses them without trying any; beside a GPU it may choose others of the same dtype.",
+        "memory is that of one applied step of this program: what CUDA, cuDNN and NCCL take is not counted, and the "
+        "arrays listed may not exist at the same time.",
+        "kernels are those that XLA chooses without trying any; with a GPU it may choose others of the same dtype.",
         f"JAX's allocator takes {format_bytes(device.usable_bytes)} of {format_bytes(device.memory_bytes)} at most, "
         "unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.",
     ]

@@ -1,11 +1,11 @@
-"""What one training step of a compiled program holds: which dtypes its products multiply, which arrays it makes, and
-what goes between devices; read from the program as XLA prints it (HLO text).
+"""Read from XLA's text of a compiled program (HLO) what one training step contains: the dtypes of its products, the
+arrays it makes, and the exchange between devices.
 
 XLA's own Python objects know opcodes and shapes of instructions and nothing of their attributes, such as the layer that
 an instruction was traced in or the computation that a fusion calls.
 
-A step is the body of the program's loop. At a condition the branch is read that is taken where it holds: of ours, that
-the gradients are finite, the step is applied, and the log has a line of it. An inner loop is read once.
+A step is the body of the program's loop. Of a condition, the branch for true is read: in our program, that gradients
+are finite, the step is applied, and the log gets a line. An inner loop is read once.
 """
 
 import math
@@ -176,7 +176,7 @@ class Products:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What goes between the devices in one step, one device's part: all collectives of a kind and dtype together."""
+    """The exchange between devices in one step, for one device: all collectives of a kind and dtype together."""
 
     opcode: str
     dtype: str
@@ -193,9 +193,9 @@ class Arrays:
 
 
 class StepReader:
-    """Walks the step of a program and gathers its products, what is exchanged, and the arrays that it makes.
+    """Walks the step of a program and collects its products, the exchange between devices, and the arrays it makes.
 
-    `has_tf32`: whether the device multiplies float32 as tf32 by default. ValueError where the program has no loop.
+    `has_tf32`: whether the device multiplies float32 as tf32 by default. ValueError if the program has no loop.
     """
 
     def __init__(self, text: str, has_tf32: bool) -> None:
@@ -262,7 +262,7 @@ class StepReader:
 
 
 def _carried(computation: Computation) -> set[str]:
-    """Return the names of what the next round begins with, written over what this one had."""
+    """Return the names of the values that the next iteration starts with, which overwrite those of this one."""
     every = [*computation.values()]
     names = set(next((each for each in every if each.is_root), every[-1]).operands)
     return names | {name for each in every if each.name in names and each.opcode in NO_KERNEL for name in each.operands}

@@ -37,28 +37,28 @@ Tensor = Any
 
 
 class StepGradients(NamedTuple):
-    """Gradients, the variables they belong to, and what is known of them.
+    """Gradients, their variables, and their measurement.
 
-    `measured` decides over the step; on several devices it must come from the global gradients.
+    `measured` decides whether the step is applied; on several devices it must come from the global gradients.
     """
 
     values: list[Tensor]
     variables: list[Any]
     measured: GradientMeasurement
     unscaled: bool = False
-    loss: Tensor | None = None  # for a step log, where it is known
-    defects: GradientDefects | None = None  # where they are described already
+    loss: Tensor | None = None  # for a step log, if known
+    defects: GradientDefects | None = None  # if they are described already
 
 
 def cond(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """Call `jax.lax.cond` where `flag` is traced, and branch in Python where it is a value: cond would compile anew."""
+    """Call `jax.lax.cond` if `flag` is traced; branch in Python for a value, as cond would compile anew."""
     if isinstance(flag, jax.core.Tracer):
         return jax.lax.cond(flag, then, otherwise)
     return then() if flag else otherwise()
 
 
 def cond_or_select(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """Choose as `cond` does, for the update of large arrays: compute both where that costs less.
+    """Choose as `cond` does, for the update of large arrays: compute both branches if that costs less.
 
     On a CPU it costs more: a weight would need its moments before and after the update at once, which takes copies of
     them (50,000 x 64 embedding in float16: 25 instead of 15 ms a step). On a GPU the choice is part of the kernel that
@@ -144,11 +144,11 @@ def stateless_apply(
 
 
 def _after_description(inner_values: list[Tensor], defects: GradientDefects) -> list[Tensor]:
-    """Return the same values, with learning rate and step count known only once the gradients were described.
+    """Return the same values, with a learning rate and step count that depend on the description of the gradients.
 
-    So XLA sees that nothing reads a weight or a gradient after its update, and updates in place. A loop on a CPU would
-    else copy them in each step, which made it slower than Keras's `fit` (50,000 x 64 embedding: 14.4 instead of 10.6
-    CPU milliseconds a step). Where a step may be skipped the condition sees to that.
+    This shows XLA that nothing reads a weight or a gradient after its update, so that it updates in place. Otherwise a
+    loop on a CPU copies them in each step, which made it slower than Keras's `fit` (50,000 x 64 embedding: 14.4 instead
+    of 10.6 CPU milliseconds a step). If a step may be skipped, the condition has the same effect.
     """
     known = defects.nearest >= -1  # always, which XLA does not know
     return [jnp.where(known, value, jnp.zeros_like(value)) if jnp.ndim(value) == 0 else value for value in inner_values]
@@ -184,8 +184,8 @@ class TrainState(NamedTuple):
 def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tensor], TrainState, StepRow]:
     """Train one batch; return the metrics so far, the new state and the record of the step.
 
-    Where its examples are split over devices, XLA adds up their gradients in the dtype of each layer, so that a sum
-    which is beyond float16 on one device is so on several. What follows sees the sum: one decision for all devices.
+    If the examples are split over devices, XLA adds up their gradients in the dtype of each layer, so that a sum beyond
+    float16 on one device is also beyond it on several. The decision uses the sum, so it is the same on all devices.
     """
     steps = custom_steps(model)
     if steps is not None and steps.optimizers:
@@ -239,7 +239,7 @@ def _kept_where(applied: Tensor, model: Any, before: list[Tensor], after: list[T
 def _custom_train_step(
     model: Any, custom: CustomSteps, state: TrainState, data: Any
 ) -> tuple[dict[str, Tensor], TrainState, StepRow]:
-    """Run the model's own stateless train_step; what is not its optimizer's is put back where that skipped.
+    """Run the model's own stateless train_step; if its optimizer skipped, put back all that is not the optimizer's.
 
     `state.metrics` ends with `custom.variables`.
     """
@@ -261,7 +261,7 @@ def _custom_train_step(
 
 
 def test_step(model: Any, state: tuple[list[Tensor], list[Tensor], list[Tensor]], data: Any) -> list[Tensor]:
-    """Return the metrics after a test_step of the model, with `CustomSteps.variables` after them where it has some."""
+    """Return the metrics after a test_step of the model, followed by `CustomSteps.variables`, if any."""
     weights, frozen, metrics = state
     custom, count = custom_steps(model), len(model.metrics_variables)
     if custom is None or not custom.test_names:
@@ -272,9 +272,9 @@ def test_step(model: Any, state: tuple[list[Tensor], list[Tensor], list[Tensor]]
 
 
 def trace(model: Any, step: Callable[..., Any], batch: Any, with_optimizer: bool) -> Any:
-    """Return what a stateless step of a model gives for a batch like this, as shapes and dtypes.
+    """Return the shapes and dtypes that a stateless step of a model returns for a batch like this.
 
-    Raises ValueError where it does not return (logs, state) with a state of as many parts as it was given.
+    Raises ValueError unless it returns (logs, state) with as many parts of the state as it was given.
     """
     parts = [model.trainable_variables, model.non_trainable_variables, model.metrics_variables]
     if with_optimizer:

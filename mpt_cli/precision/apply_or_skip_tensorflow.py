@@ -54,10 +54,10 @@ def apply(
     measured: GradientMeasurement | None = None,
     defects: GradientDefects | None = None,
 ) -> None:
-    """Apply `grads` of this replica where those of all replicas are finite; then move the scale once.
+    """Apply `grads` of this replica if those of all replicas are finite; then move the scale once.
 
-    `measured` is `optimizer.measure` of this replica's gradients, and `defects` their description, where they are known
-    already. Raises ValueError in a cross-replica context, and for gradient accumulation on several replicas.
+    `measured` is `optimizer.measure` of this replica's gradients, and `defects` their description, if already known.
+    Raises ValueError in a cross-replica context, and for gradient accumulation on several replicas.
     """
     if tf.distribute.in_cross_replica_context():
         raise ValueError("apply() must be called in a replica context.")
@@ -83,16 +83,14 @@ def apply(
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Return whether the step that is being made can read it, and not a tensor of a function that was traced
-    elsewhere."""
+    """Return whether the present step can read this tensor, which another traced function may own."""
     if tf.executing_eagerly():
         return isinstance(tensor, tf.__internal__.EagerTensor)
     return not isinstance(tensor, tf.__internal__.EagerTensor) and _is_inside(tensor.graph)
 
 
 def _is_inside(wanted: Any) -> bool:
-    """Return whether this is a graph that is being traced, or one around it: that of a condition or loop stands in
-    another."""
+    """Return whether this graph is being traced, or contains the traced one, as that of a condition or loop does."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None and graph is not wanted:
         graph = getattr(graph, "outer_graph", None)
@@ -100,7 +98,7 @@ def _is_inside(wanted: Any) -> bool:
 
 
 def _log_step(optimizer: "LossScaleOptimizer", start: StepStart, loss: Tensor | None, found: Sequence[Tensor]) -> None:
-    """Note a step in the log. Each of several replicas writes its own copy; the reader puts them together."""
+    """Write a step to the log. Each of several replicas writes its copy; the reader combines them."""
     log = optimizer.step_log
     assert log is not None
     if loss is not None:
@@ -144,7 +142,7 @@ def is_for_xla() -> bool:
 def outside(make: Callable[[], Any]) -> Any:
     """Return `make()`, which makes variables, called outside of the function that is being traced.
 
-    In a thread of its own, where no strategy places them: a function that makes variables itself is traced twice.
+    It runs in another thread, without a strategy to place variables: a function that makes variables is traced twice.
     """
     if tf.executing_eagerly():
         return make()
@@ -158,11 +156,11 @@ def outside(make: Callable[[], Any]) -> Any:
 def build_outside(build: Callable[[], None], variables: list[Any]) -> None:
     """Call `build` outside of the function that is being traced, once for all replicas.
 
-    Made inside, variables are initialised by conditions around the whole first call, in which the skip's own condition
-    can't stand; made by a replica's own thread outside, they would not be mirrored. The function is traced again then,
-    as it has to be: what it read of the scale before is a constant in the first trace. Where the model's `variables`
-    are made in this very trace, so is what belongs to them, as Keras has it: outside they have no values yet, which
-    optimizers such as ScheduleFreeAdamW begin with.
+    Variables made inside are initialised by conditions around the whole first call, which can't contain the condition
+    of the skip; variables made outside by the thread of a replica would not be mirrored. The function is then traced
+    again, which is needed because the first trace holds the scale as a constant. If the model's `variables` are made in
+    this trace, the optimizer's are too, as in Keras: outside they have no values yet, which optimizers such as
+    ScheduleFreeAdamW begin with.
     """
 
     def build_for_all(strategy: Any) -> None:
@@ -180,7 +178,7 @@ def build_outside(build: Callable[[], None], variables: list[Any]) -> None:
 
 
 def are_made_here(variables: list[Any]) -> bool:
-    """Return whether some of them are made in the function that is being traced, and have no values yet."""
+    """Return whether some variables are made in the function that is being traced, and have no values yet."""
     own = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
     with tf.init_scope():
         return not all(bool(variable.is_initialized()) for variable in own)
@@ -200,7 +198,7 @@ def check_accumulation(inner_optimizer: Any) -> None:
 def track_in_checkpoints(optimizer: Any, state: ScaleState) -> None:
     """Let `tf.train.Checkpoint` find the scale's variables, which TensorFlow sees only as attributes of the optimizer.
 
-    What a checkpoint restored before held for them is assigned here.
+    Values from a checkpoint that was restored earlier are assigned here.
     """
     for variable in state.variables:
         track_for_tensorflow(optimizer, variable)
@@ -217,8 +215,8 @@ def _apply_on_replicas(
     """Apply a step on all replicas or on none; in cross-replica context.
 
     Gradients are not reduced yet, so each replica has its own; deciding by those of the first one, as Keras does, lets
-    an overflow of the second replica into every copy of the weights. The condition stands out here because TensorFlow
-    allows no `merge_call`, which the inner optimizer makes, inside a condition in replica context.
+    an overflow of the second replica into every copy of the weights. The condition is in the cross-replica context,
+    because TensorFlow allows no `merge_call`, which the inner optimizer makes, inside a condition in replica context.
     """
     finite, largest = (tf.stack(strategy.experimental_local_results(each)) for each in measured)
     of_all = GradientMeasurement(tf.reduce_all(finite), tf.reduce_max(largest))
@@ -230,7 +228,7 @@ def _apply_on_replicas(
 
 
 def _then_nothing(act: Callable[[], None]) -> Callable[[], Tensor]:
-    """Return `act` as a branch of `tf.cond`, which wants a tensor."""
+    """Return `act` as a branch of `tf.cond`, which must return a tensor."""
 
     def branch() -> Tensor:
         act()
@@ -254,10 +252,10 @@ def _apply_inner_where(
 
 
 def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
-    """Forward, backward, and either an update with metrics or nothing at all.
+    """Run forward and backward passes, then update weights and metrics, or change nothing at all.
 
-    Keras updates BatchNormalization's statistics in the forward pass and metrics whether or not the gradients are
-    finite. Here the former are put back and the latter left alone when the step is skipped.
+    Keras updates BatchNormalization's statistics in the forward pass, and metrics, even if the gradients are not
+    finite. Here a skipped step puts the statistics back and leaves the metrics alone.
     """
     custom = custom_steps(model)
     if custom is not None and custom.optimizers:
@@ -326,7 +324,7 @@ def _batch_size(x: Any) -> Tensor:
 
 
 def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[dict[str, Tensor], StepRow]:
-    """Run the model's own train_step; what its optimizers share is put back where one of them skipped."""
+    """Run the model's own train_step; if one of its optimizers skipped, put back what they share."""
     kept = [v.value for v in (*custom.shared_state(model), *model.metrics_variables)]
     before = [tf.identity(v) for v in kept]
     starts = {name: start_of_step(optimizer) for name, optimizer in custom.optimizers.items()}
@@ -340,7 +338,7 @@ def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[dict
 
 
 def test_step(model: Any, data: Any) -> None:
-    """Run the model's test_step, and note its result where the model reports its own."""
+    """Run the model's test_step, and note its result if the model reports its own."""
     custom = custom_steps(model)
     if custom is None or not custom.test_names:
         model.test_step(data)
@@ -349,7 +347,7 @@ def test_step(model: Any, data: Any) -> None:
 
 
 def trace(step: Callable[[Any], Any], batch: Any) -> Any:
-    """Return what a step of a model gives for a batch like this, symbolically."""
+    """Return the symbolic result of a step of a model for a batch like this."""
     spec = tf.nest.map_structure(
         lambda a: None if a is None else tf.TensorSpec(a.shape, tf.as_dtype(keras.backend.standardize_dtype(a.dtype))),
         packed(batch),

@@ -1,6 +1,6 @@
-"""What each layer of a built model computes in, and what is known to go wrong there: in layers, and in combinations of
-model, optimizer and data. Found are static facts (an epsilon that is 0 in float16): `operations` traces what else runs,
-and what depends on the size of activations alone is measured by `mpt diagnose`.
+"""Audit a built model: the dtypes of each layer, and known numerical risks in layers and in combinations of model,
+optimizer and data. Only static facts are found (an epsilon that is 0 in float16): `operations` traces what else runs,
+and `mpt diagnose` measures what depends on the size of activations.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ ROUNDS_TO_ZERO = 2.0**-25
 
 
 def layer_risk(layer: Any) -> str:
-    """Return what is unsafe about a `layer` that computes in float16; empty where nothing is known.
+    """Return the known risk of a `layer` that computes in float16; empty if none is known.
 
     >>> layer_risk(keras.layers.Dense(2, activity_regularizer="l2", dtype="mixed_float16"))
-    'the loss of its activity regularizer is summed in float16 and inf above 65504'
+    'the loss of its activity regularizer is summed in float16, and is inf above 65504'
     """
     if isinstance(layer, keras.layers.UnitNormalization) or getattr(layer, "normalize", None) is True:
         return (
@@ -27,7 +27,7 @@ def layer_risk(layer: Any) -> str:
             "1e-12 is 0 in float16"
         )
     if layer.activity_regularizer is not None:
-        return "the loss of its activity regularizer is summed in float16 and inf above 65504"
+        return "the loss of its activity regularizer is summed in float16, and is inf above 65504"
     return "" if type(layer).__module__.startswith("keras.") else _own_layer_risk(layer)
 
 
@@ -41,7 +41,7 @@ def _own_layer_risk(layer: Any) -> str:
         value = getattr(layer, name, None)
         if isinstance(value, float) and 0 < value <= ROUNDS_TO_ZERO:
             return f"its {name}={value:g} is 0 in float16, where numbers begin at 6e-8"
-    return "the loss it adds is computed in float16 and inf above 65504" if "add_loss" in names else ""
+    return "the loss it adds is computed in float16, and is inf above 65504" if "add_loss" in names else ""
 
 
 ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "lamb", "adafactor")
@@ -50,7 +50,7 @@ PROBABILITIES = "probabilities"
 
 @dataclass(frozen=True)
 class LayerAudit:
-    """One layer: `risk` is empty where nothing is known to be wrong."""
+    """The audit of one layer; `risk` is empty if none is known."""
 
     path: str
     kind: str
@@ -60,7 +60,7 @@ class LayerAudit:
     parameters: int
     is_head: bool
     risk: str = ""
-    reason: str = ""  # for its policy, where that was chosen by what it does
+    reason: str = ""  # for its policy, if that was chosen from its operations
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _audit(layer: Any, is_head: bool) -> LayerAudit:
 
 
 def _risk(layer: Any, is_head: bool) -> str:
-    """Return what is unsafe about a layer in half precision. Measured with Keras 3.15 on a CPU; float32 is safe."""
+    """Return the known risk of a layer in half precision. Measured with Keras 3.15 on a CPU; float32 is safe."""
     if layer.compute_dtype not in NARROW:
         return ""
     probabilities = getattr(getattr(layer, "activation", None), "__name__", "") in ("softmax", "sigmoid")
@@ -110,7 +110,7 @@ def _risk(layer: Any, is_head: bool) -> str:
 
 
 def find_bad_combinations(model: Any, optimizer_name: str, max_abs_input: float | None = None) -> list[Finding]:
-    """Return all known-bad combinations of model, optimizer and data; empty where there is none.
+    """Return all known-bad combinations of model, optimizer and data.
 
     `max_abs_input` is the largest magnitude among the inputs, None if unknown.
 

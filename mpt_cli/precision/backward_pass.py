@@ -1,8 +1,8 @@
 """Loss scaling of the gradients that a program takes with `tf.GradientTape` itself: a scale belongs to a backward pass.
 
-A pass is seeded with its scale, and what comes out is divided by it, so that the program has true gradients whatever it
-does with them. Whether they are finite is noted before anything is computed from them. All optimizers that use a pass
-share its scale and its decision; what a step of several passes did to the weights is put back where it is skipped.
+A pass is seeded with its scale, and its gradients are divided by it, so that the program gets true gradients. Whether
+they are finite is noted before anything is computed from them. All optimizers that use a pass share its scale and its
+decision; if a step of several passes is skipped, its changes of weights are put back.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,20 +19,20 @@ from mpt_cli.precision.optimizer import LossScaleOptimizer
 from mpt_cli.precision.train_step import ids_of
 
 Tensor = Any
-FirstScale = Callable[[Callable[[list[Any]], bool]], float | None]  # is told how to ask whether a list has any of them
+FirstScale = Callable[[Callable[[list[Any]], bool]], float | None]  # gets a test for lists of them
 USED = 2.0  # is added to whether a pass was bad once an optimizer has used it: the next gradients begin anew
 
 
 def is_scalable(target: Any) -> bool:
-    """Return whether it is a tensor of floats, or several."""
+    """Return whether `target` is one float tensor, or several."""
     return all(tf.is_tensor(each) and each.dtype.is_floating for each in tf.nest.flatten(target))
 
 
 class BackwardPass:
-    """Gradients of these variables, as often as they are taken, until an optimizer uses them."""
+    """The gradients of some variables, taken once or several times until an optimizer uses them."""
 
     def __init__(self, sources: Sequence[Any], scale: float | None) -> None:
-        """Begin a pass; `scale` is that of the first gradients, None where none are scaled."""
+        """Begin a pass; `scale` is that of the first gradients, None if they are not scaled."""
         self._sources, self.ids, self.scales = list(sources), ids_of(sources), scale is not None
         self._scale = outside(lambda: tf.Variable(scale or 1.0, trainable=False, dtype="float32", name="pass_scale"))
         self._state = outside(lambda: tf.Variable(USED, trainable=False, dtype="float32", name="pass_state"))
@@ -46,7 +46,7 @@ class BackwardPass:
         self._count = 0  # of passes since an optimizer used one
 
     def take(self, gradient: Callable[[Any], Any], target: Any, sources: list[Any], seeds: Any) -> Any:
-        """Return the true gradients of `target`, summed, of which `gradient` gives those with `seeds` (None: ones)."""
+        """Return the true gradients of `target`, summed; `gradient` returns the gradients for `seeds` (None: ones)."""
         if not self.scales or not is_scalable(target):
             return gradient(seeds)
         targets = tf.nest.flatten(target)
@@ -67,8 +67,8 @@ class BackwardPass:
         return tf.nest.pack_sequence_as(found, gradients)
 
     def _finish(self, gradients: list[Tensor], scale: Tensor, begins: bool) -> tuple[list[Tensor], list[Tensor]]:
-        """Return `gradients` divided by `scale`, and what may be put back where a step `begins` with them; note whether
-        they are finite."""
+        """Return `gradients` divided by `scale`, with the values to put back if the step that `begins` with them is
+        skipped; note whether they are finite."""
         values = [tf.identity(variable) for variable in self._kept] if begins else []
         gradients = unscale(gradients, self._sources, scale)
         if replicas() == 1:
@@ -83,12 +83,12 @@ class BackwardPass:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether the step that is being made has taken gradients already."""
+        """Return whether the present step has taken gradients already."""
         return self._count > 0 and is_readable(self._before[0][1])
 
     def _begins_step(self) -> bool:
-        """Return whether these are the first gradients of a step. In a graph it costs nothing to keep what the
-        variables are unless it is put back."""
+        """Return whether these are the first gradients of a step. In a graph, keeping the values of variables costs
+        nothing unless they are put back."""
         self._count = self._count + 1 if self.goes_on else 1
         if self._count == 1:
             graph = tf.compat.v1.get_default_graph()
@@ -101,8 +101,8 @@ class BackwardPass:
         return tf.equal(self._state % USED, 0)
 
     def take_changed(self) -> list[tuple[Any, Tensor]]:
-        """Return what the step may have changed between its passes, with the values before; the next one begins
-        anew."""
+        """Return the variables that the step may have changed between its passes, with their earlier values; forget
+        them."""
         changed = self._before if self.goes_on and self._count > 1 else []
         self._before, self._count, self.given = [], 0, []
         return changed
@@ -121,15 +121,15 @@ class BackwardPass:
 
 
 class BackwardPasses:
-    """Those of a program, by what they are gradients of."""
+    """The backward passes of a program, found by what they are gradients of."""
 
     def __init__(self) -> None:
         self._by_ids: dict[frozenset[int], BackwardPass] = {}
         self._steps: dict[Any, Callable[..., None]] = {}  # compiled, of eager loops
 
     def find(self, target: Any, sources: Sequence[Any], first_scale: FirstScale) -> BackwardPass:
-        """Return the pass for gradients of `target` with respect to `sources`; `first_scale` is asked until it gives
-        one."""
+        """Return the pass for gradients of `target` with respect to `sources`; `first_scale` is called until it returns
+        a scale."""
         ids = frozenset(ids_of(sources))
         known = self._by_ids.get(ids)
         if known is None or not known.scales:
@@ -148,8 +148,8 @@ class BackwardPasses:
         variables: list[Any],
         if_skipped: Callable[[Any], list[tuple[Any, Tensor]]],
     ) -> None:
-        """Make a step with true gradients, applied where all of its passes were finite. `if_skipped` returns, for the
-        optimizer, further variables with what they are to be where the step is skipped."""
+        """Make a step with true gradients, applied if all of its passes were finite. `if_skipped` returns, for the
+        optimizer, further variables with their values for a skipped step."""
         if not optimizer.built:
             inner = optimizer.inner_optimizer
             trained = direct_trainable_variables(inner) if inner.built else variables

@@ -1,4 +1,4 @@
-"""Are gradients finite, how large are they, and if they are not finite, what is wrong with them."""
+"""Check whether gradients are finite, how large they are, and if they are not finite, what is wrong with them."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -16,11 +16,11 @@ Cond = Callable[[Tensor, Callable[[], Any], Callable[[], Any]], Any]
 
 
 class GradientMeasurement(NamedTuple):
-    """What is learnt of a step's gradients, in one pass over them.
+    """The result of one pass over a step's gradients.
 
-    `finite` is a boolean scalar: no inf or nan in any of them; `largest` the largest magnitude among the scaled ones,
-    float32 scalar, inf where one holds inf or nan, and 0 where no rule asks for it. Statistics that overwrite their
-    variable don't count for it.
+    `finite` is a boolean scalar: none of them has inf or nan. `largest` is the largest magnitude among the scaled ones,
+    a float32 scalar: inf if one has inf or nan, and 0 if no rule needs it. Statistics that overwrite their variable are
+    left out of it.
     """
 
     finite: Tensor
@@ -31,7 +31,7 @@ SPARSE = {"tensorflow": ("IndexedSlices", "values"), "jax": ("BCOO", "data")}  #
 
 
 def dense(gradient: Tensor) -> Tensor:
-    """Return the values of a gradient; of a `tf.IndexedSlices` (embeddings) or a JAX `BCOO` the rows that it holds."""
+    """Return the values of a gradient; for a `tf.IndexedSlices` (embeddings) or a JAX `BCOO`, the rows that it has."""
     return getattr(gradient, SPARSE[keras.backend.backend()][1]) if is_sparse(gradient) else gradient
 
 
@@ -85,8 +85,7 @@ def unscale(gradients: list[Tensor], variables: list[Any], scale: Tensor | None)
 
 
 def magnitude(gradient: Tensor) -> Tensor:
-    """Return the largest magnitude, a float32 scalar, in a gradient, inf where it holds inf or nan, 0 where it is
-    empty."""
+    """Return the largest magnitude in a gradient as a float32 scalar: inf if it has inf or nan, 0 if it is empty."""
     size = ops.abs(dense(gradient))
     largest = ops.minimum(ops.cast(ops.max(size, initial=0), "float32"), FLOAT32_MAX)  # of a larger float64
     return ops.where(ops.all(ops.isfinite(size)), largest, float("inf"))  # XLA's maximum loses nan
@@ -149,12 +148,12 @@ def measure(gradients: list[Tensor], variables: list[Any], with_largest: bool = 
 
 
 class GradientDefects(NamedTuple):
-    """What is wrong with a step's gradients, as int32 scalars on the device.
+    """The defects of a step's gradients, as int32 scalars on the device.
 
-    How many elements are `nan` and `inf`; the index of the `nearest` gradient that holds one, or -1; whether that one
-    or another of its layer `holds_inf` (0 or 1), else they hold nan alone; and whether every element of all is `zero`
-    (0 or 1). Nearest is to the fault: inf and nan spread backwards, so that it is the last in the order of the forward
-    pass.
+    The number of elements that are `nan` and `inf`; the index of the `nearest` gradient with one, or -1; whether that
+    gradient or another of its layer `holds_inf` (0 or 1), rather than nan alone; and whether every element of all is
+    `zero` (0 or 1). Nearest means to the fault: inf and nan spread backwards, so it is the last in the order of the
+    forward pass.
     """
 
     nan: Tensor
@@ -167,10 +166,10 @@ class GradientDefects(NamedTuple):
 def describe_gradients(
     gradients: list[Tensor], measured: GradientMeasurement, cond: Cond = ops.cond, ranks: Sequence[int] | None = None
 ) -> GradientDefects:
-    """Return what is wrong with the gradients. Elements are counted only where some are not finite, or the smallest
-    gradient is zero.
+    """Return the defects of the gradients. Elements are counted only if some are not finite, or the smallest gradient
+    is zero.
 
-    `ranks` are the places of the variables in the order of the forward pass, their own order where not given.
+    `ranks` are the places of the variables in the order of the forward pass, by default their given order.
     """
     present = {index: g for index, g in enumerate(gradients) if g is not None and 0 not in dense(g).shape}
     if not present:

@@ -1,4 +1,4 @@
-"""What has no public name in JAX: all that may break with another version of it stands here, each part with a test."""
+"""The parts of JAX without a public name that mpt needs: all that another version may break, each with a test."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,10 +14,10 @@ def jax_attention() -> Any:
 
 
 def replace_attention(on_cpu: bool) -> None:
-    """Let JAX's attention take float16 on a CPU, where JAX refuses its products; elsewhere it is JAX's own.
+    """Make JAX's attention accept float16 on a CPU, where JAX refuses its products; elsewhere it is unchanged.
 
-    float16 queries, keys and values are computed with in float32; what comes out is rounded to float16, and so are the
-    gradients. For the whole process: Keras's layers look it up there.
+    float16 queries, keys and values are computed in float32; the result and the gradients are rounded to float16. It
+    holds for the whole process, because Keras's layers look it up in JAX.
     """
     original = jax_attention()
 
@@ -33,10 +33,10 @@ def replace_attention(on_cpu: bool) -> None:
 
 @contextmanager
 def answering_for_gpu(has_capability: Callable[[str], bool]) -> Iterator[None]:
-    """Let JAX act as if a GPU were here while a program is traced for it.
+    """Make JAX report a GPU while a program is traced for one.
 
-    Keras asks `jax._src` whether a GPU can compute cuDNN's attention, and without an answer traces the products and the
-    softmax in its place, which take far more memory. There is no public way to say which device is traced for.
+    Keras asks `jax._src` whether a GPU can compute cuDNN's attention, and otherwise traces the products and the softmax
+    instead, which take far more memory. There is no public way to say for which device a program is traced.
     """
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
@@ -56,8 +56,8 @@ def answering_for_gpu(has_capability: Callable[[str], bool]) -> Iterator[None]:
 
 
 def detected_process() -> tuple[int, int] | None:
-    """Return the rank of this process and how many there are, as `jax.distributed.initialize` finds them in a cluster;
-    None outside of one. JAX says them only once all have met."""
+    """Return the rank of this process and the number of processes, as `jax.distributed.initialize` finds them in a
+    cluster; None outside of one. JAX itself reports them only once all processes are connected."""
     from jax._src.clusters import ClusterEnv
 
     kinds = (kind for kind in ClusterEnv._cluster_types if not kind.opt_in_only_method)

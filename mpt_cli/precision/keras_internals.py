@@ -1,7 +1,7 @@
 """The parts of Keras without a public name that mpt needs: all of them are used here and nowhere else.
 
-What each is for, and what there is instead in public, stands at its function. `tests/precision/test_keras_internals.py`
-looks for every one in Keras, so that a Keras without it is told from a defect of ours.
+Each function says what the part is for, and what public name comes nearest. `tests/precision/test_keras_internals.py`
+looks for each in Keras, to tell a changed Keras from a defect of ours.
 """
 
 import logging
@@ -38,8 +38,7 @@ def predict_in_training(model: Any, x: Any) -> Tensor:
 
 
 def logits_of(x: Tensor) -> Tensor:
-    """Return the logits behind what a sigmoid or softmax gave, which Keras's losses take instead on TensorFlow; else
-    `x`."""
+    """Return the logits before a sigmoid or softmax, which Keras's losses use instead on TensorFlow; without, `x`."""
     return getattr(x, "mpt_logits", getattr(x, "_keras_logits", x))
 
 
@@ -57,8 +56,7 @@ def replace_values(variables: Sequence[Any], values: Sequence[Tensor]) -> None:
 
 
 def training_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Tensor:
-    """Return the compiled loss as `train_step` has it: the public `compute_loss` does not know whether it is in
-    training."""
+    """Return the compiled loss as `train_step` computes it: the public `compute_loss` has no `training` argument."""
     return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
 
 
@@ -86,7 +84,7 @@ def build_before_tracing(model: Any) -> None:
 
 
 class _NoData(DataAdapter):  # type: ignore[misc]
-    """What `fit` and `evaluate` go through where their steps find the examples themselves: without end."""
+    """An endless data adapter for `fit` and `evaluate`, whose steps find the examples themselves."""
 
     num_batches = None
 
@@ -106,8 +104,8 @@ _STEPS = {"fit": "train_function", "evaluate": "test_function"}
 def run_by_calls(
     method: str, model: Any, call: Callable[[], object], reset_metrics: Callable[[], None], **options: Any
 ) -> None:
-    """Run Keras's own `fit` or `evaluate` of a built model, whose steps are calls of `call`: it finds its examples
-    itself, makes as many steps as it likes, and ends an epoch by `stop_training` or `stop_evaluating`."""
+    """Run Keras's own `fit` or `evaluate` of a built model with `call` as its step: `call` finds the examples, makes
+    any number of steps, and ends an epoch by `stop_training` or `stop_evaluating`."""
 
     def step(*given: Any) -> Any:
         call()
@@ -118,7 +116,7 @@ def run_by_calls(
         return found and type(model)._get_metrics_result_or_logs(model, found)
 
     def state(**parts: bool) -> Any:
-        """Return nothing to a step of ours, for which listing 600 variables takes 5 ms; a callback may evaluate."""
+        """Return nothing to a step of ours, to which listing 600 variables would add 5 ms; a callback may evaluate."""
         if parts.get("optimizer_variables", False) == (method == "fit"):
             return (None,) * sum(kept for name, kept in parts.items() if name != "purge_model_variables")
         return type(model)._get_jax_state(model, **parts)
@@ -151,9 +149,9 @@ def compiled_loss_weights(model: Any) -> Any:
 
 
 def wrap_at_compile(policy: Any, wrap: Callable[[Any], Any]) -> None:
-    """Have `Model.compile` use `wrap` where Keras would put an optimizer into its own loss scaling, and say so once.
+    """Make `Model.compile` use `wrap` where Keras would wrap an optimizer in its own loss scaling, and say so once.
 
-    That holds while `policy` is the global one. For any policy but mixed_float16, put Keras's own `compile` back.
+    This holds while `policy` is the global one. For any policy but mixed_float16, restore Keras's own `compile`.
     """
     original = getattr(Trainer.compile, "unscaled", Trainer.compile)
     told: list[str] = []
@@ -166,7 +164,7 @@ def wrap_at_compile(policy: Any, wrap: Callable[[Any], Any]) -> None:
             return
         put_optimizer(model, wrap(model.optimizer.inner_optimizer))
         if not told:
-            told.append("compile puts optimizers into mpt's LossScaleOptimizer, as set_global_policy asks for.")
+            told.append("compile puts optimizers into mpt's LossScaleOptimizer, because of set_global_policy.")
             logging.getLogger("mpt_cli").warning(told[0])
 
     compile_scaled.unscaled = original  # type: ignore[attr-defined]
@@ -202,7 +200,7 @@ def optimizer_values_in_fit(model: Any) -> list[Tensor] | None:
 
 
 def idles_at_batches(callback: Any) -> bool:
-    """Return whether a callback of Keras's own declares hooks of batches that do nothing the way it is set.
+    """Return whether a callback of Keras declares batch hooks that do nothing with its present settings.
 
     TensorBoard counts there, and writes the graph of Keras's own `train_function`.
     """
@@ -219,9 +217,9 @@ def has_value(variable: Any) -> bool:
 
 
 def inner_layers(part: Any, recursive: bool = True) -> list[Any]:
-    """Return the layers inside a layer or model, at every depth or right inside; none of an operation.
+    """Return the layers inside a layer or model, at every depth or only directly; an operation has none.
 
-    `model.layers` knows neither those inside a layer nor those that a subclassed model holds in a list.
+    `model.layers` has neither the layers inside a layer nor those that a subclassed model holds in a list.
     """
     if not isinstance(part, keras.Layer):
         return []
@@ -229,8 +227,8 @@ def inner_layers(part: Any, recursive: bool = True) -> list[Any]:
 
 
 def remake_lambda(layer: Any, **changes: Any) -> Any:
-    """Return a `Lambda` layer with the function of this one: the public `from_config` makes one from its code, without
-    the names around it."""
+    """Return a `Lambda` layer with the function of this one: the public `from_config` remakes the function from its
+    code, without the names that it closes over."""
     config = {name: getattr(layer, name) for name in ("name", "trainable", "dtype_policy")}
     config["dtype"] = config.pop("dtype_policy")
     return type(layer)(layer.function, layer._output_shape, layer.mask, layer.arguments, **{**config, **changes})
@@ -272,8 +270,8 @@ def direct_trainable_variables(holder: Any) -> list[Any]:
 
 
 def step_options(optimizer: Any) -> tuple[Any, ...] | None:
-    """Return what a compiled step of one of Keras's optimizers depends on beside variables; None for one that may run
-    Python of the user's in each step."""
+    """Return the options, beside variables, that a compiled step of a Keras optimizer depends on; None for an optimizer
+    that may run the user's Python in each step."""
     rate = optimizer._learning_rate
     has_own_rate = isinstance(rate, keras.Variable) or type(rate) in vars(keras.optimizers.schedules).values()
     if not has_own_rate or type(optimizer) not in vars(keras.optimizers).values():
@@ -282,20 +280,20 @@ def step_options(optimizer: Any) -> tuple[Any, ...] | None:
 
 
 def configured_rate(optimizer: Any) -> Any:
-    """Return the learning rate of an optimizer: a schedule as such, of which the public property gives the present
+    """Return the learning rate of an optimizer; a schedule as an object, while the public property returns its present
     value."""
     rate = optimizer._learning_rate
     return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else float(rate)
 
 
 def copied_optimizer(optimizer: Any) -> Any:
-    """Return one that is configured as `optimizer` is now, without its state."""
+    """Return a new optimizer with the present configuration of `optimizer`, without its state."""
     rate = configured_rate(optimizer)
     return type(optimizer).from_config(optimizer.get_config(), custom_objects={type(rate).__name__: type(rate)})
 
 
 class _ReadVariables(keras.StatelessScope):  # type: ignore[misc]
-    """Remembers the variables that are read inside, and their values, which are those that they have outside."""
+    """Remembers the variables that are read in the block, and their values outside of it."""
 
     found: dict[int, tuple[Any, Tensor]]
 
@@ -323,14 +321,14 @@ def variables_read(function: Callable[[], Any]) -> tuple[list[Any], list[Tensor]
 
 
 def reading_values(variables: list[Any], values: list[Tensor]) -> AbstractContextManager[Any]:
-    """Give all `variables` that are read inside these `values`; without variables, change nothing."""
+    """Make the `variables` read as these `values` in the block; without variables, change nothing."""
     return keras.StatelessScope(list(zip(variables, values, strict=True))) if variables else nullcontext()
 
 
 def add_losses_in_float32(model: Any) -> None:
-    """Have losses of layers (`add_loss`, regularizers) that are float16 or bfloat16 added to the loss in float32.
+    """Add float16 and bfloat16 losses of layers (`add_loss`, regularizers) to the loss in float32.
 
-    Keras adds them as they are, at which TensorFlow fails for an activity regularizer of a layer in float16.
+    Keras adds them in their dtype, and TensorFlow then fails for an activity regularizer of a layer in float16.
     """
     if "_aggregate_additional_loss" in vars(model):
         return
@@ -344,7 +342,7 @@ def add_losses_in_float32(model: Any) -> None:
 
 
 def call_behind(tensor: Any) -> tuple[Any, Any] | None:
-    """Return the operation that made a symbolic tensor, and the node of that call; None for what no operation made."""
+    """Return the operation that made a symbolic tensor, and the node of that call; None if no operation made it."""
     history = getattr(tensor, "_keras_history", None)
     return None if history is None else (history[0], history[0]._inbound_nodes[history[1]])
 
@@ -405,7 +403,7 @@ def large_variables_without_values(most_elements: int) -> Iterator[None]:
 
 @contextmanager
 def policies_kept(model: Any) -> Iterator[list[Any]]:
-    """Yield the model and its layers, which have the policies of now again after this context."""
+    """Yield the model and its layers; afterwards restore their present policies."""
     layers = [model, *inner_layers(model)]
     kept = [layer._dtype_policy for layer in layers]
     try:
@@ -419,9 +417,9 @@ def policies_kept(model: Any) -> Iterator[list[Any]]:
 def computing_in_float32(model: Any) -> Iterator[None]:
     """Let every layer of `model` compute in float32 inside this context, whatever its policy.
 
-    The public setter of `dtype_policy` quantizes, and writes into the policies that layers share. What a layer took
-    over from its policy when it was made, or casts to float16 by name, stays. Layers that a model makes in its call are
-    in float32 too.
+    The public setter of `dtype_policy` quantizes, and changes the policies that layers share. A dtype that a layer
+    copied from its policy when it was made, or a cast to float16 by name, stays. Layers that a model makes in its call
+    are in float32 too.
     """
     before, policy = keras.config.dtype_policy(), keras.DTypePolicy("float32")
     with policies_kept(model) as layers:
@@ -438,7 +436,7 @@ def computing_in_float32(model: Any) -> Iterator[None]:
 LayerCall = Callable[..., Any]
 
 
-_replacing_calls = threading.RLock()  # what is put back by two threads at a time may be what the other has put there
+_replacing_calls = threading.RLock()  # two threads at a time could each restore what the other had set
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""`auto_float16`: which layers compute in float16, chosen by the operations that they run. Products may; exponentials,
-logarithms, cumulative sums and sums of squares get float32.
+"""`auto_float16`: choose the layers that compute in float16 from the operations that they run. Products may;
+exponentials, logarithms, cumulative sums and sums of squares need float32.
 
-What is read is the forward pass as the backend traced it, before XLA fuses it: where Keras casts to float32 inside a
-layer, that is seen.
+The operations are read from the backend's trace of the forward pass, before XLA fuses it, which shows where Keras casts
+to float32 inside a layer.
 """
 
 import re
@@ -109,7 +109,7 @@ _PART = re.compile(MARK.format(r"(\d+)"))
 
 def trace_forward(model: Any, x: Any) -> list[tuple[Any, Operation]]:
     """Return the operations of the forward pass in training on inputs like the arrays `x`, each with the layer or plain
-    operation of the model that it is in, None where it is in none. Nothing is computed."""
+    operation of the model that contains it, or None. Nothing is computed."""
     parts = parts_of(model)
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
@@ -131,7 +131,7 @@ def trace_forward(model: Any, x: Any) -> list[tuple[Any, Operation]]:
 
 
 def _marked(model: Any, parts: Sequence[Any], scope: Callable[[str], Any]) -> AbstractContextManager[None]:
-    """Run `model` and each of `parts` in a scope of its own, which the names of its operations show."""
+    """Run `model` and each of `parts` in a separate scope, which the names of its operations show."""
 
     def wrap(index: int, call: Callable[..., Any]) -> Callable[..., Any]:
         def call_in_scope(*arguments: Any, **named: Any) -> Any:
@@ -144,7 +144,7 @@ def _marked(model: Any, parts: Sequence[Any], scope: Callable[[str], Any]) -> Ab
 
 
 def needs_of(model: Any, x: Any) -> dict[Any, str]:
-    """Return what needs float32 and is computed in float16, in words, by the layer that a policy has to be put onto, by
+    """Return descriptions of what needs float32 and is computed in float16, by the layer that needs another policy, by
     the plain operation, or by None for what is in neither."""
     runners = {inner: owner for owner in layers_of(model) for inner in layers_run_uncalled(owner)}
     found: dict[Any, dict[str, None]] = {}
@@ -165,9 +165,10 @@ def needs_of(model: Any, x: Any) -> dict[Any, str]:
 
 @dataclass(frozen=True)
 class ChosenPolicies:
-    """`overrides`, by the paths of layers, are the policies that were chosen, those that were asked for last; `reasons`
-    says by the path of a layer why it has the policy that it has; `left` what still needs float32 and is in float16,
-    since no policy of a layer changes it."""
+    """The chosen policies: `overrides` maps paths of layers to policies, the user's last; `reasons` says why a layer
+    has its policy, by its path; `left` describes what still needs float32 and is in float16, because no layer's policy
+    changes it.
+    """
 
     overrides: dict[str, str]
     reasons: dict[str, str]
@@ -175,10 +176,10 @@ class ChosenPolicies:
 
 
 def choose_policies(model: Any, policy: Policy, x: Any) -> ChosenPolicies:
-    """Put policies onto the layers of a built `model` in mixed_float16, by what its forward pass on inputs like `x`
-    does; its head and the overrides of `policy` stay as they say.
+    """Set policies on the layers of a built `model` in mixed_float16, from the operations of its forward pass on inputs
+    like `x`; the head and the overrides of `policy` have priority.
 
-    A layer with a policy that its author gave it keeps that. Raises ValueError for an override that matches nothing.
+    A layer keeps a policy that its author gave it. Raises ValueError for an override that matches nothing.
     """
     apply_policy(model, policy)
     asked = {name_of(layer) for layer in wanted_policies(model, replace(policy, head=policy.name))}
@@ -205,6 +206,6 @@ def set_chosen_policies(model: Any, chosen: ChosenPolicies) -> None:
 
 
 def chosen_policies(model: Any) -> ChosenPolicies | None:
-    """Return what `set_chosen_policies` was told of `model`; None for a model whose policy says it all."""
+    """Return what `set_chosen_policies` stored for `model`; None if it stored nothing."""
     found = getattr(model, "_mpt_chosen_policies", None)
     return found if isinstance(found, ChosenPolicies) else None

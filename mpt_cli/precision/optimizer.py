@@ -1,6 +1,6 @@
-"""`LossScaleOptimizer`, loss scaling around any Keras optimizer: what is wrong with its arguments, the rule they stand
-for, the attributes that are those of the optimizer inside it, how a step is applied or skipped, and what makes it a
-drop-in for tf.keras's, scaling by hand and `minimize`.
+"""`LossScaleOptimizer`, loss scaling around any Keras optimizer: checks of its arguments, the rule they stand for, the
+attributes of the inner optimizer, how a step is applied or skipped, and what makes it a drop-in for tf.keras's: scaling
+by hand and `minimize`.
 """
 
 import warnings
@@ -40,7 +40,7 @@ MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale",
 
 
 def check_inner(inner: Any) -> None:
-    """Raise ValueError for what can't be wrapped."""
+    """Raise ValueError for an optimizer that can't be wrapped."""
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise ValueError(f"`inner_optimizer` must be a keras.optimizers.Optimizer. Received: {inner!r}.")
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
@@ -292,13 +292,13 @@ class LossScaleOptimizer(
         self._warned: set[str] = set()
         self._loss_was_scaled = False
         self._scaled_gradients: list[Tensor] | None = None
-        self._unscaled: bool | None = None  # whether gradients come divided by the scale: what it was told last
+        self._unscaled: bool | None = None  # whether gradients come divided by the scale, as last noted
         self._rule = rule
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
         self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
         self.allows_unscaled = False  # whether gradients of a step that scales no loss are taken as they are
-        self.was_unscaled = False  # whether a step that is traced had such
+        self.was_unscaled = False  # whether a traced step had such gradients
         inner_optimizer._mpt_is_wrapped = True
         self.inner_optimizer = inner_optimizer
         for option, value in changed.items():
@@ -395,7 +395,7 @@ class LossScaleOptimizer(
         backend_step().apply(self, grads, variables, told)
 
     def apply_scaled(self, grads: list[Tensor], variables: list[Any]) -> None:
-        """Apply gradients that are scaled, whatever was said of the last ones."""
+        """Apply scaled gradients, regardless of what was noted about the last ones."""
         backend_step().apply(self, *self._matched(grads, variables), unscaled=False)
 
     def _matched(self, grads: list[Tensor], variables: list[Any] | None) -> tuple[list[Tensor], list[Any]]:
@@ -424,10 +424,10 @@ class LossScaleOptimizer(
         self.inner_optimizer.apply(grads, variables)
 
     def finalize_variable_values(self, var_list: list[Any]) -> None:
-        """Put the inner optimizer's moving averages into the variables, where it keeps any.
+        """Put the inner optimizer's moving averages, if any, into the variables.
 
-        Nothing happens before a step was applied: the averages are zeros then. Nor after a `fit` on JAX that an
-        exception ended while it held the values: Keras calls this even then, and the exception matters.
+        Does nothing before a step was applied, when the averages are zeros, nor after a `fit` on JAX that an exception
+        ended while it held the values: Keras calls this even then, and must not hide the exception.
         """
         try:
             if self.scale_state is not None and not int(self.applied_steps):
@@ -492,7 +492,7 @@ class LossScaleOptimizer(
         self._noted_losses[get_ident()] = loss
 
     def take_noted_loss(self) -> Tensor | None:
-        """Return the loss of this step, of which the next one must be told anew; None where nobody told it."""
+        """Return the loss noted for this step and forget it; None if none was noted."""
         return self._noted_losses.pop(get_ident(), None)
 
     def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Tensor | Callable[[], Tensor]:

@@ -1,4 +1,4 @@
-"""What a `LossScaleOptimizer` is in files of Keras."""
+"""Save and load a `LossScaleOptimizer` in Keras's files."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -12,8 +12,7 @@ RULES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, NoScale, D
 
 
 def rule_from_config(config: dict[str, Any], custom_objects: Any) -> ScaleRule:
-    """Return the rule that `ScaleRule.optimizer_config` gave; ValueError for a class that isn't known or installed
-    here."""
+    """Return the rule that `ScaleRule.optimizer_config` described; ValueError if its class is not installed here."""
     name = config["class_name"]
     known = {**RULES, **(custom_objects or {}), **keras.saving.get_custom_objects()}
     rule = known.get(name) or find_installed_rule(name)

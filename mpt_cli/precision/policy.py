@@ -1,5 +1,5 @@
-"""The dtype policy of a run: one frozen value, put into force around the building of a model and onto its layers, of
-which some are cloned for it and some can't take it because Keras runs them without calling them.
+"""The dtype policy of a run: one frozen value, set globally while a model is built, then on its layers. Some layers
+must be cloned for it, and some can't have one, because Keras runs them without calling them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -140,11 +140,11 @@ def _set_policy(layer: Any, policy: str) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Policy(str):
-    """In which dtype layers compute and keep their variables.
+    """A dtype policy: the dtypes in which layers compute and keep their variables.
 
-    It is a string, its `name`, so that Keras takes it wherever it takes a policy (`Dense(8, dtype=policy)`,
-    `keras.config.set_dtype_policy(policy)`), and files hold the name alone. What else it says is for whole models:
-    `apply_policy` puts it onto them.
+    It is a string, its `name`, so that Keras accepts it wherever it accepts a policy (`Dense(8, dtype=policy)`,
+    `keras.config.set_dtype_policy(policy)`), and files have only the name. Its other fields are for whole models:
+    `apply_policy` applies them.
 
     `name` is a Keras float policy for all layers; `head` one for the output layer (None: as `name`), so that logits
     leave in float32; `overrides` maps patterns of layer names or paths (`conv*`, `block_1/*`) to policies, the last
@@ -188,7 +188,7 @@ class Policy(str):
         return cls(**config)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether they are equal; a plain string is to its name."""
+        """Return whether both are equal; a plain string equals a policy of that name."""
         if isinstance(other, Policy):
             return astuple(self) == astuple(other)
         return str(self) == other
@@ -229,7 +229,7 @@ class Policy(str):
 
 
 def global_policy() -> Policy:
-    """Return the policy of layers that are given none, as `tf.keras.mixed_precision.global_policy` does.
+    """Return the policy of layers without one of their own, as `tf.keras.mixed_precision.global_policy` does.
 
     >>> global_policy()
     <Policy "float32">
@@ -238,14 +238,14 @@ def global_policy() -> Policy:
 
 
 def set_global_policy(policy: str | None) -> None:
-    """Give a policy to all layers and models that are made from now on without one, as tf.keras's call of that name.
+    """Set the policy of all layers and models made from now on, as tf.keras's function of that name does.
 
-    `policy` is a name or a `Policy`, of which the name counts; None stands for `keras.config.floatx()`. Under
-    "mixed_float16" Keras's `Model.compile` puts the optimizer into mpt's `LossScaleOptimizer` instead of Keras's, and
-    says so once, until another policy is set. `keras.config.set_dtype_policy` leaves that to Keras.
+    `policy` is a name or a `Policy`, of which only the name is used; None stands for `keras.config.floatx()`. Until
+    another policy is set, `Model.compile` under "mixed_float16" wraps the optimizer in mpt's `LossScaleOptimizer`
+    instead of Keras's, and says so once. `keras.config.set_dtype_policy` leaves Keras's in place.
 
-    Raise ValueError for a name that Keras does not know, and for a `Policy` with `overrides`, which is for one model:
-    `apply_policy`.
+    Raise ValueError for a name that Keras does not know, and for a `Policy` with `overrides`, which belong to one
+    model: use `apply_policy`.
 
     >>> set_global_policy("mixed_bfloat16")
     >>> global_policy(), keras.layers.Dense(1).compute_dtype
@@ -262,14 +262,14 @@ def set_global_policy(policy: str | None) -> None:
 
 
 def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:
-    """Put head and overrides of `policy` onto a built `model`; returns the model to use.
+    """Apply head and overrides of `policy` to a built `model`; return the model to use.
 
-    With `everywhere` all other layers get `policy.name` too: for a model that was built under another policy (loaded).
+    With `everywhere` all other layers get `policy.name` too, for a model that was built under another policy (loaded).
 
-    Layers whose variables keep their dtype change in place. Where a variable's dtype changes (an override of a pure
+    Layers whose variables keep their dtype change in place. If a variable's dtype changes (an override in a pure
     float16 model), a functional or Sequential model is cloned with the same weights. Raises ValueError for an override
-    that matches no layer or can't act, and where a subclassed model, or a layer that can't be made anew, would have to
-    be cloned.
+    that matches no layer or has no effect, and if a subclassed model, or a layer that can't be made from its config,
+    would have to be cloned.
 
     >>> with Policy("mixed_float16").scope():
     ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(2)])
@@ -375,8 +375,8 @@ def _operations_behind(tensor: Any) -> Iterator[Any]:
 def computes_in_float16(model: Any) -> bool:
     """Return whether any layer of `model` computes in float16, so that its gradients need loss scaling.
 
-    The one place that decides it, from what the layers do, not from the global policy: layer-level, cloned, loaded and
-    pure float16 models count. bfloat16 has float32's range and needs none.
+    The only place that decides this, from the layers and not from the global policy, so that models with policies of
+    single layers, cloned, loaded and pure float16 models count. bfloat16 has float32's range and needs no scaling.
 
     >>> layers = [keras.layers.Dense(3, dtype="mixed_float16"), keras.layers.Dense(2)]
     >>> computes_in_float16(keras.Sequential([keras.Input((4,)), *layers]))

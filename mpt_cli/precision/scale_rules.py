@@ -1,10 +1,10 @@
-"""A loss-scale mode: its numbers, how the scale moves, and what it answers for itself; and ours: dynamic, fixed and
-none, logmax.
+"""Loss-scale modes: the interface of a mode, its numbers and how the scale moves; and the modes dynamic, fixed, none
+and logmax.
 
-The fields of a mode are the keys of the settings group `loss_scale` under that mode: type, default, range and meaning
-stand here and nowhere else. A rule knows numbers, not variables: `initial` gives the state it needs,
-`advance` maps the state and what was measured of the step's gradients to the next state. It runs inside compiled steps,
-so it is written in `keras.ops`; Keras is imported there, since settings read the fields before a backend is chosen.
+The fields of a mode are the keys of the settings group `loss_scale` under that mode; their type, default, range and
+meaning are only here. A rule handles values, not variables: `initial` returns the state it needs, `advance` maps the
+state and the measurement of a step's gradients to the next state. It runs inside compiled steps, so it is written in
+`keras.ops`; Keras is imported there, because settings read the fields before a backend is chosen.
 """
 
 import math
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mpt_cli.precision.gradient_check import GradientMeasurement
 
 RuleState = dict[str, Any]
-SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # that a float32 can be, and be doubled
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # float32 holds these, and twice as much
 UNLIFTED = 1.0  # at it and below, a loss scale pushes no gradient towards an overflow
 MARGIN = 16.0  # four halvings: gradients of one batch may be so many times larger than those of another
 
@@ -47,7 +47,7 @@ def highest_scale() -> Any:
 
 
 class Fault(NamedTuple):
-    """What is wrong with one number of a mode, as `loss_scale.NAME: RULE REMEDY` says it."""
+    """A bad number of a mode, for the message `loss_scale.NAME: RULE REMEDY`."""
 
     name: str
     rule: str
@@ -56,10 +56,10 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class ScaleRule(ABC):
-    """What every mode is asked; one of your own overrides `mode`, `advance`, and whatever differs.
+    """The interface of every mode; a custom one overrides `mode`, `advance`, and whatever differs.
 
-    `LossScaleOptimizer(rule=…)` takes an instance. Under the entry point group `mpt.scale_rules` the class is a mode of
-    the command line too, called as `mode` says.
+    `LossScaleOptimizer(rule=…)` takes an instance. With an entry point in the group `mpt.scale_rules` the class is also
+    a mode of the command line, under the name `mode`.
     """
 
     mode: ClassVar[str] = ""  # the word of YAML, checkpoints and records
@@ -115,32 +115,31 @@ class ScaleRule(ABC):
         return self.lowest if self.moves and hasattr(self, "min_scale") else None
 
     def may_explain(self, scale: float, applied: float, overflowed: float) -> bool:
-        """Return whether nan in the gradients may be due to `scale`, where steps of this run were `applied` at so much
-        at the most (0: none was) and gradients `overflowed`, to inf, at so little at the least (inf: none did).
+        """Return whether `scale` may explain nan in the gradients. `applied` is the highest scale at which steps of
+        this run were applied (0: none), `overflowed` the lowest at which gradients became inf (inf: none).
 
-        A nan of the model or data comes at any scale. One that the scale makes, from inf - inf, comes above those that
-        worked, or where other batches overflow. A rule that probes works at scales that are too high for some of its
-        batches, whose gradients differ: only one that is MARGIN lower is free of suspicion.
+        A nan of the model or data comes at any scale. A nan that the scale makes, from inf - inf, comes above the
+        scales that worked, or where other batches overflow. A rule that probes works at scales that are too high for
+        some batches, whose gradients differ: only a scale lower by MARGIN is certainly not the cause.
         """
         return scale > UNLIFTED and (scale * (MARGIN if self.probes else 1.0) > applied or scale >= overflowed)
 
     @classmethod
     def check(cls, values: Any) -> Iterator[Fault]:
-        """Return what is wrong with its numbers together, given as attributes of `values`; each alone is in its
-        range."""
+        """Return the faults of its numbers together, the attributes of `values`; each alone is in range."""
         low, high = getattr(values, "min_scale", SMALLEST_SCALE), getattr(values, "max_scale", LARGEST_SCALE)
         if not low <= high:
             yield Fault("min_scale", f"must be <= loss_scale.max_scale, which is {high:g}.")
         elif not low <= values.initial_scale <= high:
             rule = f"must lie within loss_scale.min_scale={low:g} and loss_scale.max_scale={high:g}."
-            yield Fault("initial_scale", rule, "Move the bound if you mean it.")
+            yield Fault("initial_scale", rule, "Move the bound if this is intended.")
 
     def describe(self, scale: str) -> str:
-        """Return the mode in a line, for the header; `scale` is where it begins."""
+        """Return one line on the mode for the header; `scale` is its initial scale."""
         return f"{self.mode} from {scale}"
 
     def resumed_scale(self, saved: float | None) -> float:
-        """Return where the scale goes on, after `saved` of the same mode or None of another."""
+        """Return the scale of a resumed run; `saved` is the last scale, None if that was of another mode."""
         return self.initial_scale if saved is None else min(max(saved, self.lowest), self.highest)
 
     def optimizer_config(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""The variables behind loss scaling: the rule's own state and the tally of steps, saved as one unit, what can be read
-of them, and the log of steps, for whoever reads them later.
+"""The variables of loss scaling: the state of the rule and the tally of steps, saved as one unit, their public readers,
+and the log of steps, which others read later.
 
-Keras's `fit` tells its callbacks nothing of a step but the metrics, and several steps may lie in one call. Here each
-step writes a row into a ring of variables, which costs it two small updates, and a reader who comes by before the ring
-has gone round once misses none.
+Keras's `fit` gives its callbacks only the metrics of a step, and one call may make several steps. Here each step writes
+a row into a ring of variables, at the cost of two small updates; a reader that comes before the ring is full again
+misses no step.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
             store[name] = ops.convert_to_numpy(variable)
 
     def load_own_variables(self, store: Any) -> None:
-        """Take what is stored under a known name; a file without any of them leaves the initial state."""
+        """Load the variables that are stored under known names; a file without any of them leaves the initial state."""
         for name in set(store.keys()) & set(self.by_name):
             self.by_name[name].assign(store[name])
 
@@ -203,14 +203,14 @@ class StepRow(NamedTuple):
         return self.floats[LOG_FLOATS.index(name)] if name in LOG_FLOATS else self.ints[LOG_INTS.index(name)]
 
     def applied(self, whatever: bool = False) -> Tensor:
-        """Return whether the gradients were used; `whatever` they were, where the optimizer uses all."""
+        """Return whether the gradients were applied: if they are finite, or `whatever` they are."""
         return ops.logical_or(self.column("finite") > 0, whatever)
 
 
 class StepRows(NamedTuple):
     """Steps in order: float32 (steps, 4) and int32 (steps, 7), columns as `LOG_FLOATS` and `LOG_INTS`.
 
-    `loss` is nan where the step did not tell it. `lost` steps before them were overwritten unread.
+    `loss` is nan if the step did not report it. `lost` earlier steps were overwritten before they were read.
     """
 
     floats: NDArray[np.float32]
@@ -221,7 +221,7 @@ class StepRows(NamedTuple):
 class StepLog:
     """A ring of `capacity` rows in two variables, which are no part of a file or checkpoint.
 
-    A plain object: what is an attribute of an optimizer and knows how to save itself would be saved with it.
+    A plain object, because an attribute of an optimizer that can save itself would be saved with the optimizer.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -258,7 +258,7 @@ def count_of(tally: Any, name: str) -> int:
 
 
 def _copies(value: Tensor) -> list[NDArray[Any]]:
-    """Return what each replica of a `tf.distribute` strategy noted, in a copy of its own; one array elsewhere."""
+    """Return the copy of each replica of a `tf.distribute` strategy; one array elsewhere."""
     mirrored = getattr(value, "values", None)
     return [on_host(copy) for copy in (mirrored if isinstance(mirrored, tuple) else [value])]
 
@@ -283,7 +283,7 @@ def combined_ints(ints: Any, numpy: Any = ops) -> Any:
 
 
 class StepStart(NamedTuple):
-    """What must be read before a step: scale and learning rate, float32, and the steps before, int32."""
+    """The values to read before a step: scale and learning rate, float32, and the number of earlier steps, int32."""
 
     scale: Tensor
     learning_rate: Tensor
@@ -297,8 +297,8 @@ def start_of_step(optimizer: Any) -> StepStart:
 
 
 def row_of_step(optimizer: Any, start: StepStart, loss: Tensor | None, found: Sequence[Tensor]) -> StepRow:
-    """Return the row of a step that is over; in the scope of the variables after it. `found` are the columns that tell
-    of the gradients, in their order; a loss of None is not known."""
+    """Return the row of a finished step, in the scope of the variables after it. `found` has the columns about the
+    gradients, in order; a loss of None is unknown."""
     state = optimizer.scale_state
     assert state is not None
     told = ops.convert_to_tensor(float("nan"), dtype="float32") if loss is None else ops.cast(loss, "float32")
@@ -308,9 +308,9 @@ def row_of_step(optimizer: Any, start: StepStart, loss: Tensor | None, found: Se
 
 
 def row_since(optimizer: Any, start: StepStart, loss: Tensor) -> StepRow:
-    """Return the row of a step that is not ours, from the log: of all updates that it has made since its `start`.
+    """Return the row of a custom step, from the log of all updates that it made since its `start`.
 
-    The first that was not finite says which variable, and whether it holds inf.
+    The first update that was not finite says which variable was bad, and whether it has inf.
     """
     log = optimizer.step_log
     updates = ops.arange(log.capacity, dtype="int32")

@@ -1,16 +1,15 @@
-"""A training step as a whole: what it reports, the float state that a skip puts back, in Keras's own `fit` a step in
-which a skip is whole; and models that bring a `train_step` or `test_step` of their own: which optimizers the step uses,
-whether it scales its loss, and what it reports. The steps themselves are run by `apply_or_skip_tensorflow` and
-`apply_or_skip_jax`.
+"""A training step as a whole: what it reports, the float state that a skip puts back, and whole skips in Keras's own
+`fit`; and models with a custom `train_step` or `test_step`: which optimizers the step uses, whether it scales its loss,
+and what it reports. `apply_or_skip_tensorflow` and `apply_or_skip_jax` run the steps.
 
-Nothing is trained to find out about a model's own step: it is traced once with optimizers that only look.
+Nothing is trained to examine a custom step: it is traced once with optimizers that only observe.
 
-What an overflow does to such a step is one rule for any number of optimizers. Each optimizer skips its own update alone
-and moves its own scale; what it trains is its own affair. What all share, the float state that no optimizer trains
-(statistics of normalisation, moving averages) and the metrics, is put back at the end of the step when any of them
-skipped: a forward pass that overflowed may have poisoned it. A second update in the same step that reads such state (a
-frozen discriminator's moving statistics) meets it and skips too; the next step is clean. A step counts as applied when
-all its optimizers applied.
+An overflow in a custom step follows one rule for any number of optimizers. Each optimizer skips only its update and
+moves only its scale. The state that all share, which is the float state that no optimizer trains (statistics of
+normalisation, moving averages) and the metrics, is put back at the end of the step if any of them skipped, because the
+forward pass that overflowed may have spoiled it. A second update in the same step that reads spoiled state (a frozen
+discriminator's moving statistics) skips too; the next step is clean. A step counts as applied if all its optimizers
+applied.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,9 +45,10 @@ def combine_rows(rows: list[StepRow]) -> StepRow:
 
 
 class ForwardOrder:
-    """In which order a step calls the layers of its model, seen while the step is traced: a compiled step pays nothing.
+    """The order in which a step calls the layers of its model, noted while it is traced, so that it costs nothing
+    later.
 
-    The order in which a model holds its variables need not be that in which it uses them.
+    The order of a model's variables may differ from the order in which it uses them.
     """
 
     def __init__(self, model: Any) -> None:
@@ -56,13 +56,13 @@ class ForwardOrder:
         self._called: dict[int, int] = {}  # the place of each that was called
 
     def noted(self) -> AbstractContextManager[None]:
-        """Around the forward pass."""
+        """Note the calls of layers in the block, the forward pass."""
         return outputs_noted(self._layers, lambda index, _: self._called.setdefault(index, len(self._called)))
 
     def ranks(self, variables: Sequence[Any]) -> list[int]:
         """Return the place of the innermost layer that holds each variable, by its first call; -1 for none.
 
-        What comes back wrong to any use of a shared layer spoils its gradient, and that of all layers before.
+        A bad gradient from any use of a shared layer spoils its gradient, and those of all layers before it.
         """
         found: dict[int, tuple[int, int]] = {}
         for index, place in self._called.items():
@@ -86,28 +86,28 @@ def assign(variables: Sequence[Any], values: Sequence[Tensor]) -> None:
 
 
 def packed(batch: Any) -> Any:
-    """Return a batch `(x, y, sample_weight)` as Keras's `fit` hands it to a step: without what is not there."""
+    """Return a batch `(x, y, sample_weight)` as Keras's `fit` passes it to a step: without the missing parts."""
     return keras.utils.pack_x_y_sample_weight(*keras.utils.unpack_x_y_sample_weight(batch))
 
 
 def state_to_keep(model: Any) -> list[Any]:
     """Return the non-trainable float variables that a skipped step leaves alone, such as BatchNormalization's.
 
-    Seed generators hold integers and move on: repeating a dropout mask helps nobody.
+    Seed generators hold integers, and advance in a skipped step too: there is no use in repeating a dropout mask.
     """
     variables = [*model.non_trainable_variables, *untracked_variables(model)]
     return [v for v in variables if keras.backend.is_float_dtype(v.dtype)]
 
 
 def keep_skips_whole(model: Any) -> Any:
-    """Make Keras's own `fit` leave the whole of `model` alone in a skipped step; returns `model`.
+    """Make a skipped step in Keras's own `fit` leave all of `model` unchanged; return `model`.
 
-    The model must be compiled with `mpt_cli.precision.LossScaleOptimizer`. Works for Sequential, functional,
-    subclassed and loaded models on both backends; a model that is saved and loaded needs it again. In an epoch without
-    any applied step the loss and all metrics are nan. Raises ValueError for another optimizer, a model without
-    trainable weights once it is trained, one with a `train_step` of its own, which would be replaced, and on several
-    replicas of a `tf.distribute` strategy one compiled with XLA or several steps per execution, where Keras's `fit`
-    fails with any optimizer.
+    The model must be compiled with `mpt_cli.precision.LossScaleOptimizer`. Works for Sequential, functional, subclassed
+    and loaded models on both backends; a model that is saved and loaded needs it again. In an epoch without any applied
+    step the loss and all metrics are nan. Raises ValueError for another optimizer, for a model with a custom
+    `train_step`, which would be replaced, for a model without trainable weights once it trains, and on several replicas
+    of a `tf.distribute` strategy for XLA or several steps per execution, with which Keras's `fit` fails for any
+    optimizer.
 
     >>> import keras
     >>> from mpt_cli.precision import LossScaleOptimizer
@@ -133,7 +133,7 @@ def keep_skips_whole(model: Any) -> Any:
 
 
 def check_replicas(model: Any) -> None:
-    """Raise ValueError for what Keras's `fit` can't do on several replicas; its own errors come from inside
+    """Raise ValueError for options that Keras's `fit` can't use on several replicas; its own errors come from inside
     TensorFlow."""
     strategy = getattr(model, "distribute_strategy", None)
     replicas = 1 if strategy is None else strategy.num_replicas_in_sync
@@ -161,7 +161,7 @@ def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[dict[str, Tensor
 
 
 def metrics_of(model: Any) -> dict[str, Tensor]:
-    """Return the metrics so far, as the model's class gives them."""
+    """Return the metrics so far from the model's own method."""
     return dict(type(model).get_metrics_result(model))
 
 
@@ -177,10 +177,10 @@ def logs_of(model: Any, loss: Tensor) -> dict[str, Tensor]:
 
 
 def _metrics_or_nan(model: Any) -> dict[str, Any]:
-    """Return what Keras reads at the end of an epoch: a mean over nothing is 0, which would look like the best epoch of
-    all.
+    """Return the metrics that Keras reads at the end of an epoch, nan if no step was applied: the mean over nothing is
+    0, which would look like the best epoch.
 
-    Not what it shows after a batch, where `TerminateOnNaN` would take a skipped first batch for the end.
+    The logs after a batch are different: with nan, `TerminateOnNaN` would end at a skipped first batch.
     """
     metrics = metrics_of(model)
     with suppress(TypeError, AttributeError):  # of a count that is traced, in a step of an evaluation
@@ -220,7 +220,7 @@ def has_custom_compute_loss(model: Any) -> bool:
 
 
 def can_be_called(model: Any) -> bool:
-    """Return whether the model's class has a `call`; one that lives by its `train_step` alone need not.
+    """Return whether the model's class has a `call`; one that only has a `train_step` need not.
 
     >>> can_be_called(keras.Sequential())
     True
@@ -230,7 +230,7 @@ def can_be_called(model: Any) -> bool:
 
 @dataclass
 class OptimizerUse:
-    """What a traced step did with one optimizer: how often it scaled a loss and applied, and to which variables."""
+    """The use of one optimizer in a traced step: how often it scaled a loss and applied, and to which variables."""
 
     scaled: int = 0
     applied: int = 0
@@ -244,12 +244,12 @@ class OptimizerUse:
 
 @dataclass(frozen=True)
 class CustomSteps:
-    """What the loop knows of a model's own steps.
+    """The facts that the loop needs about a model's custom steps.
 
-    `optimizers` by the attribute of the model that holds each; the first is the one whose scale is shown as the run's.
-    `train_names` and `test_names` are the names of what the steps report, `loss` first: `train_loss` and `test_loss`
-    say which value that is. Empty where Keras's own step runs. `train_log` and `test_log` hold the latest values,
-    float32 of the length of the names, `train_log` only of steps that were applied.
+    `optimizers` are named by the attribute of the model that holds each; the run shows the scale of the first.
+    `train_names` and `test_names` name the values that the steps report, `loss` first: `train_loss` and `test_loss` say
+    which value that is. They are empty if Keras's own step runs. `train_log` and `test_log` have the latest values,
+    float32 of the length of the names, `train_log` only those of applied steps.
     """
 
     optimizers: dict[str, LossScaleOptimizer]
@@ -268,7 +268,7 @@ class CustomSteps:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The logs, which the compiled loop carries along beside the metrics."""
+        """The logs, which the compiled loop updates beside the metrics."""
         return [self.train_log, self.test_log]
 
     def train_values(self, logs: dict[str, Tensor]) -> Tensor:
@@ -291,13 +291,13 @@ class CustomSteps:
 
 
 def custom_steps(model: Any) -> CustomSteps | None:
-    """Return what `set_custom_steps` was told of `model`; None for a model whose steps are Keras's."""
+    """Return what `set_custom_steps` stored for `model`; None if its steps are Keras's."""
     found = getattr(model, "_mpt_custom_steps", None)
     return found if isinstance(found, CustomSteps) else None
 
 
 def set_custom_steps(model: Any, custom: CustomSteps) -> None:
-    """Have the compiled loop run the model's own steps from now on."""
+    """Make the compiled loop run the model's own steps from now on."""
     model._mpt_custom_steps = custom
 
 
@@ -391,7 +391,7 @@ def optimizers_in(model: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]
     for name, value in attributes:
         if isinstance(value, keras.optimizers.Optimizer):
             yield name, value, partial(put_optimizer, model) if name == "optimizer" else partial(setattr, model, name)
-        elif isinstance(value, (list, dict)) and not name.startswith("_"):  # those are Keras's own books
+        elif isinstance(value, (list, dict)) and not name.startswith("_"):  # Keras's own attributes
             for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
                 if isinstance(inner, keras.optimizers.Optimizer):
                     yield f"{name}.{key}", inner, partial(value.__setitem__, key)
@@ -424,7 +424,7 @@ def trace_test_step(model: Any, batch: Any) -> Any:
 
 @contextmanager
 def _watched(optimizer: LossScaleOptimizer, use: OptimizerUse) -> Iterator[None]:
-    """Inside, `optimizer` counts what it is asked for and updates nothing. Its scale is a variable."""
+    """Make `optimizer` count its calls and update nothing in the block. Its scale is a variable."""
 
     def scale(loss: Any) -> Any:
         use.scaled += 1

@@ -1,5 +1,5 @@
-"""Runs as a page: what lies in a run directory, read, drawn and written as one file that needs no network.
+"""Pages of runs: read a run directory, draw it, and write one file that needs no network.
 
-`history` reads a run, `run_page` says what to draw of it, `page` makes the page; a sweep and a comparison stand on
-the same.
+`history` reads a run, `run_page` decides what to draw, `page` makes the page; sweeps and comparisons use the same
+parts.
 """

@@ -1,4 +1,4 @@
-"""A run as it lies on disk, whole or not: its lines and curves, and which of its files say nothing."""
+"""Read a run from disk, complete or not: its lines and curves, and which of its files are missing or damaged."""
 
 import os
 from collections import Counter
@@ -46,9 +46,9 @@ FIELDS_WITHOUT_CURVE = {
 
 @dataclass
 class RunHistory:
-    """What is known of a run. `steps` are lines within epochs by field, `epochs` those at the ends of epochs.
+    """The content of a run directory. `steps` are lines within epochs by field, `epochs` those at the ends of epochs.
 
-    `gaps` are sentences about files that are missing or damaged; `summary` is empty where the run left none.
+    `gaps` are sentences about missing or damaged files; `summary` is empty if the run left none.
     """
 
     label: str
@@ -67,7 +67,7 @@ class RunHistory:
 
     @property
     def not_recorded(self) -> list[str]:
-        """Return what the recorder could not see of this run, as sentences."""
+        """Return sentences on what the recorder could not record of this run."""
         return [str(each) for each in self.environment.get("not_recorded") or []]
 
     @property
@@ -85,7 +85,7 @@ class RunHistory:
 
     @property
     def skips(self) -> list[int]:
-        """Return the steps that were skipped; none where what is not finite was applied all the same."""
+        """Return the skipped steps; none if steps that are not finite were applied."""
         logged = self.logged("skipped_steps")
         counted = self.summary.get("skipped_steps") if self.summary or logged is None else logged.ys[-1]
         return [] if counted == 0 else [event["step"] for event in self.events if event["kind"] == OVERFLOW]
@@ -112,14 +112,14 @@ class RunHistory:
         return any(scale != 1.0 for scale in self.scale.ys)
 
     def logged(self, name: str) -> Curve | None:
-        """Return a field of the lines within epochs, else of those at their ends."""
+        """Return a field of the lines within epochs, or else of the lines at their ends."""
         return self.steps.get(name) or self.epochs.get(name)
 
 
 def read_history(path: str | Path, label: str | None = None) -> RunHistory:
-    """Read everything that a page shows of the run in `path`; DataError where that is no run directory.
+    """Read everything that a page shows of the run in `path`; DataError if that is no run directory.
 
-    A file that is missing or damaged costs only what stood in it: `gaps` says which.
+    A missing or damaged file loses only its content: `gaps` names it.
     """
     run = RunDirectory.open(path)
     history = RunHistory(label or run.path.resolve().name, run)

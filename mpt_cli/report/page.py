@@ -1,8 +1,7 @@
-"""A page: its template filled in, and its place on disk.
+"""Fill in the template of a page, and write the page.
 
-A page is one file that works offline. The HTML stands in templates/, which escape whatever they are given; control
-codes are written out. A browser runs only our two scripts, which it knows by their hashes, whatever a run is
-called.
+A page is one file that works offline. The HTML is in templates/, which escape all values; control codes are written
+out. A browser runs only our two scripts, which it knows by their hashes, whatever the name of a run contains.
 
 The charts are uPlot's (uplot/, MIT). It is 51 KB without a dependency, and has what curves over steps need: lines, axes
 of powers of two, a cursor with values, zoom and a legend. ECharts has more kinds of charts, for 560 KB in each page.
@@ -50,7 +49,7 @@ DARK_PAGE = {
     "link": "#6cb6ff",
 }
 
-GENERATOR = '<meta name="generator" content="mpt'  # as page.html writes it: marks a page as ours
+GENERATOR = '<meta name="generator" content="mpt'  # written by page.html: marks a page as ours
 SCRIPTS = ("uplot/uPlot.iife.min.js", "templates/charts.js")
 UPLOT_CSS = "uplot/uPlot.min.css"
 
@@ -99,14 +98,14 @@ def _environment() -> "Environment":
 
 
 def run_link(run_dir: Path, page: Path) -> str:
-    """Return the address of a run as a page at `page` has it: its report where there is one, else its folder."""
+    """Return the link from `page` to a run: its report if there is one, else its folder."""
     report = run_dir / "report.html"
     target = os.path.relpath(report if report.is_file() else run_dir, page.parent)
     return quote(target) + ("" if report.is_file() else "/")
 
 
 def write_page(path: Path, text: str) -> None:
-    """Raise DataError where it can't be written, or where `path` is a file that is no page of mpt."""
+    """Write the page; DataError if it can't be written, or if `path` is a file that is no page of mpt."""
     check_replaceable(path)
     with naming(path, "Choose another place by --out."):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +113,7 @@ def write_page(path: Path, text: str) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise DataError where `path` holds something that mpt did not write."""
+    """Raise DataError if `path` is a file that mpt did not write."""
     if path.is_dir():
         raise DataError(f"{path} is a folder. Give the name of a file, as in --out {path / 'report.html'}")
     try:

@@ -1,4 +1,4 @@
-"""A picture: its curves, how they are told apart on screen and paper, and the data from which a page draws them."""
+"""A picture: its curves, their styles on screen and paper, and the data from which a page draws them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import numpy as np
 # the white page and to the dark one.
 CURVE_COLORS = ("#0072b2", "#d55e00", "#00936b", "#c86fa2", "#a6761d", "#7f7f7f")
 LINE_STYLES = ("-", "--", ":", "-.")
-MOST_DRAWN = 2 * len(CURVE_COLORS)  # runs of a page, until others are chosen
+MOST_DRAWN = 2 * len(CURVE_COLORS)  # runs that a page shows at first
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ MOST_MARKS = 1_000
 
 @dataclass(frozen=True)
 class Curve:
-    """Points joined in their order. A value that is not finite breaks the line and is marked above it. `run` is which
-    of several runs it is of, the best first."""
+    """Points joined in order. A value that is not finite breaks the line and is marked above it. `run` is the number of
+    its run among several, the best first."""
 
     label: str
     xs: list[float] = field(default_factory=list)
@@ -95,7 +95,7 @@ def _curve_data(curve: Curve, most_points: int) -> dict[str, Any]:
 
 
 def thin_out(xs: np.ndarray, ys: np.ndarray, most_points: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return at most so many points: the lowest and the highest of each of equal parts, so that no peak is lost.
+    """Return at most `most` points: the lowest and the highest of equal parts, so that no peak is lost.
 
     >>> xs, ys = thin_out(np.arange(6.0), np.array([5.0, 1.0, 2.0, 0.0, 9.0, 3.0]), 4)
     >>> xs.tolist(), ys.tolist()

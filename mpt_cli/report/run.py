@@ -1,4 +1,4 @@
-"""A run as a value: what its directory says, for a program or a notebook."""
+"""A run as a Python object, read from its directory, for a program or a notebook."""
 
 import html
 from functools import cached_property
@@ -19,7 +19,7 @@ def load_run(path: str | Path) -> "Run":
 
 
 class Run:
-    """A run by its directory. What it says is read when it is first asked for; `Run(path)` reads anew."""
+    """A run, given its directory. Files are read at the first access; `Run(path)` reads again."""
 
     def __init__(self, path: Path) -> None:
         self.directory = RunDirectory(path)
@@ -74,6 +74,6 @@ class Run:
         return f"Run({str(self.path)!r}: {headline(read_history(self.path))})"
 
     def _repr_html_(self) -> str:
-        """Return the page of the run for a notebook, in a frame of its own."""
+        """Return the page of the run for a notebook, in a frame."""
         page = html.escape(run_page(read_history(self.path)))
         return f'<iframe srcdoc="{page}" style="width:100%;height:640px;border:0"></iframe>'

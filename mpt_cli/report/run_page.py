@@ -37,7 +37,7 @@ _NOT_SHOWN = ("packages", "attempts", "not_recorded", "schema_version")  # of en
 
 
 def headline(history: RunHistory) -> str:
-    """Return in a few words how the run ended and how good it is."""
+    """Return in a few words how the run ended, with its verdict."""
     if not history.summary:
         return f"No end recorded, last logged at step {format_count(history.last_step)}"
     return f"{history.status.capitalize()}: {history.verdict}"
@@ -51,7 +51,7 @@ def severity(history: RunHistory) -> str:
 
 
 def outcome_facts(history: RunHistory) -> list[tuple[str, str]]:
-    """Return what the run came to; without a summary, what the log lines say."""
+    """Return the results of the run; without a summary, those of the log lines."""
     if any(name not in history.summary for name in required_fields(Summary)):
         return [("steps", format_count(history.last_step)), ("skipped", format_count(len(history.skips)))]
     summary = record_from(Summary, {**history.summary, "gradients": None})
@@ -131,14 +131,14 @@ def _exponents(line: dict[str, Any]) -> str:
 
 
 def run_commands(history: RunHistory) -> list[str]:
-    """Return the command that started the run and those that repeat it, or the one that resumes it where it has no end;
-    for a run of a Python program, those that read it.
+    """Return the command that started the run and those that repeat it, or the one that resumes an unfinished run; for
+    a run of a Python program, those that read it.
     """
     if history.config.get("model.name") == PYTHON:
         script = history.config.get("model.command") or []
         again = [shell_command(*map(str, script))] if isinstance(script, list) and script else []
         return [*again, shell_command("report", explicit_path(history.run.path))]
-    if history.run.is_saved and not history.run.ending:  # it goes on, or was killed
+    if history.run.is_saved and not history.run.ending:  # it still trains, or was killed
         return [resume_command(history.run.path)]
     words = history.environment.get("command_line")
     return [
@@ -236,7 +236,7 @@ def _curves(histories: Sequence[RunHistory], name: str) -> list[Curve]:
 
 
 def _curve(history: RunHistory, name: str) -> Curve | None:
-    """Return the loss of every logged line where these outnumber the epochs; return metrics at the ends of epochs,
+    """Return the loss of every logged line if there are more lines than epochs; return metrics at the ends of epochs,
     because within an epoch they are running means.
     """
     lines, ends = history.steps.get(name), history.epochs.get(name)
@@ -258,7 +258,7 @@ def _scale_pictures(histories: Sequence[RunHistory]) -> list[Picture]:
 
 
 def _overlay(histories: Sequence[RunHistory], name: str, title: str, y_label: str) -> list[Picture]:
-    """Return one picture of what was logged at steps; none where no run logged it."""
+    """Return one picture of a field logged at steps; none if no run logged it."""
     factor = 100.0 if "%" in y_label else 1.0
     curves = [replace(curve, ys=[factor * y for y in curve.ys]) for curve in _curves(histories, name)]
     if not any(map(math.isfinite, (y for curve in curves for y in curve.ys))):

@@ -20,7 +20,7 @@ R_contra = TypeVar("R_contra", contravariant=True)
 
 @dataclass(frozen=True)
 class TableColumn(Generic[R_contra]):
-    """A title and the text of its cells; numbers stand to the right, and long texts of a page are wrapped."""
+    """A title and the text of its cells; numbers are aligned right, and long texts of a page are wrapped."""
 
     title: str
     cell: Callable[[R_contra], str]
@@ -99,9 +99,9 @@ def _cells(columns: Sequence[TableColumn[R]], row: R) -> list[str]:
 
 @dataclass(frozen=True)
 class PageTable(Generic[R]):
-    """What the template of a table takes. The first cell names its row, whose `kind` is best, good, bad or nothing, and
-    leads to the address of `link`; `runs` are the numbers of its curves. One that is explored can be sorted and
-    filtered; columns can be hidden, the `secondary` ones first where it would be too wide.
+    """The data for the template of a table. The first cell names its row, whose `kind` is best, good, bad or empty, and
+    links to `link`; `runs` are the numbers of its curves. An explorable table can be sorted and filtered, and columns
+    can be hidden, the `secondary` ones first if it is too wide.
     """
 
     caption: str

@@ -1,1 +1,1 @@
-"""Recipes and earlier runs, run again: held against what was expected, and against themselves after a kill."""
+"""Run recipes and earlier runs again: compare them with what was expected, and with themselves after a kill."""

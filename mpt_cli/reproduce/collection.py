@@ -1,5 +1,5 @@
-"""What `mpt reproduce` runs: recipes by name, file, folder, pattern and tag, and earlier runs, all read before the
-first begins. A recipe that can't be read is reported as an error; the others run.
+"""Collect what `mpt reproduce` runs: recipes by name, file, folder, pattern and tag, and earlier runs, all read before
+the first one starts. A recipe that can't be read is reported as an error; the others run.
 """
 
 import fnmatch
@@ -60,7 +60,7 @@ class ReproduceTarget:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """What was asked for and can't be run, and why."""
+    """A request that can't be run, with the reason."""
 
     name: str
     problems: list[Problem]
@@ -75,7 +75,7 @@ class Unreadable:
 
 @dataclass
 class Collection:
-    """What was asked for: what runs, what can't, what is left out with the reason, and words of -k that nothing has."""
+    """The collected targets: what runs, what can't, what is left out and why, and words of -k that match nothing."""
 
     targets: list[ReproduceTarget] = field(default_factory=list)
     errors: list[Unreadable] = field(default_factory=list)
@@ -85,8 +85,8 @@ class Collection:
 
 @dataclass(frozen=True)
 class Selection:
-    """The words of a command line. `keywords` is that of -k; `rtol` is how far a metric may be from that of an earlier
-    run, relative to it."""
+    """The arguments of a command line. `keywords` is the expression of -k; `rtol` the relative tolerance of metrics
+    beside those of an earlier run."""
 
     names: Sequence[str] = ()
     changes: Sequence[str] = ()
@@ -114,7 +114,7 @@ def collect(request: Selection) -> Collection:
 
 
 def _choose(found: Collection, keywords: str) -> Collection:
-    """Return what -k chooses of it; ConfigError where that is nothing, or no expression."""
+    """Return the requests that -k chooses; ConfigError if there are none, or it is no expression."""
     names = [word for target in found.targets for word in (target.name, *target.tags)]
     names += [error.name for error in found.errors]
     try:
@@ -132,7 +132,7 @@ def _choose(found: Collection, keywords: str) -> Collection:
 
 @dataclass(frozen=True)
 class _Requested:
-    """A recipe or a run. `is_named` where the word itself is it, and no pattern or folder that it was found by."""
+    """A requested recipe or run. `is_named` says that a word names it, rather than a pattern or a folder."""
 
     name: str
     is_run: bool = False
@@ -142,8 +142,8 @@ class _Requested:
 def _expand(word: str) -> Iterator[_Requested]:
     """Yield the recipes in a folder and those that a pattern matches; any other word stands for itself.
 
-    The name of a recipe never means a run, even where a folder has that name. A folder without a run and without YAML
-    is treated as a run, so that the user hears what it lacks.
+    The name of a recipe never means a run, even if a folder has that name. A folder without a run and without YAML is
+    treated as a run, so that the error says what it lacks.
     """
     path = expanded(word)
     if word in recipe_paths():
@@ -220,8 +220,8 @@ def _is_run_file(file: Path) -> bool:
 
 
 def expectations_from(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
-    """Return the expectations that a run's summary makes: counters exact, metrics within `rtol`, and, where that is 0,
-    the weights bit for bit.
+    """Return expectations from the summary of a run: exact counters, metrics within `rtol`, and the weights bit for bit
+    if `rtol` is 0.
     """
     metrics = {name: _within_rtol(value, rtol) for name, value in summary["metrics"].items()}
     exact = [*_EXACT, *([] if rtol or summary.get(WEIGHTS) is None else [WEIGHTS])]

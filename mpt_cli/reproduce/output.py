@@ -1,4 +1,4 @@
-"""What `mpt reproduce` shows and writes: progress, a table of expected, got and verdict, and JUnit XML for CI."""
+"""The output of `mpt reproduce`: progress, a table of expected and actual values, and JUnit XML for CI."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
 
 MOST_DIFFERENCES = 12
-MOST_LINES = 40  # of what a run that failed had said
+MOST_LINES = 40  # last lines of a failed run's output
 
 
 class ResultPrinter:
@@ -80,7 +80,7 @@ def _outcome(result: Reproduction) -> str:
         return "without a result"
     if not result.passed:
         return "missed"
-    return "reproduced at a later attempt only (flaky)" if result.is_flaky else "reproduced"
+    return "reproduced only at a later attempt (flaky)" if result.is_flaky else "reproduced"
 
 
 def _word(result: Reproduction, check: ExpectationCheck) -> str:
@@ -88,7 +88,7 @@ def _word(result: Reproduction, check: ExpectationCheck) -> str:
 
 
 def _details(result: Reproduction) -> Iterator[str]:
-    """Yield why attempts failed, what is known of a run that failed, and the command that runs it again."""
+    """Yield why attempts failed, facts about a failed run, and the command that runs it again."""
     child = result.child
     yield from (f"attempt {attempt}: {failure}" for attempt, failure in enumerate(result.earlier, 1))
     if result.passed:
@@ -101,8 +101,8 @@ def _details(result: Reproduction) -> Iterator[str]:
     if child.exit_code:
         yield from child.words.splitlines()[-MOST_LINES:]
     if child.environment and result.target.environment is not None:
-        same = "the environment is that of the first run (your own code is not compared)"
-        yield "what is different from the first run:" if result.differences else same
+        same = "the environment is the same as in the first run (your code is not compared)"
+        yield "changed since the first run:" if result.differences else same
         yield from (f"  {difference}" for difference in result.differences[:MOST_DIFFERENCES])
         if len(result.differences) > MOST_DIFFERENCES:
             yield f"  and {len(result.differences) - MOST_DIFFERENCES} more, in environment.json"
@@ -170,7 +170,7 @@ def _add_suite(
     seconds: float = 0.0,
     **properties: object,
 ) -> ElementTree.Element:
-    """Add a suite with its properties and cases: name, what it is if it did not pass, and lines about that."""
+    """Add a suite with its properties and cases: each has a name, its outcome unless it passed, and lines about it."""
     kinds = Counter(kind for _, kind, _ in cases)
     counts = {"failures": kinds["failure"], "errors": kinds["error"], "skipped": kinds["skipped"]}
     suite = _add(root, "testsuite", name=name, tests=len(cases), time=seconds, **counts)

@@ -1,5 +1,5 @@
-"""Recipes and earlier runs, run again in a process each and compared with what was expected; and the proof that a run
-that is killed and resumed ends as an unbroken one: both are compared bit by bit.
+"""Run recipes and earlier runs again, each in a process, and compare the results with what was expected; and check that
+a killed and resumed run ends as an unbroken one, bit for bit.
 """
 
 import hashlib
@@ -32,8 +32,8 @@ from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 @dataclass(frozen=True)
 class FinishedProcess:
-    """How it ended. `exit_code` is negative for a signal; `words` are what it said last, `timed_out_after` the seconds
-    after which its time was over."""
+    """The end of a process. `exit_code` is negative for a signal; `words` are its last message, `timed_out_after` the
+    seconds of its timeout, if that ended it."""
 
     run: RunDirectory
     exit_code: int
@@ -51,7 +51,7 @@ class FinishedProcess:
 
     @property
     def fault(self) -> str:
-        """Return why the run can't be compared with what was expected; empty unless it crashed or left no summary."""
+        """Return why the run can't be compared; empty unless it crashed or left no summary."""
         if self.timed_out_after is not None:
             return f"ended after {self.timed_out_after:.3g} s (--timeout)"
         if self.summary is not None and self.summary["status"] != "failed":
@@ -60,7 +60,7 @@ class FinishedProcess:
 
     @cached_property  # before a later attempt makes the directory
     def fault_sentence(self) -> str:
-        """Return `fault` with what the run said about it."""
+        """Return `fault` with the message of the run."""
         reason = (self.words.splitlines() or [""])[0].removeprefix("mpt train: ")
         begun = "did not finish" if self.run.path.is_dir() else "did not run"
         return f"{begun}: {self.fault}{': ' if reason else ''}{reason}"
@@ -78,7 +78,7 @@ def run_command(
 
 
 def read_finished(command: Command, ending: Ending) -> FinishedProcess:
-    """Return how the process ended; one that could not be started counts as failed for want of a file or of memory."""
+    """Return how the process ended; one that could not be started counts as failed by a missing file or memory."""
     if ending.exit_code is None:
         return FinishedProcess(command.subject, BAD_DATA, ending.note)
     if ending.cause == "timeout":
@@ -90,7 +90,7 @@ def read_finished(command: Command, ending: Ending) -> FinishedProcess:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A target and how it went: a check per expectation, and what is another environment than that of the first run."""
+    """The result of a target: its checks, and how its environment differs from that of the first run."""
 
     target: ReproduceTarget
     child: FinishedProcess
@@ -122,8 +122,8 @@ class Reproduction:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if it passed, 5 if the results differ, else the code of the run that broke, and 3 for its 2, which
-        is of recipes that can't be read.
+        """Return 0 if it passed, 5 if the results differ, else the exit code of the failed run, with 3 instead of 2,
+        which stands for recipes that can't be read.
         """
         if not self.fault:
             return OK if self.passed else MISMATCH
@@ -183,7 +183,7 @@ def reproduce(
 
 
 def _target_command(number: int, target: ReproduceTarget, folder: Path, logs: Path) -> Command:
-    """Return the command that runs it in a new folder: those of earlier attempts and reproductions stay."""
+    """Return the command that runs a target in a new folder; the folders of earlier attempts stay."""
     name = f"{number}-{Path(target.name).stem}"  # unique also where two recipes have one name
     paths = (numbered_path(folder / name, "", place) for place in count(1))
     run = RunDirectory(next(path for path in paths if not path.exists()))
@@ -233,7 +233,7 @@ def first_difference(one: RunDirectory, other: RunDirectory) -> str | None:
 
 
 def _facts(run: RunDirectory) -> Iterator[tuple[str, Any]]:
-    """Yield what is compared of a run with what it is called, by its step: causes before their consequences."""
+    """Yield the compared facts of a run, each with its name, by step: causes before their consequences."""
     lines = [(line, path.name) for path in (run.events_jsonl, run.metrics_jsonl) for line in read_lines(path)]
     for line, file in sorted(lines, key=lambda pair: int(pair[0]["step"])):
         looked_for = (
@@ -276,10 +276,10 @@ class ResumeProof:
 
 
 def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumeProof:
-    """Run once whole, and once killed at `step` (None: a random one) and resumed; compare everything.
+    """Run once unbroken, and once killed at `step` (None: a random one) and resumed; compare everything.
 
-    The killed run saves at two thirds of the way to where it is killed, so that steps are lost and done again.
-    ConfigError where the run is too short or `step` isn't in it; DataError where a run fails by itself.
+    The killed run saves a checkpoint two thirds of the way to the kill, so that steps are lost and done again.
+    ConfigError if the run is too short or `step` isn't in it; DataError if a run fails by itself.
     """
     whole, killed = RunDirectory(folder / "whole"), RunDirectory(folder / "killed")
     executor = LocalExecutor()

@@ -1,1 +1,1 @@
-"""The run directory: its file names, what a run was made of, and what was expected of it."""
+"""The run directory: its file names, the environment of a run, and the expectations of its recipe."""

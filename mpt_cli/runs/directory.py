@@ -41,7 +41,7 @@ def make_empty(path: Path, option: str, exist_ok: bool = True) -> tuple[Path, ..
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove the folders in their order, up to the first that is not empty or can't be removed; that is no error."""
+    """Remove the folders in order, and stop without an error at the first that is not empty or can't be removed."""
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()
@@ -127,9 +127,9 @@ def _read_record(line: bytes) -> dict[str, Any] | None:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """Return the content of summary.json as a dict, which later fields don't break.
+    """Return the content of summary.json as a dict, which may have fields of later versions.
 
-    DataError where it is damaged, also by an exit code that no run has.
+    DataError if it is damaged, also by an exit code that no run has.
     """
     found = read_json(path, Summary)
     if "exit_code" in found and found["exit_code"] not in EXIT_CODES:
@@ -192,11 +192,11 @@ class RunDirectory(TelemetryFiles):
     @classmethod
     @contextmanager
     def begin(cls, path: str | Path | None, recipe: str) -> Iterator[Self]:
-        """Create and lock a directory for a run that starts inside; remove it where the block ends before the run has
-        started.
+        """Create and lock a directory for a run that starts in the block; remove it if the block ends before the run
+        starts.
         """
         with ExitStack() as stack:
-            with Interruption() as early:  # what is made must be known to what takes it back
+            with Interruption() as early:  # whoever removes it must know what was made
                 run = cls.create(path, recipe)
                 stack.enter_context(run.lock())
                 run._check_unused()  # another run may have begun, and even ended, before it was held
@@ -220,14 +220,14 @@ class RunDirectory(TelemetryFiles):
             if not try_lock(file):
                 holder = read_holder(self.lock_file)
                 named = f" (process {holder.pid} of {holder.host}, by its {LOCK_FILE})" if holder else ""
-                unknown = " Where it has ended, remove that file." if holder and holder.is_gone is None else ""
+                unknown = " If it has ended, remove that file." if holder and holder.is_gone is None else ""
                 words = f"another process is writing in {self.path}{named}. Wait for it, or stop it first.{unknown}"
                 raise DataError(words)
             try:
                 write_holder(file, LockHolder.for_process(os.getpid()))
             except OSError as error:
                 raise _cannot_create(self.path, error, key) from error
-            with suppress(OSError):  # what `write_atomic` had begun when its process was killed; nobody else writes now
+            with suppress(OSError):  # unfinished files of `write_atomic` in a killed process; nobody else writes now
                 for path in self.path.glob(".*.tmp"):
                     path.unlink()
             try:
@@ -248,15 +248,15 @@ class RunDirectory(TelemetryFiles):
         return True
 
     def discard_unstarted(self, made: os.stat_result, _: ForcedEnd | None = None) -> None:
-        """Discard the directory, unless the run has started or another one has replaced the one that was `made`."""
+        """Discard the directory, unless the run has started or another directory has replaced the `made` one."""
         with suppress(OSError):
             if os.path.samestat(made, self.path.stat()) and not self.config_yaml.exists():
                 self.discard()
 
     def discard(self) -> None:
-        """Take back a directory whose run never started: its files, and the folders that `create` made.
+        """Remove a directory whose run never started: its files, and the folders that `create` made.
 
-        Never fails: what kept the run from starting is what the user has to hear.
+        Never fails, so that the user sees the error that kept the run from starting.
         """
         with suppress(OSError):
             self._clear()
@@ -326,8 +326,8 @@ def _cannot_create(path: Path, error: OSError, key: str = "run_dir") -> DataErro
 
 @dataclass(frozen=True)
 class LockHolder:
-    """The process that holds a directory. `started` is its start in clock ticks since boot, which tells it from a
-    later one of the same number.
+    """The process that holds a directory. `started`, in clock ticks since boot, tells it from a later process with the
+    same number.
     """
 
     pid: int
@@ -341,15 +341,15 @@ class LockHolder:
 
     @property
     def is_gone(self) -> bool | None:
-        """Return whether it has ended; None where that can't be known, for a process of another host."""
+        """Return whether it has ended; None if that can't be known, for a process of another host."""
         return None if self.host != platform.node() else _process_start(self.pid) != self.started
 
 
 def try_lock(lock_file: TextIO) -> bool:
-    """Lock the file and return whether this process holds it now; it does until it closes the file or ends.
+    """Lock the file and return whether this process now holds it, which lasts until it closes the file or ends.
 
-    Where the file system has no locks, the name in the file says who holds it; of a process of another machine it
-    can't be known whether it has ended.
+    On a file system without locks, the name in the file says who holds it; whether a process of another machine has
+    ended can't be known.
     """
     try:
         fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -362,8 +362,8 @@ def try_lock(lock_file: TextIO) -> bool:
 
 
 def write_holder(lock_file: TextIO, holder: LockHolder) -> None:
-    """Write who holds it into the lock file. OSError where it can't be written, which nothing is kept of: the file's
-    own buffer would be tried again when it is closed.
+    """Write the holder into the lock file. OSError if it can't be written; the write is unbuffered, because closing the
+    file would try a buffer again.
     """
     clear_holder(lock_file)
     os.write(lock_file.fileno(), json.dumps(asdict(holder)).encode())

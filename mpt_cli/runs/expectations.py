@@ -1,4 +1,4 @@
-"""The expect: block of a recipe: what a run was expected to reach held against what it reached."""
+"""The expect: block of a recipe: compare the results of a run with what was expected."""
 
 import difflib
 import math
@@ -19,7 +19,7 @@ NEUTRAL_KEYS = ("conf", "run_dir", "resume", "seed", "logger", "backend", "distr
 class ExpectationCheck:
     """One expectation: `expected` as text, `got` the run's value.
 
-    Where the run reported none of that name, `got` is None and `unreported` says so, with the names it has.
+    If the run reported no such name, `got` is None and `unreported` says so, with the names it has.
     """
 
     name: str
@@ -38,9 +38,9 @@ class ExpectationCheck:
 
 
 def applicable_expectations(expect: dict[str, Any], keys_given: Iterable[str]) -> dict[str, Any]:
-    """Return the `expect:` block that applies to a run: none where the command line changes a key that matters.
+    """Return the `expect:` block that applies to a run: none if the command line changes a key that matters.
 
-    The block is about the recipe's own settings. So a run, its repetition and `mpt reproduce` agree.
+    The block is about the recipe as written, so that a run, its repetition and `mpt reproduce` agree.
 
     >>> applicable_expectations({"steps_seen": 3}, ["conf", "trainer.epochs"])
     {}
@@ -65,11 +65,11 @@ def check_expectations(summary: Mapping[str, Any], expect: Mapping[str, Any]) ->
 
 
 def expectation_lines(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[str]:
-    """Return what to say of `expect` at the end of a run: one line when all is met, else a line for each miss."""
+    """Return the lines about `expect` at the end of a run: one if all is met, else one for each miss."""
     checks = check_expectations(summary, expect)
     missed = [str(check) for check in checks if not check.passed]
     if missed:
-        return [f"expected of this recipe, but {len(missed)} of {len(checks)} not met:", *missed]
+        return [f"{len(missed)} of {len(checks)} expectations of the recipe not met:", *missed]
     return [f"expectations of the recipe: {len(checks)} of {len(checks)} met"] if checks else []
 
 
@@ -159,7 +159,7 @@ _OF_THE_USER = ("builder", "saved")  # models that may have metrics of their own
 def reportable(settings: Settings) -> dict[str, Any] | None:
     """Return a summary with every field and number that a run of these settings may report.
 
-    None where only the run can tell: with a model of the user's, metrics of the user's or metrics by output.
+    None if only the run can tell: with the user's own model or metrics, or with metrics by output.
     """
     trainer = settings.trainer
     plain = [

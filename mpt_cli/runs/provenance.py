@@ -1,5 +1,5 @@
-"""environment.json: everything outside the configuration that a run's result may depend on, and what differs between
-two.
+"""environment.json: everything outside the configuration that a run's result may depend on, and the differences between
+two of them.
 """
 
 import hashlib
@@ -138,7 +138,7 @@ def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def code_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return those of the `environment_differences` that are of code, of which git knows tracked files; none at first.
+    """Return the `environment_differences` in code, as far as git tracks its files; none without an old environment.
 
     >>> code_differences({"mpt": "0.1", "seed": 1}, {"mpt": "0.2", "seed": 2})
     ['mpt: 0.1 -> 0.2']
@@ -160,7 +160,7 @@ def thread_variables(environment: Mapping[str, Any]) -> dict[str, str]:
 def recorded_cores(environment: Mapping[str, Any]) -> int | None:
     """Return how many cores a run on the CPU had: JAX starts a thread for each, whatever variables say.
 
-    None where it is not known, and for a run on another device.
+    None if that is unknown, and for a run on another device.
 
     >>> recorded_cores({"devices": ["CPU"], "machine": {"usable_cores": 1}}), recorded_cores({"devices": ["GPU"]})
     (1, None)

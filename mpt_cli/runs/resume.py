@@ -1,5 +1,5 @@
-"""Going on with an earlier run: which one, whether the settings allow it, what is left to do, and its telemetry files
-cut back to the checkpoint.
+"""Continue an earlier run: find it, check that the settings allow it and that work is left, and cut its telemetry files
+back to the checkpoint.
 """
 
 from collections.abc import Sequence
@@ -54,8 +54,8 @@ def find_run(settings: Settings) -> RunDirectory | None:
     """Return the run that `resume` means: the directory it names, or with `auto` the run to continue; None if there is
     none.
 
-    `auto` looks at `run_dir` where it is given, else at the newest directory of the recipe, whose settings must fit and
-    which must not have finished. DataError when a named directory is no run.
+    `auto` takes `run_dir` if it is given, else the newest directory of the recipe; its settings must fit and it must
+    not have finished. DataError if a named directory is no run.
     """
     if settings.resume is None:
         return None
@@ -98,7 +98,7 @@ def stored_settings(run: RunDirectory, given: Settings | None = None) -> Setting
 
     stored = load_settings([f"conf={run.config_yaml}", *(_secrets_as_overrides(run, given) if given else ())])
     if stored.seed is None:
-        raise DataError(f"{run.config_yaml} is damaged: seed must be the number that the run was made with, not null.")
+        raise DataError(f"{run.config_yaml} is damaged: seed must be the number that the run used, not null.")
     return stored
 
 
@@ -110,8 +110,8 @@ def _secrets_as_overrides(run: RunDirectory, given: Settings) -> list[str]:
 
 
 def with_stored_choices(settings: Settings, stored: Settings) -> Settings:
-    """Return `settings` with what was drawn or chosen when the run started, where they leave it open: seed, jit_compile
-    and the policies of layers.
+    """Return `settings` with the choices made when the run started, where they leave them open: seed, jit_compile and
+    the policies of layers.
     """
     seed = stored.seed if settings.seed is None else settings.seed
     asked = settings.trainer.jit_compile
@@ -126,7 +126,7 @@ _Named = TypeVar("_Named", bound=ModelSettings | DataSettings)
 
 
 def _with_stored_function(asked: _Named, stored: _Named) -> _Named:
-    """Return `asked` with the function as the record names it, where it is the same one.
+    """Return `asked` with the name of the function in the record, if it is the same function.
 
     The record holds the path of a module beside the recipe, which has another relative path from another folder.
     """
@@ -138,9 +138,9 @@ def _with_stored_function(asked: _Named, stored: _Named) -> _Named:
 
 
 def _stored_policy(asked: PolicySettings, stored: PolicySettings) -> PolicySettings:
-    """Return what auto_float16 resolved to: the record has it as mixed_float16 with overrides, those asked for last.
+    """Return what auto_float16 resolved to: the record has mixed_float16 with overrides, the user's last.
 
-    Without more than those it is chosen anew: the run may have been one of plain mixed_float16.
+    If the record has only the user's overrides, choose again: the run may have been plain mixed_float16.
     """
     more = len(stored.overrides) - len(asked.overrides)
     is_of_it = asked.is_auto and stored.name == asked.base and stored.head == asked.head and more > 0
@@ -148,9 +148,7 @@ def _stored_policy(asked: PolicySettings, stored: PolicySettings) -> PolicySetti
 
 
 def changed_settings(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return the keys whose values differ and matter, with the old and new value; of another mode, those that both
-    have.
-    """
+    """Return the keys whose values differ and matter, with old and new value; of another mode, those of both."""
     now = with_stored_choices(now, before)
     old, new = flatten(asdict(before)), flatten(asdict(now))
     of_one_mode = {key for key in old.keys() ^ new.keys() if key.startswith("loss_scale.")}
@@ -203,16 +201,15 @@ def check_checkpoints(run: RunDirectory, found: Checkpoint | None) -> None:
     """Raise DataError when the run had checkpoints and they are gone: starting over must be the user's choice."""
     if found is None and any(attempt.get("from_step") for attempt in past_attempts(run)):
         raise DataError(
-            f"the checkpoints of {run.path} are gone, and it had some. Put them back, or start again in another "
-            "run_dir."
+            f"the checkpoints that {run.path} had are gone. Restore them, or start again in another run_dir."
         )
 
 
 def truncate_telemetry(run: RunDirectory, step: int, epochs_completed: int) -> list[Event]:
-    """Take from the telemetry files what lies after the checkpoint; returns the events that stay.
+    """Remove the lines after the checkpoint from the telemetry files; return the events that stay.
 
-    The steps after it run again and write their lines again: without gaps and without doubles. DataError where a file
-    is damaged.
+    The steps after it run again and write their lines again, so that there are neither gaps nor doubles. DataError if a
+    file is damaged.
     """
     paths = run.metrics_jsonl, run.events_jsonl, run.layers_jsonl
     for path, lines in [(path, read_whole_lines(path)) for path in paths]:  # all are read before any is cut

@@ -1,5 +1,4 @@
-"""One forward and backward pass of a batch that counts what flows through probes around every layer, and changes
-nothing."""
+"""Run one forward and backward pass that counts the values in probes around every layer and changes nothing."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -35,10 +34,10 @@ def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
 
 
 def seeded_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
-    """Return a float32 scalar whose gradients are those of a loss that only a program knows.
+    """Return a float32 scalar with the gradients of a loss that only the user's program can compute.
 
-    `batch` are calls of the model: the inputs, the gradients of the scaled loss by the float outputs, and the scale.
-    `state` is that of `pure_loss`.
+    `batch` has calls of the model: the inputs, the gradients of the scaled loss by the float outputs, and the scale.
+    `state` is as for `pure_loss`.
     """
     loss = ops.zeros((), "float32")
     with _stateless(model, state):
@@ -60,11 +59,11 @@ def _stateless(model: Any, state: Sequence[list[Tensor]]) -> Iterator[None]:
 
 
 class ValueRanges(NamedTuple):
-    """Counts of what flows in one pass, as `gradient_statistics` has them: of the `parts` of the model, shape (parts,
-    2, SINK_SIZE), the gradient of the outputs and the outputs; of the `weights`, (weights, SINK_SIZE), their gradients;
-    and `squares`, the sum of squares of the latter. `gradients` are those by the weights in
-    float32, where a weight is kept in half precision and so may not take what they add to it. `loss` is that of the
-    pass, not scaled."""
+    """Counts of the values in one pass: `parts`, of shape (parts, 2, SINK_SIZE), counts the gradient of the outputs and
+    the outputs of each part of the model; `weights`, (weights, SINK_SIZE), the gradients of the weights, with
+    `squares`, the sum of their squares. `gradients` are the float32 gradients of weights that are kept in half
+    precision, which may lose the update. `loss` is the unscaled loss of the pass.
+    """
 
     parts: Counts
     weights: Counts
@@ -87,18 +86,18 @@ def wide(value: Tensor) -> Tensor:
 
 
 def is_compiled_once(model: Any) -> bool:
-    """Return whether the first of a `GradientPass` with `few` is compiled, which takes far longer than a later one."""
+    """Return whether a `GradientPass` with `few` compiles its first pass, which takes far longer than later ones."""
     return keras.backend.backend() == "jax" or any(isinstance(layer, keras.layers.RNN) for layer in layers_of(model))
 
 
 class GradientPass:
-    """The gradients of `scale` times the loss of one batch `(x, y, sample_weight)`; no variable is different after.
+    """Computes the gradients of `scale` times the loss of one batch `(x, y, sample_weight)` and changes no variable.
 
-    The model computes as it is or `in_float32`, and with `inputs` what goes into each part is counted too. float16 is
-    rounded where the layers round it, also between fused operations: TensorFlow's kernels do so, JAX is told to. With
-    `jit_compile` TensorFlow uses XLA, and JAX leaves XLA the freedom that training leaves it. `step_wrapper` puts
-    faults into the pass, as into a training step. Of `few` passes TensorFlow computes each eagerly, but where a layer
-    goes through time steps one by one: to trace one takes as long as ten (24 residual blocks: 3.1 s and 0.3 s).
+    The model computes as it is or `in_float32`; with `inputs` the inputs of each part are counted too. float16 is
+    rounded where the layers round it, also between fused operations: TensorFlow's kernels do so, and JAX gets an
+    option. With `jit_compile` TensorFlow uses XLA, and JAX lets XLA optimise as in training. `step_wrapper` puts faults
+    into the pass, as into a training step. For `few` passes TensorFlow computes each eagerly, unless a layer loops over
+    time steps: tracing takes as long as ten passes (24 residual blocks: 3.1 s and 0.3 s).
     """
 
     def __init__(
@@ -172,8 +171,9 @@ class GradientPass:
         return self._count(found[0], found[1], loss)
 
     def _differentiated(self, values: list[Tensor]) -> list[Tensor]:
-        """Return the values of the trainable variables to differentiate by: float16 ones would round their own
-        gradients."""
+        """Return the values of the trainable variables to differentiate by, in float32, as float16 ones would round
+        their gradients.
+        """
         return [ops.cast(v, "float32") if self.in_float32 and is_narrow(v) else v for v in values]
 
     def _losses(self, state: Sequence[list[Tensor]], sinks: list[Tensor], batch: Any) -> tuple[Tensor, Tensor]:
@@ -198,8 +198,9 @@ class GradientPass:
 
 
 def rounding_options(few: bool) -> dict[str, Any]:
-    """Return how XLA compiles for JAX where float16 is to be rounded after each operation, also those it fuses. On a
-    CPU `few` calls take less time than optimizing and fusing them would."""
+    """Return the options with which XLA rounds float16 after each operation, also fused ones (JAX). On a CPU `few`
+    calls take less time than optimising them would.
+    """
     import jax
 
     exact: dict[str, Any] = {"xla_allow_excess_precision": False}
@@ -214,7 +215,7 @@ def rounding_options(few: bool) -> dict[str, Any]:
 def call_sampled(model: Any, function: Callable[[Any], Any], x: Any) -> Any:
     """Call `function(x)`, which calls `model`, with nothing in the model changed.
 
-    On JAX it is one program that rounds as a sample does: each operation by itself would be compiled, too."""
+    On JAX it is one program that rounds as a sample does; otherwise each operation would be compiled separately."""
 
     def call(values: list[Tensor], x: Any) -> Any:
         with keras.StatelessScope(list(zip(model.variables, values, strict=True)), collect_losses=True):

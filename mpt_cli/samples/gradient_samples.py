@@ -1,6 +1,6 @@
-"""A look now and then at what half precision makes of a training step: per layer, both ways, against float32.
+"""Sample from time to time what half precision does to a training step, in each layer, forward and backward.
 
-One batch goes through the model as it trains and with every layer in float32.
+One batch goes through the model as it trains, and with every layer in float32.
 """
 
 import math
@@ -31,7 +31,7 @@ MOST_FIRST_SHARE, MOST_SECONDS_AT_END = 0.05, 2.0
 
 
 class SampleResult(NamedTuple):
-    """What a sample saw: None where the gradients overflowed, which says nothing of the others; the layers always."""
+    """The result of a sample. `sample` is None if gradients overflowed, `layers` never."""
 
     sample: GradientSample | None
     layers: list[LayerSample]
@@ -40,11 +40,11 @@ class SampleResult(NamedTuple):
 class GradientSampler:
     """Takes samples every `every_steps` steps, and one at `FIRST_SAMPLE_STEP`, each at the next line of the log.
 
-    Each is two passes outside of the training loop, compiled once where the engine compiles them. With `auto` steps one
-    is left out where it would take more than `MOST_SHARE` of the time since the one before, and the first where
-    compiling it, which takes about `first_seconds`, is too much for a run as short. One that fails (a model that can't
-    be called without side effects, too little memory) is reported through `say`, and no other is tried. `engine` is
-    what trains the model, where it is one of ours. With `is_seeded` a batch is that of `seeded_loss`.
+    A sample is two passes outside of the training loop, compiled once if the engine compiles them. With `auto` steps a
+    sample is left out if it would take more than `MOST_SHARE` of the time since the last one, and the first if
+    compiling it, about `first_seconds`, is too much for so short a run. A failing sample (a model that can't be called
+    without side effects, too little memory) is reported through `say` and is the last. `engine` trains the model, if it
+    is one of ours. With `is_seeded` a batch is that of `seeded_loss`.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class GradientSampler:
         return self._passes * self._pass_seconds <= MOST_SHARE * (time.monotonic() - self._ended_at)
 
     def take(self, batch: Any, step: int, scale: float) -> SampleResult | None:
-        """Return what a batch `(x, y, sample_weight)` shows at this loss scale; None where that can't be had."""
+        """Return the sample of a batch `(x, y, sample_weight)` at this loss scale; None if it can't be taken."""
         self._passes = 0
         try:
             return self._sample(batch, step, scale)
-        except Exception as error:  # a look must never end what it looks at
+        except Exception as error:  # a sample must never end the run
             self._works, self.failure = False, f"gradients can't be sampled here ({plain_message(error)[:200]})"
             self.say(f"{self.failure}; training continues without")
             return None
@@ -141,8 +141,8 @@ class GradientSampler:
         return SampleResult(sample, rows)
 
     def _ranges(self, batch: Any, scale: float, in_float32: bool) -> ValueRanges:
-        """Return what flows in a training step. Of several replicas the batch is that of the first, before gradients
-        are added up: there they are flushed or not."""
+        """Return the values in a training step. On several replicas it is the batch of the first, before gradients are
+        added up, because they are flushed there."""
         engine, shape = self.engine, keras.tree.flatten(batch)[0].shape
         if engine is None or not is_compiled_once(self.model):
             return self._pass(in_float32)(batch, scale)

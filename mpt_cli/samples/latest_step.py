@@ -1,4 +1,4 @@
-"""What a sample repeats of the latest step that Keras's own `fit`, or a program with a `GradientTape`, has made."""
+"""Keep what a sample needs to repeat the latest step of Keras's own `fit`, or of a program with a `GradientTape`."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from mpt_cli.telemetry.health_and_verdict import FLUSHED_SHARE
 
 Tensor = Any
 BATCH = "mpt_latest_batch"  # among the logs of a compiled step
-EAGER_STEPS = 20  # of these the first is kept: it costs an eager step a fifth of its time
+EAGER_STEPS = 20  # keep one eager step in so many: it costs that step a fifth of its time
 SMALLEST_NORMAL, NEAR_ZERO_SHARE = 2.0**-14, 0.01  # of float16; of values below that, where zeros may be flushed ones
 
 
@@ -31,8 +31,8 @@ class LatestStep(NamedTuple):
 
     @property
     def hides_flushed(self) -> bool:
-        """Return whether float16 may have flushed gradients of the loss before they came to the model, where a sample
-        begins: there are zeros, and values near to them."""
+        """Return whether float16 may have flushed gradients of the loss before they reached the model, where a sample
+        begins: there are zeros and values close to them."""
         given = [gradient for _, gradients, _ in self.batch for gradient in gradients] if self.is_seeded else []
         halves = [each for each in given if keras.backend.standardize_dtype(each.dtype) == "float16"]
         found = np.concatenate([np.ones(1), *(np.abs(ops.convert_to_numpy(each)).ravel() for each in halves)])
@@ -50,12 +50,12 @@ def steps_of(variables: Sequence[Any], steps: Sequence[LatestStep]) -> list[Late
 
 
 class LatestBatch:
-    """Keeps the batch of the latest step of `model` in `fit`, which hands it to no callback; it is not copied.
+    """Keeps the batch of the latest step of `model` in `fit`, which passes it to no callback; it is not copied.
 
-    The compiled step returns it among its logs, and the train function takes it out before anyone sees them. Both stay
-    with the model: `make_train_function` makes them again after `compile` and where a callback calls it. With `calls`
-    what they collect of a `train_step` of the model's own is what a sample repeats: its loss is known to no one else.
-    On several replicas, where Keras takes the mean of what steps return, there is none.
+    The compiled step returns it in its logs, and the train function takes it out before anyone sees them. Both stay
+    with the model: `make_train_function` makes them again after `compile` or when a callback calls it. With `calls`, a
+    sample repeats the calls collected in the model's custom `train_step`, as nothing else knows its loss. On several
+    replicas, where Keras averages what steps return, no batch is kept.
     """
 
     def __init__(self, model: Any, calls: "TapedCalls | None") -> None:
@@ -80,7 +80,7 @@ class LatestBatch:
             self._model.make_train_function(force=True)
 
     def take(self) -> list[LatestStep]:
-        """Return the latest step, and hold its batch no longer; nothing before the first."""
+        """Return the latest step and release its batch; None before the first step."""
         values, self._values = self._values, ()
         if not values:
             return []
@@ -136,11 +136,11 @@ class TapedCall(NamedTuple):
 
 
 class TapedCalls:
-    """Calls of models under the tapes of a program on TensorFlow, and the gradients of the loss by their outputs: from
-    these on a sample repeats the backward pass that the program made, whatever its loss is.
+    """Calls of models under the tapes of a program on TensorFlow, and the gradients of the loss by their outputs, from
+    which a sample repeats the backward pass of the program, whatever its loss is.
 
-    Of one eager step in `EAGER_STEPS` the tensors themselves are kept. Of a compiled step it is copies, if their shapes
-    are known in tracing, as XLA takes no others.
+    The tensors of one eager step in `EAGER_STEPS` are kept, and copies of those of a compiled step, if their shapes are
+    known in tracing, as XLA needs.
     """
 
     def __init__(self) -> None:
@@ -165,8 +165,8 @@ class TapedCalls:
         self._tapes.discard(id(tape))
 
     def derive(self, own: Any = None) -> None:
-        """Note that a derivative was taken while a tape other than its `own` is open, which may take derivatives of it
-        again: the gradients of the outputs are then not all that the weights get."""
+        """Note that a derivative was taken while a tape other than its `own` is open. That tape may differentiate it
+        again, and the weights then get more than the gradients of the outputs give."""
         self._are_derived = self._are_derived or bool(self._tapes - {id(own)})
 
     def note(self, model: Any, call: Callable[[], Any], inputs: Any) -> Any:
@@ -183,8 +183,8 @@ class TapedCalls:
         return outputs
 
     def calls_with(self, sources: Iterable[Any]) -> list[TapedCall]:
-        """Return those of models that hold any of these variables; not what was called in a function of its own, nor
-        under derivatives of derivatives."""
+        """Return the calls of models that hold any of these variables, without calls in a separate function or under
+        derivatives of derivatives."""
         import tensorflow as tf
 
         from mpt_cli.precision.apply_or_skip_tensorflow import is_readable
@@ -236,7 +236,7 @@ class TapedCalls:
 
     @contextmanager
     def collected(self) -> Iterator[list[tuple[Any, Any]]]:
-        """Inside, models and their batches go into what this yields."""
+        """Yield a list that collects the models and batches of the block."""
         from mpt_cli.precision.apply_or_skip_tensorflow import is_readable
 
         found: list[tuple[Any, Any]] = []
@@ -248,8 +248,8 @@ class TapedCalls:
             found[:] = [each for each in found if all(map(is_readable, keras.tree.flatten(each[1])))]
 
     def inputs_if_skipped(self, optimizer: Any) -> list[tuple[Any, Tensor]]:
-        """Return variables and what they are to be where the step of `optimizer` that is being made is skipped: its
-        number, and the inputs of the models that were called under the latest tape."""
+        """Return variables with their values for a skipped step of `optimizer`: the number of the step, and the inputs
+        of the models that were called under the latest tape."""
         import tensorflow as tf
 
         from mpt_cli.precision.apply_or_skip_tensorflow import is_for_xla, is_readable, outside
@@ -270,8 +270,7 @@ class TapedCalls:
         return list(zip(self._skipped[key][0], tensors, strict=True))
 
     def inputs_of_skipped(self, optimizer: Any, step: int) -> list[tuple[Any, Any]]:
-        """Return the models that this step of `optimizer` called, each with its inputs, if it was skipped and no later
-        one was."""
+        """Return the models that this step of `optimizer` called, and their inputs, if it is the latest skipped one."""
         for (made_for, *_), ((number, *copies), models, form) in list(self._skipped.items()):
             if made_for == id(optimizer) and int(number) == step:
                 values = [copy.read_value() for copy in copies]

@@ -1,9 +1,9 @@
-"""Whether half precision leaves enough digits to tell examples apart: outputs held against those in float32.
+"""Measure whether half precision leaves enough digits to tell examples apart, by comparing outputs with float32.
 
-Range is counted by `value_ranges`. Digits are lost without any zero or inf: 20,033 and 20,047 are one number in
-bfloat16. What that does to a model is measured at its outputs, as noise: the squared difference from the outputs of the
-same batch in float32, over the variance of those over the examples. Rounding as it should be leaves 1e-7 (float16) to
-1e-3 (bfloat16, a deep net); at 1 the outputs say nothing about their example.
+`value_ranges` counts the range of values. Digits are lost without any zero or inf: 20,033 and 20,047 are one number in
+bfloat16. The effect is measured at the model's outputs as noise: the squared difference from the outputs of the same
+batch in float32, over their variance between examples. Healthy rounding gives 1e-7 (float16) to 1e-3 (bfloat16, a deep
+net); at 1 the outputs say nothing about their example.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from mpt_cli.telemetry.health_and_verdict import SMALL_NOISE, describe_digits, d
 from mpt_cli.telemetry.record_types import ALL_LAYERS, TARGETS
 
 Outputs = list[NDArray[np.float64]]  # each of shape (examples, values)
-MOST_EXAMPLES, MOST_VALUES = 64, 4096  # of an output: a language model has 50 million for each example
+MOST_EXAMPLES, MOST_VALUES = 64, 4096  # values of an output: a language model has 50 million for each example
 LOST = 0.02  # of the spread of the outputs: beyond what rounding leaves in deep nets, well below what stops learning
 # more than SMALL_NOISE is too much where the loss of the batch is more than so many times that in float32: what is left
 # may be a small part of the spread; where the squared error from the targets is less than so many times what rounding
@@ -36,9 +36,9 @@ SMALLEST_SPREAD = 1e-6  # of the size of the outputs: float32 itself tells no mo
 
 
 class LostDigits(NamedTuple):
-    """`noise` of the outputs; and where that is too much the names of the layers with which in float32 only
-    `noise_left` of it is left, TARGETS where the outputs' dtype rounds these, or ALL_LAYERS where no few of them help.
-    `stale` are the user's layers that half precision keeps from updating their own state, such as a running mean.
+    """The `noise` of the outputs and, if it is too high, the layers that reduce it to `noise_left` when kept in
+    float32: their names, TARGETS if the dtype of the outputs rounds the targets, or ALL_LAYERS if a few layers do not
+    help. `stale` are the user's layers whose own state, such as a running mean, half precision keeps from moving.
     """
 
     noise: float
@@ -60,14 +60,14 @@ class LostDigits(NamedTuple):
 
 
 def measure_digits(model: Any, batch: Any, has_loss: bool = True) -> LostDigits | None:
-    """Measure the digits that the model loses of `(x, y, sample_weight)`, in inference; nothing in the model changes.
+    """Measure the digits that the model loses on `(x, y, sample_weight)` in inference; nothing in the model changes.
 
-    At most `MOST_EXAMPLES` are used. Without `has_loss` the model's compiled loss is not that of the batch.
+    At most `MOST_EXAMPLES` are used. Without `has_loss`, the model's compiled loss is not the loss of the batch.
 
-    None where the outputs are the same for all examples, where there is only one, and where the model draws random
-    numbers in inference or can't be called there.
+    Returns None if all examples have the same outputs, if there is only one, or if the model draws random numbers in
+    inference or can't be called for it.
     """
-    with suppress(Exception):  # of the model's own code: a look must never end what it looks at
+    with suppress(Exception):  # an error of the model's code: a sample must never end the run
         batch = _first_examples(batch)
         found, stale = _measure(model, batch, has_loss and model.compiled), _stale_layers(model, batch)
         return (found or LostDigits(0.0))._replace(stale=stale) if stale else found
@@ -111,7 +111,7 @@ def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
 
 
 def _stale_layers(model: Any, batch: Any) -> tuple[str, ...]:
-    """Return the user's layers of whose updates to their own state half precision leaves nothing in most places.
+    """Return the user's layers whose updates of their own state half precision rounds away in most places.
 
     Keras's own layers compute theirs in float32.
     """
@@ -140,7 +140,7 @@ def _stale_layers(model: Any, batch: Any) -> tuple[str, ...]:
 
 
 def _hides_error(targets: Outputs, rounded: Outputs, exact: Outputs) -> bool:
-    """Return whether what rounding does to the outputs is as large as their error, of targets of their shape."""
+    """Return whether rounding changes the outputs as much as their error, if targets have their shape."""
     if [array.shape for array in targets] != [array.shape for array in rounded]:
         return False
     pairs = zip(targets, rounded, exact, strict=True)
@@ -160,7 +160,7 @@ def _raises_loss(model: Any, batch: Any) -> bool:
 
 
 def _both_ways(model: Any, look: Callable[[], Any]) -> tuple[Any, Any]:
-    """Return what `look` returns of the model as it is, and with every layer in float32."""
+    """Return the result of `look` for the model as it is, and with every layer in float32."""
     rounded = look()
     with computing_in_float32(model):
         return rounded, look()
@@ -172,7 +172,7 @@ def _first_examples(arrays: Any) -> Any:
 
 
 def _outputs(model: Any, x: Any, dtypes: list[set[str]], training: bool = False) -> Outputs:
-    """Return those of the model, and put their dtypes into `dtypes`."""
+    """Return the outputs of the model, and put their dtypes into `dtypes`."""
 
     def call(x: Any) -> list[Any]:
         outputs = model(x, training=training)
@@ -183,7 +183,7 @@ def _outputs(model: Any, x: Any, dtypes: list[set[str]], training: bool = False)
 
 
 def _outputs_of_layers(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Outputs]]]:
-    """Return those of the model, and those of its layers in the order of their calls, each with the layer's index."""
+    """Return the outputs of the model, and of its layers in the order of their calls with the index of each layer."""
     found: list[tuple[int, Outputs]] = []
     noted = outputs_noted(layers_of(model), lambda index, outputs: found.append((index, _numbers(outputs))))
     with keras.StatelessScope(collect_losses=True), noted:
@@ -206,7 +206,7 @@ def _float_values(structure: Any) -> list[Any]:
 
 
 def _numbers(structure: Any) -> Outputs:
-    """Return the same on the host; without those of a loop that is being traced, which have no values yet."""
+    """Return the values on the host, without those of a loop that is being traced, which have no values yet."""
     found = []
     for tensor in keras.tree.flatten(structure):
         with suppress(Exception):  # each backend says so its own way
@@ -215,13 +215,13 @@ def _numbers(structure: Any) -> Outputs:
 
 
 def _noise(rounded: Outputs, exact: Outputs) -> float | None:
-    """Return the highest of the outputs; None where none of them differs between the examples."""
+    """Return the highest noise of the outputs; None if no output differs between examples."""
     found = [_noise_of(*pair) for pair in zip(rounded, exact, strict=False) if pair[0].shape == pair[1].shape]
     return max((noise for noise in found if noise is not None), default=None)
 
 
 def _noise_of(rounded: NDArray[np.float64], exact: NDArray[np.float64]) -> float | None:
-    whole = np.isfinite(rounded).all(0) & np.isfinite(exact).all(0)  # an overflow is told by its own name
+    whole = np.isfinite(rounded).all(0) & np.isfinite(exact).all(0)  # an overflow has its own fault
     rounded, exact = rounded[:, whole], exact[:, whole]
     spread = float(np.square(exact - exact.mean(0)).sum()) if len(exact) > 1 else 0.0
     if spread <= SMALLEST_SPREAD**2 * float(np.square(exact).sum()):
@@ -230,8 +230,8 @@ def _noise_of(rounded: NDArray[np.float64], exact: NDArray[np.float64]) -> float
 
 
 def _suspects(model: Any, of_layers: Sequence[tuple[int, float]], least: float) -> list[list[Any]]:
-    """Return the layers in half precision to be tried in float32: the first whose outputs have lost digits, up to three
-    before it, each of which may have cast what it reads, and the one after it; the fewest first.
+    """Return groups of half-precision layers to try in float32, the smallest first: the first layer whose outputs lost
+    digits, with up to three before it, which may have cast their inputs, and the one after it.
 
     `of_layers` are the layers by their index, in the order of their calls, with the noise of their outputs.
     """

@@ -27,11 +27,11 @@ GRADIENT, VALUE = 0, 1  # rows of a sink: counts of the gradient and of the valu
 
 
 class Probes:
-    """Probes around `parts` (layers, operations of a functional model), on while `installed` lasts.
+    """Probes around `parts` (layers, operations of a functional model), active inside `installed`.
 
-    What tracing shows is kept: `order`, the indices of the parts in the order they are called; `dtypes` of their
-    outputs; `consumers`, which parts take the output of a part; `trained`, the parts that are called after a trainable
-    weight was used, or have one. Training computes no gradient for the others, so theirs is not counted.
+    Tracing fills: `order`, the indices of the parts in the order of their calls; `dtypes` of their outputs;
+    `consumers`, the parts that use the output of a part; `trained`, the parts that have a trainable weight or are
+    called after one was used. Training computes no gradients for other parts, so these are not counted.
     """
 
     def __init__(self, parts: Sequence[Any], inputs: bool = False) -> None:
@@ -49,7 +49,7 @@ class Probes:
 
     @contextmanager
     def installed(self, sinks: Sequence[Tensor]) -> Iterator[None]:
-        """Have the parts call through probes inside; afterwards each has the `call` it had."""
+        """Make the parts call through probes in the block; afterwards each has its old `call`."""
         self.trained.clear()
         with calls_through(self.parts, lambda index, call: self._probed(index, call, sinks)):
             yield
@@ -113,7 +113,7 @@ def _float_tensors(structure: Any) -> list[Tensor]:
 
 
 def weights_of(model: Any) -> list[Any]:
-    """Return the trainable variables that an optimizer moves by a gradient; float8 statistics are not among them."""
+    """Return the trainable variables that an optimizer moves by a gradient, which excludes float8 statistics."""
     return [variable for variable in model.trainable_variables if not is_overwritten(variable)]
 
 

@@ -1,7 +1,7 @@
-"""What flows through a model in one training step, counted by exponent: as it trains, and with every layer in float32.
+"""Count the values in a model by exponent during one training step: as it trains, and with every layer in float32.
 
-Probes count it, so that neither pass leaves a trace in the model. The two sets of counts say per layer, forward and
-backward, what float16 flushed to zero, holds in fewer bits or lost to overflow.
+Probes count them, so that neither pass changes the model. The two sets of counts show for each layer, forward and
+backward, what float16 flushed to zero, keeps in fewer bits or lost to overflow.
 """
 
 from collections.abc import Sequence
@@ -59,8 +59,9 @@ def layers_without_loss(model: Any) -> set[str]:
 
 
 class WeightUpdates(NamedTuple):
-    """What the optimizer would add to each weight in float32, and what of that is there after the weight was rounded:
-    counts as those of `ValueRanges`. `dtypes` are those of the weights."""
+    """Counts of what the optimizer would add to each weight in float32, and of what remains after the weight is
+    rounded, as in `ValueRanges`. `dtypes` are those of the weights.
+    """
 
     wanted: Counts
     kept: Counts
@@ -70,7 +71,7 @@ class WeightUpdates(NamedTuple):
 def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> WeightUpdates | None:
     """Count what a step with these gradients of the scaled loss would change in the weights.
 
-    None where the optimizer has variables that are not known. Nothing in the model or its optimizer changes.
+    None if the optimizer has unknown variables. Nothing in the model or its optimizer changes.
     """
     weights, inner = weights_of(model), model.optimizer.inner_optimizer
     twin = copied_optimizer(inner)
@@ -95,8 +96,8 @@ def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> Weig
 
 @dataclass(frozen=True)
 class PartRows:
-    """A layer, plain operation or weight without a layer: its rows of a `ValueRanges`, and their dtypes. Training
-    computes a gradient of its outputs where it `is_trained`."""
+    """The rows of a `ValueRanges` of one layer, plain operation or weight without a layer, and their dtypes. Training
+    computes a gradient of its outputs if it `is_trained`."""
 
     name: str
     part: int | None  # None: its outputs are those of a layer inside, or it was not called
@@ -109,7 +110,7 @@ class PartRows:
 
 
 class RangeMap:
-    """The places of a model in the order of the forward pass, as probes met them in a pass of the model as it is."""
+    """The layers, operations and weights of a model in the order of the forward pass, from the probes of a pass."""
 
     def __init__(self, model: Any, probes: Probes) -> None:
         parts, rows = probes.parts, {id(v): row for row, v in enumerate(weights_of(model))}
@@ -179,8 +180,8 @@ class RangeMap:
         return found
 
     def doublings_to_overflow(self, shadow: ValueRanges) -> float | None:
-        """Return how often the scale could double before a float16 gradient overflows, by their size in float32; None
-        where all are 0."""
+        """Return how often the scale could double before a float16 gradient overflows, from float32 values; None if all
+        are 0."""
         halves = [p for p in self.places if p.is_trained and p.part is not None and p.output_dtype == HALF]
         bound = [shadow.parts[p.part, GRADIENT] for p in halves]
         bound += [shadow.weights[w] for p in self.places if p.dtype == HALF for w in p.weights]

@@ -1,4 +1,4 @@
-"""Combinations of keys that cannot work, or in which a key would be accepted and ignored. All are collected."""
+"""Find combinations of keys that cannot work, or in which a key would be accepted and ignored; collect all of them."""
 
 import re
 import sys
@@ -29,7 +29,7 @@ _KEY = re.compile(r"[a-z_]+(?:\.[a-z_]+)*")
 
 
 def check_combinations(settings: Settings, unreliable: set[str]) -> list[Problem]:
-    """Return every impossible combination, but for those that name a key which is reported already (`unreliable`)."""
+    """Return every impossible combination, except those that name an already reported key (`unreliable`)."""
 
     def rests_on_faults(problem: Problem) -> bool:
         named = _KEY.findall(f"{problem.key} {problem.rule}")
@@ -61,7 +61,7 @@ def check_shapes(settings: Settings) -> Iterator[Problem]:
 
 
 def check_unused(settings: Settings) -> Iterator[Problem]:
-    """Yield keys that are not as by default, although nothing uses them."""
+    """Yield a problem for each key that differs from its default although nothing uses it."""
     optimizer, fault = settings.optimizer, settings.fault
     schedule, stopping, of_cosine = optimizer.schedule, settings.trainer.early_stopping, ("decay_steps", "final_factor")
     path, idle = "optimizer.schedule", "nothing uses it"
@@ -70,7 +70,7 @@ def check_unused(settings: Settings) -> Iterator[Problem]:
         yield from _given("optimizer", optimizer, ("ema_momentum", "ema_overwrite_frequency"), where, remedy)
     if schedule.object is not None:
         where, names = f"with {path}.object={schedule.object}: {idle}", ("name", "warmup_steps", *of_cosine)
-        yield from _given(path, schedule, names, where, f"Say it in {path}.kwargs.")
+        yield from _given(path, schedule, names, where, f"Set it in {path}.kwargs.")
     else:
         yield from _given(path, schedule, ("kwargs",), f"without {path}.object")
         if schedule.name != "cosine":
@@ -80,7 +80,7 @@ def check_unused(settings: Settings) -> Iterator[Problem]:
         remedy = "Use distribute=mirrored or data_parallel."
         yield from _given("distribute", settings.distribute, ("devices",), "with distribute=none", remedy)
     if fault.kind == "none":
-        where, remedy = "with fault.kind=none: nothing goes wrong then", "Use fault.kind=overflow, nan or zero."
+        where, remedy = "with fault.kind=none, which makes no fault", "Use fault.kind=overflow, nan or zero."
         yield from _given("fault", fault, ("at_steps", "every_steps", "above_scale"), where, remedy)
     if stopping.patience is None:
         path = "trainer.early_stopping"
@@ -98,7 +98,7 @@ EXPECTED_PARTS = ("min", "max", "value", *TOLERANCES)
 
 
 def read_expect(value: Any) -> Any:
-    """Return `expect:` with its numbers read: 2**15 as text becomes 32768; what is none stays."""
+    """Return `expect:` with numbers read from text: "2**15" becomes 32768; other values stay."""
     return map_texts(value, lambda text: text if (number := read_number(text)) is None else number)
 
 
@@ -124,7 +124,7 @@ def check_expect(settings: Settings) -> Iterator[Problem]:
 
 
 def is_finite_number(value: Any) -> TypeGuard[float]:
-    """Return whether `value` is a number, and one that a float can be: `math.isfinite` fails at integers beyond."""
+    """Return whether `value` is a number that a float can hold; `math.isfinite` raises for larger integers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -135,7 +135,7 @@ def check_clipping(settings: Settings) -> Iterator[Problem]:
     """Check that there is at most one way of clipping, as Keras takes."""
     given = [name for name in _CLIPPING if getattr(settings.optimizer, name) is not None]
     if len(given) > 1:
-        rule = f"must be the only way of clipping; optimizer.{' and optimizer.'.join(given[:-1])} is given too."
+        rule = f"must be the only way of clipping. Also given: optimizer.{' and optimizer.'.join(given[:-1])}."
         yield Problem(f"optimizer.{given[-1]}", rule, getattr(settings.optimizer, given[-1]), "Keep one of them.")
 
 
@@ -160,15 +160,15 @@ def check_distribution(settings: Settings) -> Iterator[Problem]:
 
 
 def check_several_processes(settings: Settings) -> Iterator[Problem]:
-    """Check what must hold where several processes train one model, whoever started them."""
+    """Check what must hold if several processes train one model, whoever started them."""
     if settings.trainer.callbacks:
-        rule = "must be empty with several processes: each would call them, and all would write the same files."
+        rule = "must be empty with several processes: each would call the callbacks and write the same files."
         remedy = "trainer.early_stopping works."
         yield Problem("trainer.callbacks", rule, settings.trainer.callbacks, remedy)
 
 
 def check_loss_scale(settings: Settings) -> Iterator[Problem]:
-    """Yield what the mode itself finds wrong with its numbers."""
+    """Yield the problems that the mode finds in its numbers."""
     scale = settings.loss_scale
     for fault in scale.rule_class.check(scale):
         yield Problem(f"loss_scale.{fault.name}", fault.rule, getattr(scale, fault.name), fault.remedy)
@@ -179,16 +179,16 @@ _ADAM_FAMILY = ("adam", "adamw", "schedule_free_adamw", "adamax", "nadam", "lamb
 
 
 def check_half_variables(settings: Settings) -> Iterator[Problem]:
-    """Check for weights in half precision under an Adam: bfloat16 never moves, float16 takes steps of 1.5 or none."""
+    """Check for half-precision weights with Adam, where bfloat16 never moves and float16 takes steps of 1.5 or 0."""
     name, optimizer = settings.policy.name, settings.optimizer.name
     if name in ("float16", "bfloat16") and optimizer in _ADAM_FAMILY:
-        happens = "the weights would never move" if name == "bfloat16" else "steps would be about 1.5 or nothing"
+        happens = "the weights would never move" if name == "bfloat16" else "each step would be about 1.5 or 0"
         rule = f"must not be {name} with optimizer={optimizer}: with variables in {name} {happens}."
         yield Problem("policy.name", rule, name, f"Use policy.name=mixed_{name}, or optimizer=sgd.")
 
 
 def check_fault(settings: Settings) -> Iterator[Problem]:
-    """Check for a fault that would never happen, or not where it was asked for."""
+    """Check for a fault that would never happen, or not in the place asked for."""
     fault = settings.fault
     if fault.kind != "none" and not fault.at_steps and fault.every_steps is None:
         rule = f"must be given with fault.kind={fault.kind}, or fault.every_steps: otherwise it never happens."
@@ -242,19 +242,19 @@ def check_weights(settings: Settings) -> Iterator[Problem]:
         return
     for name, value in (classes or {}).items():
         if not str(name).isdigit():
-            yield Problem("trainer.class_weight", "must name classes by their number, from 0.", name)
+            yield Problem("trainer.class_weight", "must name classes by number, starting at 0.", name)
         if not is_finite_number(value) or value < 0:
             yield Problem(f"trainer.class_weight.{name}", "must be a number >= 0.", value)
 
 
 REFUSED_CALLBACKS = {  # Keras's classes that do what a run does itself, and what to do instead
-    "BackupAndRestore": "Leave it out: resume=auto does it, to the step.",
-    "ProgbarLogger": "Leave it out: the console shows it.",
+    "BackupAndRestore": "Leave it out: resume=auto does this, exact to the step.",
+    "ProgbarLogger": "Leave it out: the console shows progress.",
 }
 
 
 def check_callbacks(settings: Settings) -> Iterator[Problem]:
-    """Check the form of each entry, and whether what it names exists, as far as it shows without importing anything."""
+    """Check the form of each entry, and whether the object it names exists, as far as possible without importing it."""
     given = settings.trainer.callbacks
     if not isinstance(given, list):
         yield Problem("trainer.callbacks", "must be a list.", given, "Write trainer.callbacks=[…].")

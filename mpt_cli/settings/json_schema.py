@@ -1,7 +1,7 @@
 """The schema of a recipe as JSON Schema (draft 2020-12), for editors and for programs that write recipes.
 
-It says what the strict load says of single keys: types, ranges, choices, and which keys each model, data source,
-optimizer and loss-scale mode has. What keys mean together is `settings.checks`' and not in it.
+It has what the strict load checks for single keys: types, ranges, choices, and the keys of each model, data source,
+optimizer and loss-scale mode. It lacks the combinations of keys, which `settings.checks` checks.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ def _closed(properties: Schema) -> Schema:
 
 
 def _section(cls: type, path: str) -> Schema:
-    """Return an object with the keys of a dataclass and no others, or null: a section that is all commented out."""
+    """Return an object with exactly the keys of a dataclass, or null, as a section that is all commented out is."""
     description = (cls.__doc__ or "").partition("\n")[0]
     return {**_closed(_properties(cls, path)), "type": ["object", "null"], "description": description}
 
@@ -55,7 +55,7 @@ def _properties(cls: type, path: str) -> Schema:
 
 
 def _section_with_variants(section: str) -> Schema:
-    """Return any key of any variant; of the one that the section itself names, only its own."""
+    """Return a schema that accepts the keys of every variant, and only those of the variant that the section names."""
     every: dict[str, list[Schema]] = {}
     cases = []
     key = choosing_key(section)
@@ -71,7 +71,7 @@ def _section_with_variants(section: str) -> Schema:
 
 
 def _any_of(schemas: Iterable[Schema]) -> Schema:
-    """Return one of these, each once; a single one as it is."""
+    """Return a schema that accepts any of these, without duplicates; a single one stays as it is."""
     distinct = list({repr(schema): schema for schema in schemas}.values())
     return distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
 
@@ -97,7 +97,7 @@ def _expectation() -> Schema:
 
 
 class _AsWritten(GenerateJsonSchema):
-    """Numbers may be written as text, too: 2**15."""
+    """Accepts numbers written as text too: 2**15."""
 
     def int_schema(self, schema: Any) -> Schema:
         return {"anyOf": [super().int_schema(schema), _NUMBER_AS_TEXT]}
@@ -111,7 +111,7 @@ def _of_type(hint: Any) -> Schema:
 
 
 def _key_schema(key: Key) -> Schema:
-    """Return what the key takes, what it means and its default."""
+    """Return the type, meaning and default of a key as JSON Schema."""
     default = {} if key.default == REQUIRED else {"default": key.default}
     return {"description": key.meaning, **default, **_value(key)}
 
@@ -124,7 +124,7 @@ def _value(key: Key) -> Schema:
 
 
 def key_fields(key: Key) -> dict[str, Any]:
-    """Return what a program may want to know of a key, beside its name and meaning."""
+    """Return the type, range, default and so on of a key, for programs."""
     return {
         "default": None if key.default == REQUIRED else key.default,
         "required": key.default == REQUIRED,

@@ -27,10 +27,10 @@ _POWER = re.compile(r"\s*([+-]?)\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*\*\*\s*([+
 
 
 def read_number(text: str) -> int | float | None:
-    """Return the number that `text` stands for, None where it stands for none.
+    """Return the number written in `text`, or None if it is no number.
 
     As in Python, `-2**2` is -4 and `2**-1` is 0.5. Whole powers stay `int`. Powers beyond float's range count as no
-    number: they could only be a slip, and computing them could take for ever.
+    number: they are mistakes, and computing them could take for ever.
 
     >>> read_number("2**15"), read_number("2**-1"), read_number("3.3e4"), read_number("high")
     (32768, 0.5, 33000.0, None)
@@ -53,7 +53,7 @@ def as_whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-REQUIRED = "???"  # OmegaConf's mark for a value that must be given
+REQUIRED = "???"  # OmegaConf's text for a value that must be given
 LARGEST_COUNT = 2**30  # devices count in int32, with room to add two; no message or listing says it unasked
 
 Whole = Annotated[int, Interval(ge=0, le=LARGEST_COUNT)]
@@ -66,7 +66,7 @@ Share = Annotated[float, Interval(ge=0, lt=1)]
 
 
 def key(default: Any, meaning: str, *, advanced: bool = False) -> Any:
-    """Return a dataclass field with its meaning. Listings show an `advanced` key apart: hardly anyone sets it."""
+    """Return a dataclass field with its meaning. `advanced` keys, which few people set, are listed apart."""
     metadata = {"meaning": meaning, "advanced": advanced}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: copy.copy(default), metadata=metadata)
@@ -77,7 +77,7 @@ _BOUNDS = {"above": "gt", "at_least": "ge", "below": "lt", "at_most": "le"}
 
 
 def ranged(hint: Any, bounds: Mapping[str, float]) -> Any:
-    """Return the type of numbers `above`, `at_least`, `below`, `at_most` these bounds; of other types as it is."""
+    """Return the number type restricted to the bounds given."""
     if hint not in (int, float):
         return hint
     limits = {sign: bounds[name] for name, sign in _BOUNDS.items() if name in bounds}
@@ -86,7 +86,7 @@ def ranged(hint: Any, bounds: Mapping[str, float]) -> Any:
 
 @dataclass(frozen=True)
 class Key:
-    """One key. `variants` are those of its section that have it; empty where the section has no variants."""
+    """One key. `variants` are the variants of its section that have it; empty if the section has no variants."""
 
     path: str
     type: Any
@@ -102,12 +102,12 @@ class Key:
 
     @cached_property
     def _parts(self) -> list[Any]:
-        """Return the types that a value may have, of a list or mapping those of its elements."""
+        """Return the types that a value may have; for a list or mapping, the types of its elements."""
         return [get_args(self._members[0])[-1]] if self.holder else self._members
 
     @cached_property
     def holder(self) -> Any:
-        """Return list or dict where the value is one."""
+        """Return list or dict if the value is one, else None."""
         return origin if (origin := get_origin(self._members[0])) in (list, dict) else None
 
     @cached_property
@@ -122,7 +122,7 @@ class Key:
 
     @cached_property
     def choices(self) -> tuple[Any, ...]:
-        """Return the texts that it may be, and truth values beside them; empty where it may be any."""
+        """Return the texts, and truth values beside them, that the key accepts; empty if it accepts any."""
         named = [choice for each in self._parts if get_origin(each) is Literal for choice in get_args(each)]
         return (*named, *((True, False) if named and bool in self.kinds else ()))
 
@@ -147,7 +147,7 @@ class Key:
 
     @property
     def takes_objects(self) -> bool:
-        """Return whether it names Python objects (`references`), in lists and mappings too: typed Any in the schema."""
+        """Return whether the key names Python objects, alone or in lists and mappings; the schema types them Any."""
         return self.type is Any
 
 
@@ -157,7 +157,7 @@ def one_of(*choices: str) -> Any:
 
 
 def map_texts(tree: Any, change: Callable[[str], Any]) -> Any:
-    """Return mappings and lists within each other with each text in them changed.
+    """Return nested mappings and lists with `change` applied to every text.
 
     >>> map_texts({"a": ["b", 1]}, str.upper)
     {'a': ['B', 1]}
@@ -170,7 +170,7 @@ def map_texts(tree: Any, change: Callable[[str], Any]) -> Any:
 
 
 def is_in(path: str, other: str) -> bool:
-    """Return whether a path is the other or lies in it.
+    """Return whether a path equals the other or lies in it.
 
     >>> is_in("trainer.loss.a", "trainer"), is_in("trainer.callbacks[0]", "trainer.callbacks"), is_in("seeds", "seed")
     (True, True, False)
@@ -185,7 +185,7 @@ def overlap(path: str, other: str) -> bool:
 
 @cache
 def section_content(cls: type, path: str = "") -> Mapping[str, "Key | type"]:
-    """Return what a section at `path` holds, by name: keys, and the dataclasses of sections inside."""
+    """Return the content of a section at `path` by name: its keys, and the dataclasses of its sections."""
     hints = get_type_hints(cls, include_extras=True)
     return {
         declared.name: hints[declared.name]
@@ -200,7 +200,7 @@ def default_of(declared: "Field[Any]") -> Any:
 
 
 def class_keys(cls: type, path: str = "") -> Iterator[Key]:
-    """Yield the keys of one dataclass, those of nested sections after their own prefix."""
+    """Yield the keys of a dataclass, and with a longer prefix those of its nested sections."""
     for name, held in section_content(cls, path).items():
         if isinstance(held, Key):
             yield held
@@ -209,7 +209,7 @@ def class_keys(cls: type, path: str = "") -> Iterator[Key]:
 
 
 class BadValue(Exception):
-    """What must hold, and what to do about it."""
+    """A bad value: what must hold, and what to do."""
 
     def __init__(self, rule: str, remedy: str = "") -> None:
         super().__init__(rule)
@@ -218,7 +218,7 @@ class BadValue(Exception):
 
 @cache
 def adapter(hint: Any) -> "TypeAdapter[Any]":
-    """Return what checks values against a type, strictly."""
+    """Return pydantic's strict checker for a type."""
     from pydantic import ConfigDict, TypeAdapter
 
     return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
@@ -247,7 +247,7 @@ _TRUTHS = dict.fromkeys(("true", "yes", "y", "on", "1"), True) | dict.fromkeys((
 
 
 def _as_meant(key: Key, value: Any) -> Any:
-    """Return the value with numbers, and truth values where no text may stand, read from text."""
+    """Return the value with texts read as numbers, and as truth values if the key accepts no text."""
     if isinstance(value, str) and {int, float} & {*key.kinds}:
         value = value if (number := read_number(value)) is None else number
     elif isinstance(value, str) and str not in key.kinds:
@@ -256,7 +256,7 @@ def _as_meant(key: Key, value: Any) -> Any:
 
 
 def _bad_value(key: Key, value: Any, faults: dict[str, Any]) -> BadValue:
-    """Return what to say of a value; `faults` are what pydantic found, by its kind, each with what it found it in."""
+    """Return the message for a value; `faults` maps each kind of pydantic's errors to the part that has it."""
     if value is None:
         return BadValue(f"must be {format_type(key)}, not null.", f"The default is {key.default!r}.")
     if "finite_number" in faults:
@@ -278,7 +278,7 @@ _SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
 
 
 def format_range(key: Key) -> str:
-    """Return its bounds as text, as in "> 0 and <= 1"."""
+    """Return the bounds of a key as text, as in "> 0 and <= 1"."""
     return " and ".join(f"{_SIGNS[kind]} {_format_bound(bound)}" for kind, bound in key.bounds.items())
 
 
@@ -294,7 +294,7 @@ _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
 def format_type(key: Key) -> str:
-    """Return what the key takes, in words."""
+    """Return the type of a key in words."""
     if key.takes_objects:
         return "a name, module:name, {object: …, kwargs: …}, or a list or mapping of these"
     if key.is_mapping:

@@ -1,5 +1,5 @@
-"""The one reader of YAML, with the place of each key, and its bounds on size, depth and aliases: a slip or a file that
-is no recipe gets a sentence at once.
+"""The only reader of YAML: it notes the place of each key and bounds size, depth and aliases, so that a mistake, or a
+file that is no recipe, gets a message at once.
 """
 
 import re
@@ -13,14 +13,14 @@ from mpt_cli.errors import ConfigError, SourcePlace, config_error, first_line, s
 from mpt_cli.files import read_file
 
 MOST_BYTES = 2**20  # of a YAML file
-MOST_VALUES = 10_000  # of a YAML file, all that aliases stand for counted; the longest shipped recipe has 60
-DEEPEST = 50  # lists and mappings within each other
-MOST_JOBS = 10_000  # of a sweep
-MOST_PROBLEMS = 50  # in one message; `--json` lists all
+MOST_VALUES = 10_000  # values of a YAML file, with aliases expanded; the longest shipped recipe has 60
+DEEPEST = 50  # depth of nested lists and mappings
+MOST_JOBS = 10_000  # jobs of a sweep
+MOST_PROBLEMS = 50  # problems in one message; `--json` lists all
 
 
 def read_yaml_text(path: Path) -> str:
-    """Return the text of a YAML file; ConfigError where it can't be read, or is too large."""
+    """Return the text of a YAML file; ConfigError if it can't be read or is too large."""
     try:
         return read_file(path, MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
@@ -28,29 +28,29 @@ def read_yaml_text(path: Path) -> str:
 
 
 def load_yaml(path: Path) -> Any:
-    """Return what a YAML file says; ConfigError as `parse_yaml`, and where it can't be read."""
+    """Return the content of a YAML file; ConfigError as from `parse_yaml`, or if it can't be read."""
     return parse_yaml(read_yaml_text(path), path)
 
 
 def load_mapping(path: Path, may_be_empty: bool = False) -> dict[str, Any]:
-    """Return the keys of a recipe or a group file as they are written. ConfigError where it holds none and must."""
+    """Return the keys of a recipe or a group file as written; ConfigError if it must have keys and has none."""
     content = load_yaml(path)
     if not isinstance(content, dict):
         raise config_error("conf", f"{path} must hold keys and values at its top level.")
     if not content and not may_be_empty:
         remedy = "`model: {name: mlp}` is the shortest recipe, all else by default; mpt copy gives one to edit."
-        raise config_error("conf", f"{path} must hold keys, and it is empty or all comments.", None, remedy)
+        raise config_error("conf", f"{path} must hold keys. It is empty, or all of it is comments.", None, remedy)
     return {str(name): value for name, value in content.items()}
 
 
 def parse_yaml(text: str, source: str | Path) -> Any:
-    """Return what YAML from `source` says, as OmegaConf reads it: a key given twice is an error, 1e-3 is a number.
+    """Return the content of YAML from `source` as OmegaConf reads it: a key given twice is an error, 1e-3 is a number.
 
-    ConfigError where it holds anything but texts, numbers, truth values, nulls, lists and mappings, or too many.
+    ConfigError if it holds anything but texts, numbers, truth values, nulls, lists and mappings, or too many of them.
     """
     import yaml
     from omegaconf import OmegaConf
-    from omegaconf._utils import get_yaml_loader  # `OmegaConf.load` says no places, and follows every alias
+    from omegaconf._utils import get_yaml_loader  # `OmegaConf.load` gives no places, and expands every alias
     from omegaconf.errors import OmegaConfBaseException
 
     try:
@@ -77,26 +77,26 @@ def parse_yaml(text: str, source: str | Path) -> Any:
 
 # What the parser says; the likely cause; whether it lies where the parser began to read, not where it stopped.
 _CAUSES = (
-    (r"character '\\t'", "lines are indented with spaces, and here is a tab", False),
+    (r"character '\\t'", "this line is indented with a tab; YAML needs spaces", False),
     ("quoted scalar.*(stream|document)", "the quote that opens here is never closed", True),
     ("expected ',' or", "the bracket that opens here is never closed, or a comma is missing in it", True),
-    ("found '-'", "the dash of a list stands among keys: put the list below a key of its own", False),
-    ("found '[]}]'", "this bracket closes none that was opened", False),
-    ("found '<scalar>'", "a text ends at its closing quote; write a quote inside of it twice", False),
-    ("<block", "the indentation of this line is that of no line above", False),
+    ("found '-'", "a list entry (-) is among keys: put the list below a key of its own", False),
+    ("found '[]}]'", "this bracket has no opening bracket", False),
+    ("found '<scalar>'", "text follows the closing quote; to write a quote inside of quotes, double it", False),
+    ("<block", "the indentation of this line matches no line above", False),
     ("expected ':'", "a key needs a colon and a space behind it", True),
     (
         "mapping values",
-        "a text with a colon and a space in it needs quotes; this line may be indented too deep, or the key above may "
-        "lack its colon and space",
+        "put a text with a colon and a space in it in quotes; or this line is indented too deep, or the key above "
+        "lacks its colon and space",
         False,
     ),
     (
         "cannot start any|undefined alias|for the tag|alphabetic",
-        "a text that begins with this sign needs quotes",
+        "a text that begins with this character needs quotes",
         False,
     ),
-    ("escape character", "a backslash in double quotes begins a code; use single quotes", False),
+    ("escape character", "a backslash in double quotes begins an escape; use single quotes", False),
 )
 
 
@@ -120,8 +120,8 @@ def _unfit(text: str, source: str | Path, rule: str, node: Any = None) -> Config
 
 
 def _check_nodes(root: Any, text: str, source: str | Path) -> None:
-    """Raise ConfigError for more than a recipe needs, before values are made of it. An alias counts as what it stands
-    for, so that a few lines can't become billions of values, and one that stands for itself is too deep.
+    """Raise ConfigError for a document too large for a recipe, before its values are built. An alias counts as the
+    nodes that it stands for, so that a few lines can't become billions of values; one within itself is too deep.
     """
     for count, (path, name, _) in enumerate(_parts(root, ())):
         if len(path) > DEEPEST or count >= MOST_VALUES:
@@ -130,7 +130,7 @@ def _check_nodes(root: Any, text: str, source: str | Path) -> None:
 
 
 def places_of(source: Path) -> dict[tuple[str, ...], SourcePlace]:
-    """Return the place of each key and each entry of a list of a YAML file, by the names on the way to it."""
+    """Return the place of each key and list entry of a YAML file, by its path of names."""
     return _places(read_yaml_text(source), source)
 
 
@@ -151,8 +151,8 @@ def _places(text: str, source: str | Path) -> dict[tuple[str, ...], SourcePlace]
 
 
 def _parts(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Yield what a node holds, at any depth: the names on the way to it, the node of its name (of an entry of a list
-    the entry itself) and that of its value."""
+    """Yield every key and list entry under a node: its path of names, the node of its name (for a list entry, the
+    entry) and the node of its value."""
     import yaml
 
     if isinstance(node, yaml.MappingNode):
@@ -170,7 +170,7 @@ def _parts(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
 def _place(source: str | Path, lines: list[str], start: Any, end: Any) -> SourcePlace:
     """Return the place from `start` to `end`, or to the end of the first line.
 
-    Its text is left out, as it is printed, where it may hold a secret.
+    The line of text, which messages print, is left out if it may hold a secret.
     """
     line = min(start.line, len(lines) - 1)
     text, first = lines[line], start.column if line == start.line else len(lines[line])

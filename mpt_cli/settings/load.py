@@ -1,7 +1,7 @@
-"""From the overrides of a command line to checked settings, or to all of their problems at once; and back to YAML.
+"""Load checked settings from the overrides of a command line, or report all problems at once; write settings as YAML.
 
-Files are composed by Hydra's defaults lists, then come the words; the plain tree is read key by key against the schema,
-whose defaults stand below all of it.
+Files are composed by Hydra's defaults lists, then the overrides are applied; the resulting tree is read key by key
+against the schema, whose defaults fill what is left out.
 """
 
 import os
@@ -78,8 +78,8 @@ def resolved_yaml(settings: Settings) -> str:
 
 
 def resolved_tree(settings: Settings) -> dict[str, Any]:
-    """Return every key with its value, as `resolved_yaml` writes it: a "${" is escaped, secrets of the environment are
-    read anew.
+    """Return every key with its value, as `resolved_yaml` writes it: "${" is escaped, and a secret of the environment
+    stays the interpolation that reads it.
     """
 
     def escaped(text: str) -> str:
@@ -91,9 +91,9 @@ def resolved_tree(settings: Settings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Files:
-    """The keys of files (`tree`): of the user's own defaults (`below`), of the recipe, and of what words choose.
+    """The keys of files (`tree`): the user's defaults (`below`), the recipe, and the files that overrides choose.
 
-    `unsure` are sections of which it is not known what is chosen, nor which keys fit.
+    `unsure` are sections whose choice could not be read, so that nobody knows which keys fit.
     """
 
     recipe: Recipe
@@ -105,7 +105,7 @@ class Files:
 
 
 def read_files(given: ParsedOverrides) -> Files:
-    """Return the files of the recipe that a command line names, and of what its words choose."""
+    """Return the files of the recipe that a command line names, and the files that its overrides choose."""
     Path.cwd()  # FileNotFoundError where it is gone, before anything is looked for in it
     try:
         if given.conf is None:
@@ -121,7 +121,7 @@ def read_files(given: ParsedOverrides) -> Files:
 
 
 def _defaults_of_user(recipe: Recipe) -> Recipe:
-    """Return what stands below the recipe; nothing below the record of a run, which says all."""
+    """Return the user's defaults, which the recipe overrides; none below the record of a run, which has every key."""
     path = user_defaults()
     if path is None or recipe.is_record:
         return Recipe(Path("none"))
@@ -131,7 +131,7 @@ def _defaults_of_user(recipe: Recipe) -> Recipe:
 
 
 def compose_files(given: ParsedOverrides, recipe: Recipe, below: Recipe) -> Files:
-    """Return the files of the recipe, and over them those that words choose."""
+    """Return the files of the recipe, overridden by the files that overrides choose."""
     replaced = given.choices.keys() & sections().keys()
     with searching(recipe.searchpath):
         chosen = [read_choice(choice) for group, choice in given.choices.items() if group in replaced]
@@ -158,13 +158,13 @@ def _variant_problem(section: str, name: str) -> Problem | None:
 
 
 def _above_defaults(tree: dict[str, Any], variants: dict[str, str]) -> DictConfig:
-    """Return the keys of the tree above the schema's defaults: an interpolation may name keys that nobody gives."""
+    """Return the tree merged over the schema's defaults, because an interpolation may name a key that is not given."""
     chosen = {section: asdict(variant_class(section, name)()) for section, name in variants.items()}
     return OmegaConf.create(merge_keys({**asdict(Settings()), **chosen}, tree))
 
 
 def _resolved(node: DictConfig | ListConfig, path: str, problems: list[Problem]) -> Any:
-    """Return the content of a node with interpolations resolved one by one, so that each bad one is reported."""
+    """Return the content of a node with interpolations resolved one by one, so that every bad one is reported."""
 
     def value(name: Any, inner: str) -> Any:
         if OmegaConf.is_missing(node, name):
@@ -182,9 +182,7 @@ def _resolved(node: DictConfig | ListConfig, path: str, problems: list[Problem])
 
 
 def build_settings(tree: dict[str, Any], problems: list[Problem]) -> Settings:
-    """Build settings from `tree`; what it lacks is by default. With problems the result has defaults in their place
-    and only serves further checks.
-    """
+    """Build settings from `tree` and defaults. A key with a problem has its default, so that other checks can run."""
     defaults, known = Settings(), {problem.key for problem in problems}
     chosen = {name: variant_class(name, chosen_variant(name, tree[name])) for name in VARIANTS if name in tree}
 
@@ -209,7 +207,7 @@ def build_settings(tree: dict[str, Any], problems: list[Problem]) -> Settings:
         return cls(**values)
 
     def read(key: Key, value: Any) -> Any:
-        """Return the value in the type of its key, and the default where it is wrong."""
+        """Return the value in the type of its key, or the default if the value is wrong."""
         if key.path in known:
             return copy(key.default)
         try:
@@ -223,7 +221,7 @@ def build_settings(tree: dict[str, Any], problems: list[Problem]) -> Settings:
 
 
 def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any) -> Problem | None:
-    """Return the problem of an unknown key; a key of another variant is told apart from one that nothing has."""
+    """Return the problem of a key that the chosen variant lacks, whether or not another variant has it."""
     key = find_key(path)
     if key is None or not key.variants:
         return no_such_key(path, value)
@@ -241,7 +239,7 @@ def key_out(path: str) -> str:
 
 
 def load_settings(overrides: list[str]) -> Settings:
-    """Load as `load_with_notes`, the settings alone.
+    """Return the settings for `conf=NAME_OR_PATH key=value …`, as `load_with_notes` does, without its notes.
 
     >>> load_settings(["conf=digits_cnn", "loss_scale.initial_scale=2**10"]).loss_scale.initial_scale
     1024.0
@@ -252,8 +250,8 @@ def load_settings(overrides: list[str]) -> Settings:
 def load_with_notes(overrides: Sequence[str]) -> tuple[Settings, list[str]]:
     """Return the settings for `conf=NAME_OR_PATH key=value …`; ConfigError with every problem when there is one.
 
-    Precedence: schema < the user's own defaults < recipe < files and keys of the command line. And notes, on what a
-    user should know of how a run came to its settings.
+    Precedence: schema < the user's own defaults < recipe < files and keys of the command line. The notes say where
+    settings come from that a user may not expect.
     """
     composition = _composed(overrides)
     return composition.checked(), [*composition.notes()]
@@ -265,8 +263,8 @@ def _composed(words: Sequence[str]) -> "Composition":
 
 
 def load_variations(configurations: Iterable[Sequence[str]]) -> list[Settings | ConfigError]:
-    """Return for each command line what `load_settings` returns for it or raises. Files are read once for those that
-    choose the same ones.
+    """Return for each command line the settings, or the exception that `load_settings` raises. Command lines that
+    choose the same files share one reading of them.
 
     >>> found = load_variations([["conf=digits_mlp", "seed=1"], ["conf=digits_mlp", "seed=2"]])
     >>> [settings.seed for settings in found]
@@ -287,8 +285,8 @@ def load_variations(configurations: Iterable[Sequence[str]]) -> list[Settings | 
 
 @dataclass
 class Composition:
-    """A command line, composed: the keys of files and words (`tree`), and the settings that they come to, each key by
-    itself, as far as it has no problem.
+    """A composed command line: the keys of files and overrides (`tree`), and the settings read from them, with the
+    default for each key that has a problem.
     """
 
     files: Files
@@ -299,14 +297,14 @@ class Composition:
     unsure: set[str]
 
     def checked(self) -> Settings:
-        """Return the settings, whose keys fit each other; ConfigError with every problem."""
+        """Return the settings after checks of their combinations; ConfigError with every problem."""
         known = {problem.key for problem in self.problems}
         if problems := [*self.problems, *check_combinations(self.settings, known | self.unsure)]:
             raise ConfigError(self.with_places(problems))
         return replace(self.settings, expect=read_expect(self.settings.expect))
 
     def with_places(self, problems: Sequence[Problem]) -> list[Problem]:
-        """Add where the value stands in a file, unless a word of the command line says it."""
+        """Add the place of each value in its file, unless the command line gives the value."""
         places = cache(places_of)  # a file is read once, however many problems it has
         given = [override.key_or_group for override in self.given.overrides]
         chosen = {choice.written for choice in self.given.choices.values()}
@@ -327,7 +325,7 @@ class Composition:
         return [replace(problem, place=place(problem)) for problem in problems]
 
     def notes(self) -> Iterator[str]:
-        """Yield which keys the user's own defaults decide, and which `vars` of the command line nothing takes."""
+        """Yield notes on keys that the user's defaults decide, and on `vars` of the command line that nothing uses."""
         words, below = [override.key_or_group for override in self.given.overrides], self.files.below
         tree = dict(leaves(self.tree))
         said = {path for layer in self.files.layers[len(below.layers) :] for path, _ in leaves(layer.body)}.union(words)
@@ -338,10 +336,10 @@ class Composition:
             if not any(
                 re.search(rf"\b{re.escape(name)}\b", str(value)) for path, value in tree.items() if path != name
             ):
-                yield f"nothing takes {name}: a key of the recipe would as ${{{name}}}"
+                yield f"nothing uses {name}; a key of the recipe uses it as ${{{name}}}"
 
 
-# what a record of an earlier version has where they were not set
+# the value in records of earlier versions for a key that was not set
 _GONE = {
     "loss_scale.stop_on_idle_epoch": True,
     "loss_scale.on_overflow": "skip",
@@ -357,7 +355,7 @@ def compose(files: Files, given: ParsedOverrides) -> Composition:
             tree = with_override(tree, override)
         except FAULTS as error:
             problems.append(Problem(override.key_or_group, f"cannot be set: {reason_of(error)}."))
-    is_plain = "${" not in str(tree)  # OmegaConf would take nine times as long
+    is_plain = "${" not in str(tree)  # OmegaConf takes nine times as long
     with searching(files.recipe.searchpath):
         found = _variants(tree if is_plain else OmegaConf.create(tree), problems)
     variants = {section: name for section, name in found.items() if section not in files.unsure}
@@ -379,10 +377,10 @@ def _is_gone_and_unset(problem: Problem) -> bool:
 
 
 def _variants(node: Any, problems: list[Problem]) -> dict[str, str]:
-    """Return the variant of each section where it can be known."""
+    """Return the variant of each section whose choice is known."""
     found = {}
     for section in VARIANTS:
-        with suppress(*FAULTS):  # of a reference, which is said where it is resolved
+        with suppress(*FAULTS):  # a bad reference, which is reported when it is resolved
             name = chosen_variant(section, node[section])
             if problem := _variant_problem(section, name):
                 problems.append(problem)
@@ -392,21 +390,23 @@ def _variants(node: Any, problems: list[Problem]) -> dict[str, str]:
 
 
 def note_secrets(value: Any, path: str, problems: list[Problem]) -> None:
-    """Note the secrets among the values at `path` of a tree; one that a record has left out is a problem."""
+    """Note the secrets among the values at `path` of a tree; a secret that a record left out is a problem."""
     for place, text in leaves(value, path):
         if isinstance(text, str):
             redaction.note_text(place.rpartition(".")[2], text)
             if redaction.REDACTED in text:
-                remedy = f"Give it again: {place}=…, or {place}='${{oc.env:VARIABLE}}', which is kept as that."
-                problems.append(Problem(place, "is not in the record, which holds no secrets.", None, remedy))
+                remedy = f"Give it again: {place}=…, or {place}='${{oc.env:VARIABLE}}', which is recorded in this form."
+                problems.append(
+                    Problem(place, "was left out of the record of the run, because it is a secret.", None, remedy)
+                )
 
 
 def _backend(tree: dict[str, Any], recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> str | None:
-    """Return the backend where no word says it: `KERAS_BACKEND`, else the one that is installed where the recipe has
-    none; None where the files say it, as the record of a run does, which has every section.
+    """Return the backend if no override names one: `KERAS_BACKEND`, else the installed one if the recipe has none;
+    None if the files name one, as the record of a run does.
     """
     asked, of_keras, chosen = given.choices.get("backend"), os.environ.get(VARIABLE), None
-    with suppress(*FAULTS):  # of a reference, which is said where it is resolved
+    with suppress(*FAULTS):  # a bad reference, which is reported when it is resolved
         chosen = OmegaConf.select(OmegaConf.create(tree), "backend.name")
     if recipe.is_record if asked is None else asked.name != "auto" and chosen not in (None, "auto"):
         return None
@@ -421,18 +421,18 @@ VARIABLE = "KERAS_BACKEND"
 
 
 def installed_backend() -> str:
-    """Return the first one that is installed; TensorFlow where none is, which is said where it is needed."""
+    """Return the first backend that is installed; TensorFlow if none is, whose import then reports that."""
     return next((name for name in BACKENDS if find_spec(name) is not None), BACKENDS[0])
 
 
 def missing_backend(settings: Settings) -> str:
-    """Return why the run can't be here, in a sentence; empty where its backend is installed."""
+    """Return why the run can't train here, in a sentence; empty if its backend is installed."""
     return missing_extra(settings.backend.name, settings.backend.name, "It can't run here")
 
 
 @contextmanager
 def placed(words: list[str]) -> Iterator[None]:
-    """Add to the problems that are raised inside, of settings loaded from these words, where in a file they stand."""
+    """Add places in files to the problems raised inside the block, for settings loaded from these overrides."""
     try:
         yield
     except ConfigError as error:

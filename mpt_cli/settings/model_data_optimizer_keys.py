@@ -27,7 +27,7 @@ from mpt_cli.settings.key_type import (
 
 @dataclass
 class ModelSettings:
-    """What every model has."""
+    """The keys of every model."""
 
     name: str = key(REQUIRED, "which model is built; `mpt list models` shows them")
     weights: Optional[str] = key(
@@ -109,7 +109,7 @@ MODELS = {"mlp": MLP, "cnn": CNN, "resnet": ResNet, "transformer": Transformer, 
 
 @dataclass
 class DataSettings:
-    """What every source has."""
+    """The keys of every data source."""
 
     name: str = key(REQUIRED, "which source; `mpt list data` shows them")
     validation_fraction: Share = key(
@@ -193,6 +193,7 @@ class Schedule:
     kwargs: Dict[str, Any] = key(
         {}, "arguments of `object`; initial_learning_rate is learning_rate unless it is given here"
     )
+    kwargs: Dict[str, Any] = key({}, "arguments for object; initial_learning_rate defaults to optimizer.learning_rate")
 
 
 @dataclass
@@ -220,7 +221,7 @@ class OptimizerSettings:
 # of keras.optimizers
 _CLASSES = ["SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Nadam", "Ftrl", "Lion"]
 _CLASSES += ["Lamb", "Muon", "ScheduleFreeAdamW"]
-_LEARNING_RATES = {"sgd": 0.01, "schedule_free_adamw": 0.0025}  # where Keras's are not 0.001
+_LEARNING_RATES = {"sgd": 0.01, "schedule_free_adamw": 0.0025}  # learning rates of Keras other than 0.001
 _WEIGHT_DECAYS = {"adamw": 0.004, "muon": 0.004}
 
 
@@ -253,12 +254,12 @@ _NAMES = {each: each.lower().replace("schedulefree", "schedule_free_") for each 
 OPTIMIZERS = {name: _keras_optimizer(name, class_name) for class_name, name in _NAMES.items()}
 OPTIMIZER_VARIANTS = {**OPTIMIZERS, "object": CustomOptimizer}
 
-PYTHON = "python"  # what a record names an object that a Python program gave; no YAML can make it
+PYTHON = "python"  # the recorded name of an object that a Python program gave; no YAML can make it
 
 
 @dataclass
 class GivenModel(ModelSettings):
-    """A model that a Python program made and gave to `mpt.fit`, or trained itself on record."""
+    """A model that a Python program gave to `mpt.fit`, or trained itself while mpt recorded."""
 
     name: str = PYTHON
     class_name: str = key("", "its class")
@@ -297,7 +298,7 @@ SCALE_MODES = tuple(RULES)
 class LossScaleSettings:
     """How the loss is scaled before the backward pass, and when an unhealthy scale ends the run.
 
-    `LossScaleSettings(mode=…)` is of the class of that mode, which has its numbers too.
+    `LossScaleSettings(mode=…)` returns the class of that mode, which adds the mode's numbers.
     """
 
     rule_class: ClassVar[type[ScaleRule]] = DynamicScale
@@ -321,18 +322,18 @@ class LossScaleSettings:
         return self.rule_class(**{name: getattr(self, name) for name in self.rule_class.key_names()})
 
     def rule_for(self, computes_in_float16: bool) -> ScaleRule:
-        """Return the mode of a model; the one place where `auto` is decided."""
+        """Return the mode for a model: the only place that decides what `auto` means."""
         return NoScale() if self.mode == AUTO and not computes_in_float16 else self.rule
 
     @classmethod
     def transferable_keys(cls) -> set[str]:
-        """Return the keys of a recipe for another mode that still act under this one: none without scaling."""
+        """Return the keys, set in a recipe for another mode, that also act under this mode: none without scaling."""
         return {declared.name for declared in fields(cls)} if cls.rule_class.scales else set()
 
 
 @cache
 def mode_settings(mode: str) -> type[LossScaleSettings]:
-    """Return the keys of one mode; PluginError for one of another package that can't be used."""
+    """Return the class with the keys of a mode; PluginError for a mode of another package that can't be used."""
     rule = RULES[mode] if mode in RULES else load_rule(mode)
     try:
         return _with_numbers(mode, rule)

@@ -120,7 +120,7 @@ def read_recipe(path: Path, of_project: Sequence[GroupChoice] = ()) -> Recipe:
     with searching():
         _compose(recipe, None, [each for each in of_project if each.group not in wrong])
     for base in [layer for layer in recipe.layers if layer.path != path]:
-        base.body.pop("recipe", None)  # it gives everything but its name
+        base.body.pop("recipe", None)  # it has every key but its name
     return recipe
 
 
@@ -189,7 +189,7 @@ class _Files(ConfigRepository):
         """Return the files that Hydra composes for this one, in order."""
         found = self._composed(name, [])
         if of_project:
-            named = self._named_groups()  # by now every list was read
+            named = self._named_groups()  # every list has been read by now
             words = [f"{'' if each.group in named else '+'}{each.group}={each.name}" for each in of_project]
             found = self._composed(name, words)
         return [

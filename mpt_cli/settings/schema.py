@@ -1,6 +1,6 @@
-"""The schema: every key of a configuration, its type, default and meaning, the one place for these.
+"""The schema: the one place for the type, default and meaning of every key of a configuration.
 
-Below the sections: the same as a flat table of dotted paths, and which key a path that is not in it probably meant.
+Below the sections: all keys as a flat table of dotted paths, and suggestions for unknown paths.
 """
 
 from contextlib import suppress
@@ -59,14 +59,14 @@ RECORDED_TRAINER_KEYS = (
 
 
 def acts_on_record(path: str) -> bool:
-    """Return whether this key acts where another program trains and mpt records."""
+    """Return whether this key has an effect when another program trains and mpt only records."""
     section, _, name = path.partition(".")
     return section in ("loss_scale", "logger") or (section == "trainer" and name in RECORDED_TRAINER_KEYS)
 
 
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 AUTO_FLOAT16 = "auto_float16"
-BACKENDS = ("tensorflow", "jax")  # in the order in which they are taken where nobody says which
+BACKENDS = ("tensorflow", "jax")  # in the order of preference
 if TYPE_CHECKING:  # where Keras or a command line gave them, they are any text
     FloatPolicy = str
     Backend = str
@@ -89,13 +89,13 @@ class PolicySettings:
 
     @property
     def may_compute_in_float16(self) -> bool:
-        """Return whether a policy among its own computes in it, or may be found to."""
+        """Return whether some layer computes in float16 under this policy, or may once `auto_float16` is resolved."""
         names = {self.name, self.head, *self.overrides.values()}
         return not names.isdisjoint({"float16", "mixed_float16", AUTO_FLOAT16})
 
     @property
     def is_auto(self) -> bool:
-        """Return whether layers have yet to be given their policies, of which a run records `overrides`."""
+        """Return whether the layers' policies are chosen from the built model (a run records them as `overrides`)."""
         return self.name == AUTO_FLOAT16
 
     @property
@@ -266,18 +266,18 @@ CHOOSING_KEYS = {  # model.name=cnn acts as model=cnn
 
 
 def choosing_key(section: str) -> str:
-    """Return the key within a section that says which variant it is."""
+    """Return the name of the key that chooses the variant of a section."""
     return "mode" if section == "loss_scale" else "name"
 
 
 def chosen_variant(section: str, given: Any) -> str:
-    """Return which variant these settings, or this part of a composed tree, are."""
+    """Return the name of the variant that these settings, or this part of a composed tree, choose."""
     name = choosing_key(section)
     return str(given[name] if isinstance(given, dict) else getattr(given, name))
 
 
 def variant_class(section: str, name: str) -> type:
-    """Return the keys of one variant, of modes also another package's; PluginError where it can't be used."""
+    """Return the class with the keys of a variant; PluginError for a mode of another package that can't be used."""
     if name == PYTHON and section in PROGRAM_VARIANTS:
         return PROGRAM_VARIANTS[section]
     return mode_settings(name) if section == "loss_scale" else VARIANTS[section][name]
@@ -293,7 +293,7 @@ def variants_of(section: str) -> dict[str, type]:
 
 
 def unknown_key_problem(path: str, value: Any) -> Problem | None:
-    """Return a problem when no variant has a key `path`, None when one does."""
+    """Return a problem if no variant has a key `path`, else None."""
     if find_key(path) or mapping_of(path):
         return None
     if inside := [other for other in all_keys() if other.startswith(f"{path}.")]:
@@ -311,11 +311,11 @@ def no_such_key(path: str, value: Any) -> Problem:
 
 
 _OBJECT_KEYS = {"model": "builder", "data": "loader"}  # which name an object, as optimizer.object does
-FAR_CUTOFF = 0.75  # how like a name of another section is: bugcalls is not callbacks, nor rize freeze
+FAR_CUTOFF = 0.75  # likeness of a name of another section: bugcalls is not callbacks, nor rize freeze
 
 
 def remedy_for(path: str, value: Any) -> str:
-    """Name the key of the same name elsewhere, else the nearest in the same section, else anywhere.
+    """Suggest the key of the same name in another section, else the nearest name in this section, else anywhere.
 
     >>> remedy_for("precision", "16-mixed"), remedy_for("model._target_", "nets.deep.build")
     ('Did you mean policy=mixed_float16?', 'Write model.builder: nets.deep:build.')
@@ -384,7 +384,7 @@ def all_keys(with_plugins: bool = True) -> dict[str, Key]:
 
 
 def find_key(path: str) -> Key | None:
-    """Return the key at `path`. Other packages are asked, and imported, only where none of ours has it."""
+    """Return the key at `path`; None if there is none. Imports other packages only if no key of ours fits."""
     is_added = path.startswith("loss_scale.") and bool(plugins.installed())
     return all_keys(with_plugins=False).get(path) or (all_keys().get(path) if is_added else None)
 

@@ -19,7 +19,7 @@ from mpt_cli import plugins
 from mpt_cli.errors import config_error, did_you_mean
 
 CONFIG_DIR = "MPT_CONFIG_DIR"  # folders with colons between them
-DEFAULTS = "MPT_DEFAULTS"  # a file in place of `user_defaults`; empty: none
+DEFAULTS = "MPT_DEFAULTS"  # a file that replaces `user_defaults`; empty: none
 SUFFIXES = (".yaml", ".yml")
 
 

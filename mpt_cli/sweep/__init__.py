@@ -1,7 +1,7 @@
-"""Many runs of one command line: what to run, how its values are chosen, and what came of it.
+"""Many runs from one command line: which jobs to run, how values are chosen, and their results.
 
-`overrides` reads what is varied, `job_list` and `search` make jobs of it, `run` is the story, `directory` knows what
-lies on disk, `report` shows it.
+`overrides` reads the varied values, `job_list` and `search` make jobs of them, `run` tells the story, `directory` reads
+and writes the sweep directory, `report` shows results.
 """
 
 # of a search; here, so that `mpt sweep --help` starts without the rest of the room

@@ -1,5 +1,5 @@
-"""The sweep directory: the only place that knows the file names in it; and what became of each job, read from it alone,
-with the configurations in order of their rank.
+"""The sweep directory: the only place that knows its file names; and the result of each job, read from the directory
+alone, with the configurations in order of rank.
 """
 
 import math
@@ -80,7 +80,7 @@ class SweepDirectory:
         return self.path / "logs" / f"{job.name}.json"
 
     def set_aside(self, job: Job) -> None:
-        """Move the run directory of a failed attempt to earlier/: the job starts afresh, and nothing is lost."""
+        """Move the run directory of a failed attempt to earlier/: the job starts fresh, and nothing is lost."""
         old = self.path / job.name
         if old.exists():
             parent = self.path / "earlier"
@@ -117,7 +117,7 @@ class SweepDirectory:
         write_json(self.ending_json(job), asdict(ending))
 
     def read_ending(self, job: Job) -> Ending | None:
-        """Return how the job ended; None before, and where the file is damaged: the job then counts as not run."""
+        """Return how the job ended; None before it ends, or if the file is damaged, when the job counts as not run."""
         try:
             found = read_json(self.ending_json(job), Ending)
             ending = Ending(**{name: value for name, value in found.items() if name in Ending.__dataclass_fields__})
@@ -160,12 +160,11 @@ _SPEAKER = re.compile(r"mpt (train|run|sweep): ")  # the job; in old logs also w
 
 @dataclass(frozen=True)
 class JobResult:
-    """A job and what became of it. `summary` is summary.json where the last attempt left one, `reason` why it failed.
+    """A job and its result. `summary` is the summary.json of the last attempt, if any, `reason` says why it failed.
 
-    `seconds` is the time of the whole process, and of what it went on from: the training of the attempts before it up
-    to their checkpoint, all of it where the process found it done; so are those of `summary`, by which an objective of
-    this name ranks. `exit_code` is what it
-    counts as (143 for one that a signal ended).
+    `seconds` adds the time of the last process to the training of earlier attempts up to the checkpoint it continued
+    from; `summary` has the same seconds, which an objective of this name ranks by. `exit_code` is the code that the job
+    counts with (143 if a signal ended it).
     """
 
     job: Job
@@ -202,7 +201,7 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
         return JobResult(job, run.path, NOT_RUN)
     summary = run.summary_for(ending.exit_code)
     status, exit_code, reason = _judge(ending, summary, sweep, job)
-    attempts = past_attempts(run)  # of which the last one found in the checkpoint what those before it trained
+    attempts = past_attempts(run)  # the last one found the training of the others in the checkpoint
     seconds = ending.seconds + (float(attempts[-1].get("earlier_seconds", 0.0)) if attempts else 0.0)
     if summary:
         seconds = max(seconds, as_number(summary.get("seconds")) or 0.0)
@@ -231,7 +230,7 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
 
 
 def last_sentence(log: Path) -> str:
-    """Return the last message of mpt in the log, else its last line; empty where it says nothing."""
+    """Return the last message of mpt in the log, else its last line; empty if the log is."""
     try:
         lines = [line for line in read_file(log, errors="replace").splitlines() if line.strip()]
     except OSError:
@@ -242,7 +241,7 @@ def last_sentence(log: Path) -> str:
 
 
 def sweep_exit_code(results: Iterable[JobResult]) -> int:
-    """Return what the sweep exits with; a job that was killed, timed out or was not run counts as 143."""
+    """Return the exit code of the sweep; a job that was killed, timed out or was not run counts as 143."""
     bad = (result.exit_code for result in results if not result.is_good)
     return gravest_code(TERMINATED if code is None else code for code in bad)
 
@@ -270,19 +269,19 @@ class Configuration:
 
     @property
     def deviation(self) -> float | None:
-        """Return that of the sample (n - 1); None for fewer than two, and where one is not finite."""
+        """Return the sample deviation (n - 1); None for fewer than two values, or if one is not finite."""
         values = [value for _, value in self.values]
         return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
 
     @property
     def sort_key(self) -> tuple[bool, bool, float]:
-        """Return a key for sorting: the best comes first. Means that rounding in float32 may part are one."""
+        """Return a key that sorts the best first. Means that differ only by float32 rounding are equal."""
         mean = None if self.mean is None else float(f"{self.mean:.6g}")
         return mean is None, not self.is_complete, self.objective.sort_key(mean)
 
     @cached_property
     def difference(self) -> PairedDifference | None:
-        """Return that to the first, over the seeds that both have; None where it has none."""
+        """Return the difference to the first configuration, over the seeds of both; None if they share no seed."""
         first, own = dict(self.first.values if self.first else ()), dict(self.values)
         pairs = [(first[seed], own[seed]) for seed in first if seed in own]
         sound = [pair for pair in pairs if all(map(math.isfinite, pair))]
@@ -290,7 +289,7 @@ class Configuration:
 
     @cached_property
     def is_behind(self) -> bool:
-        """Return whether the seeds show that it is behind the first; a value that is not finite does by itself."""
+        """Return whether the seeds show that it is worse than the first; a value that is not finite always does."""
         found = self.difference
         is_shown = found is not None and found.is_shown and (found.mean > 0) == self.objective.falls
         return is_shown or not all(math.isfinite(value) for _, value in self.values)
@@ -305,7 +304,7 @@ class Configuration:
 
     @property
     def shown(self) -> list[JobResult]:
-        """Return the jobs whose figures stand for it: those that finished, else all that left a summary."""
+        """Return the jobs whose figures represent it: those that finished, else all with a summary."""
         return self.finished or [result for result in self.results if result.summary]
 
 
@@ -339,12 +338,12 @@ class SweepResults(JobResults):
 
     @property
     def not_told_apart(self) -> list[Configuration]:
-        """Return those that the seeds do not show to be behind the first."""
+        """Return the configurations that the seeds do not show to be worse than the first."""
         return [row for row in self.ranked[1:] if not row.is_behind]
 
     @property
     def best_is_shown(self) -> bool:
-        """Return whether the seeds show the first to be the best; never where there is no other."""
+        """Return whether the seeds show the first to be the best; False if there is no other."""
         return self.best is not None and len(self.ranked) > 1 and not self.not_told_apart
 
     @property
@@ -362,8 +361,8 @@ class SweepResults(JobResults):
 
 
 def read_jobs(sweep: SweepDirectory, objective: str | None = None) -> JobResults:
-    """Return what became of all jobs from the directory alone, to be ranked by `objective` or by that of the sweep;
-    ConfigError for one that no job reports.
+    """Return the results of all jobs from the directory alone, to be ranked by `objective` or that of the sweep;
+    ConfigError for an objective that no job reports.
     """
     plan = sweep.read_plan()
     results = [read_job(sweep, job) for job in plan.jobs]
@@ -378,10 +377,9 @@ def read_results(sweep: SweepDirectory, objective: str | None = None) -> SweepRe
 
 
 def rank(results: Sequence[JobResult], objective: Objective) -> list[Configuration]:
-    """Return the configurations, best first. Those of one mean share their rank, as 1, 2, 2, 4; of them the one that
-    skipped less stands first.
+    """Return the configurations, best first. Equal means share a rank, as 1, 2, 2, 4, ordered by fewer skips.
 
-    One with failed jobs comes after those without: its mean is that of the survivors.
+    A configuration with failed jobs comes after those without, because its mean is that of the survivors.
     """
     groups: dict[tuple[tuple[str, str], ...], list[JobResult]] = {}
     for result in results:

@@ -1,5 +1,5 @@
-"""What the varied keys do to the objective of a sweep: how much of the ranking each explains, and every job as a line
-across all of them.
+"""The effect of the varied keys on the objective of a sweep: how much of the ranking each explains, and every job as a
+line across all of them.
 """
 
 import math
@@ -23,8 +23,8 @@ def _places(texts: Sequence[str]) -> list[int]:
 
 
 def importances(found: SweepResults) -> list[tuple[str, float, float]]:
-    """Return each varied key of which the jobs tell something, with the share of their ranking that it explains by
-    itself, 0 where that is no more than chance, and how often chance alone would show as much; the largest share first.
+    """Return each varied key with enough jobs, the share of the ranking that it explains by itself (0 if no more than
+    chance), and the probability that chance explains as much; the largest share first.
 
     The share is eta squared of the Kruskal-Wallis test, (H - k + 1) / (n - k) for n jobs in k groups of equal values,
     which finds a best value in the middle as well as one at an end. More than n / 3 numbers are put into quarters.

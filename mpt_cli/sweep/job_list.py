@@ -82,7 +82,7 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
 def check_objective(word: str | None, settings: Sequence[Settings]) -> None:
     """Raise ConfigError for a name that no run of these settings can have.
 
-    With a model of the user's only its form is checked: what that reports is known once it has run.
+    With the user's own model only the form of the name is checked: its metrics are known once it has run.
     """
     distinct = {(id(each.model), id(each.trainer)): each for each in settings}.values()  # which many have in common
     summaries = [summary for each in distinct if (summary := reportable(each)) is not None]
@@ -125,9 +125,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Search:
-    """`trials` points, each with values that Optuna chooses by what came before; `pruner` ends those that are behind.
+    """A search of `trials` jobs, whose values Optuna chooses from earlier results; `pruner` ends jobs that lag behind.
 
-    `words` are those that span the space; with the same `sampler_seed` one job at a time repeats the search.
+    `words` are the overrides that span the space; with one job at a time, the same `sampler_seed` repeats the search.
     """
 
     trials: int
@@ -146,9 +146,9 @@ class Search:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What a sweep will run.
+    """The plan of a sweep: its jobs, or for a `search` the jobs that have begun.
 
-    Of a `search` those jobs that have begun. `facts` is what else its file holds: how and where it was started.
+    `facts` is the rest of its file: how and where the sweep was started.
     """
 
     varied: list[str]
@@ -174,11 +174,11 @@ def make_plan(
     say: Callable[[str], None] = lambda sentence: None,
     before: Sequence[Job] = (),
 ) -> SweepPlan:
-    """Return the jobs in Hydra's order, the last key varied fastest, behind those that there are `before`, and each
-    configuration once; ConfigError with the problems of all.
+    """Return the jobs in Hydra's order, the last key varied fastest, after the jobs `before`, and each configuration
+    once; ConfigError with the problems of all.
 
-    `objective` must be one that the jobs can report. Where they run on this machine (`is_here`) their files must be on
-    it, else DataError. A seed is drawn where it is null, so that the command on record repeats the job.
+    `objective` must be one that the jobs can report. If they run on this machine (`is_here`), their files must be on
+    it, else DataError. A null seed is drawn here, so that the recorded command repeats the job.
     """
     grid = read_grid(words)
     if grid.count > MOST_JOBS:
@@ -208,8 +208,8 @@ def make_plan(
 
 
 def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None:
-    """Raise ConfigError with the functions of the jobs that are not there, else DataError for a file of theirs. Say
-    which backend is missing.
+    """Raise ConfigError for functions of the jobs that do not exist, else DataError for a missing file. Print a missing
+    backend.
     """
     of_backends = {each.backend.name: each for each in settings}.values()
     for line in filter(None, map(missing_backend, of_backends)):
@@ -234,7 +234,7 @@ def plan_dict(plan: SweepPlan) -> dict[str, Any]:
 
 
 def plan_lines(plan: SweepPlan) -> list[str]:
-    """Return lines with the jobs and their overrides, as --dry-run lists them; of a new search its words."""
+    """Return the lines of --dry-run: the jobs with their overrides, or the overrides of a new search."""
     if plan.search is not None and not plan.jobs:
         pruner = f", {plan.search.pruner}" if plan.search.pruner else ""
         return [*plan.search.words, f"{plan.search.trials} trials, {plan.search.sampler}{pruner}"]
@@ -260,7 +260,7 @@ def wanted_gpus(settings: Settings) -> int:
 
 
 def job_name(number: int, overrides: dict[str, str]) -> str:
-    """Return what the job varies, cut to a length that is fit for a folder.
+    """Return a folder name from the varied values of a job, cut to a valid length.
 
     >>> job_name(7, {"loss_scale.initial_scale": "2**15", "seed": "12"})
     '007-initial_scale-32768_seed-12'

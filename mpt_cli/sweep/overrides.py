@@ -1,5 +1,5 @@
-"""What a sweep varies, read from overrides in Hydra's grammar: the values of a grid, or the intervals, ranges and
-choices of a search. Beyond Hydra, a power may stand where a number may: 2**range(8,25,4), interval(2**-3,2**4).
+"""Read the varied values of a sweep from overrides in Hydra's grammar: the values of a grid, or the intervals, ranges
+and choices of a search. Beyond Hydra, numbers may be powers: 2**range(8,25,4), interval(2**-3,2**4).
 """
 
 import itertools
@@ -52,7 +52,7 @@ def varied_values(words: Iterable[str], varied: Iterable[str]) -> dict[str, str]
 
 @dataclass
 class Grid:
-    """The words that each word of a command line stands for, and what can't be swept."""
+    """The overrides that each word of a command line expands to, and the problems of those that can't be swept."""
 
     axes: list[list[str]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -72,8 +72,7 @@ class Grid:
 
 
 def read_grid(words: Iterable[str]) -> Grid:
-    """Return the grid that the words span. A word Hydra can't read stays as it is: the check of its job says what is
-    wrong.
+    """Return the grid that the words span. A word that Hydra can't read is kept: the check of its job reports it.
 
     >>> read_grid(["loss_scale.initial_scale=2**range(8,25,8)"]).axes
     [['loss_scale.initial_scale=2**8', 'loss_scale.initial_scale=2**16', 'loss_scale.initial_scale=2**24']]
@@ -115,7 +114,7 @@ def _with_numbers(call: re.Match[str]) -> str:
 def _swept_words(override: Override, base: str, problems: list[Problem]) -> list[str]:
     key, value, received = override.key_or_group, override.value(), base + override.get_value_string()
     if not override.is_discrete_sweep():
-        rule = "must be a list of values: interval() has no values to try one after another."
+        rule = "must be a list of values; interval() only works in a search."
         remedy = "Write choice(1e-4,1e-3,1e-2) or range(start,stop,step), or search it with --trials N."
         problems.append(Problem(key, rule, override.get_value_string(), remedy))
         return []
@@ -167,7 +166,7 @@ def read_interval(word: str) -> IntervalSweep | None:
 
 
 def load_each(configurations: Iterable[Sequence[str]], known: Sequence[Problem] = ()) -> list[Settings]:
-    """Return the settings of each command line; ConfigError with all that is wrong with any, behind what is known."""
+    """Return the settings of each command line; ConfigError with all of their problems, after the `known` ones."""
     found = load_variations(configurations)
     problems = [*known, *(problem for each in found if isinstance(each, ConfigError) for problem in each.problems)]
     if problems:
@@ -176,5 +175,5 @@ def load_each(configurations: Iterable[Sequence[str]], known: Sequence[Problem] 
 
 
 def each_once(problems: Iterable[Problem]) -> list[Problem]:
-    """Return the problems without those that say the same."""
+    """Return the problems without duplicates."""
     return [*{str(problem): problem for problem in problems}.values()]

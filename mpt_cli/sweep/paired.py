@@ -1,16 +1,15 @@
-"""What runs of the same seeds show of two configurations: whether one is better, whether both are equal as far as it
-matters, or neither.
+"""Judge from runs with the same seeds whether one of two configurations is better, or both are equal within a margin.
 
-The runs are paired by their seed, and what is judged is the mean of the differences. Two questions are asked of it,
-each answered wrongly in at most LEVEL of the cases, at any number of seeds:
+The runs are paired by seed, and the mean of the differences is tested. Two questions are asked, each answered wrongly
+in at most LEVEL of the cases, at any number of seeds:
 
 - equal: two one-sided t tests against a margin (D. J. Schuirmann, "A comparison of the two one-sided tests procedure
   and the power approach for assessing the equivalence of average bioavailability", 1987). It is the same as that the
   interval of 1 - 2 LEVEL lies between the margins.
 - better or worse: the two-sided paired t test, that is that the interval of 1 - LEVEL leaves out 0.
 
-Several configurations are held against the one that has come out first, so that the level is shared among the
-comparisons (Bonferroni): each of them may have been the first by chance.
+When several configurations are compared with the best one, the level is divided by the number of comparisons
+(Bonferroni), because any of them may be first by chance.
 
 scipy, which takes most of a second to import, is imported where something is computed.
 """
@@ -30,7 +29,7 @@ def count_seeds(seeds: int) -> str:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The (baseline, other) values of each seed, finite numbers. `comparisons` is among how many the level is shared.
+    """The (baseline, other) values of each seed, all finite. `comparisons` divides the level.
 
     >>> found = PairedDifference([(0.95, 0.929), (0.96, 0.941), (0.94, 0.920)])
     >>> found.is_shown, found.is_within(0.01), found.is_within(0.03)
@@ -54,7 +53,7 @@ class PairedDifference:
 
     @property
     def resolution(self) -> float:
-        """Return what equal figures may differ by, being float32."""
+        """Return the largest difference that float32 rounding makes between equal figures."""
         return _FLOAT32 * max(abs(value) for pair in self.pairs for value in pair)
 
     @property
@@ -63,8 +62,8 @@ class PairedDifference:
         return self.seeds > 1 and all(abs(difference) <= self.resolution for difference in self.differences)
 
     def interval(self, confidence: float) -> tuple[float, float] | None:
-        """Return that of the mean difference, by Student's t. None where the spread is not known: with fewer seeds than
-        FEWEST_SEEDS, or where all differences are the same.
+        """Return the interval of the mean difference, by Student's t. None if the spread is unknown: with fewer seeds
+        than FEWEST_SEEDS, or if all differences are the same.
         """
         if self.seeds < FEWEST_SEEDS or statistics.stdev(self.differences) <= self.resolution:
             return None

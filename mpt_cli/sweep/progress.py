@@ -1,4 +1,4 @@
-"""What a person sees of a sweep while it runs: lines that stay, and in a terminal a live area below them."""
+"""The progress of a sweep: lines that stay, and in a terminal a live area below them."""
 
 import math
 import statistics
@@ -23,12 +23,12 @@ from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
 from mpt_cli.training.progress import MONITORED
 
-PLAIN_SECONDS, LIVE_SECONDS = 30.0, 0.5  # between two looks at what runs: as lines that stay, and as lines that change
+PLAIN_SECONDS, LIVE_SECONDS = 30.0, 0.5  # between two updates: as lines that stay, as lines that change
 
 
 class JobLines:
-    """The jobs of a sweep, as the process that runs it and one that watches show them: a line that stays for each that
-    has ended; what runs just now in a terminal below these, changed in place, elsewhere said again now and then.
+    """Shows the jobs of a sweep, for the process that runs it and for one that watches: a line for each job that ended,
+    and the running jobs, in a terminal in an area below that is updated in place, elsewhere as lines from time to time.
 
     A context manager: it gives the terminal back.
     """
@@ -91,8 +91,8 @@ class JobLines:
 
 
 def format_job(sweep: SweepDirectory, job: Job, waits_for: str = "", seconds: float | None = None) -> str:
-    """Return in one line where a job is that has not ended: what a cluster says of it while it waits there, else its
-    latest line in metrics.jsonl, which also has the seconds where nobody else counts them.
+    """Return one line on a job that has not ended: the cluster's word while it waits there, else its latest line in
+    metrics.jsonl, which also has the seconds if nothing else counts them.
     """
     if waits_for:
         return f"waiting   {job.name}  {waits_for}"
@@ -131,7 +131,7 @@ def _format_summary(result: JobResult) -> str:
 
 
 def find_cluster(sweep: SweepDirectory) -> Cluster | None:
-    """Return the cluster that has the jobs of the sweep, where it can be asked from here."""
+    """Return the cluster that has the jobs of the sweep, if it can be reached from here."""
     with suppress(ConfigError):
         launcher = recorded_launcher(sweep.read_plan().facts)
         if launcher.can_detach and isinstance(launcher, Cluster):
@@ -141,8 +141,8 @@ def find_cluster(sweep: SweepDirectory) -> Cluster | None:
 
 
 def job_states(sweep: SweepDirectory, cluster: Cluster | None = None) -> list[JobResult]:
-    """Return how each job that is planned so far stands, also RUNNING, or WAITING with what a cluster says as the
-    reason, as any process sees it that can read the directory.
+    """Return the state of each planned job, RUNNING and WAITING (with the cluster's reason) among them, for any process
+    that can read the directory.
     """
     jobs = sweep.read_plan().jobs
     under_way = cluster.under_way([sweep.log(job) for job in jobs]) if cluster else set()

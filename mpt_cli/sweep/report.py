@@ -1,6 +1,4 @@
-"""What a sweep leaves for readers: its table on the console, results.json, and report.html with its
-pictures.
-"""
+"""The report of a sweep: its table on the console, results.json, and report.html with its pictures."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +104,7 @@ def _short(key: str, keys: Sequence[str]) -> str:
 def _figure(
     value: Callable[[JobResult], float | None], words: Callable[[float], str], *picks: Callable[[list[float]], float]
 ) -> Callable[[Configuration], str]:
-    """Return a cell of what the picks make of the seeds' values, once where these are the same."""
+    """Return a cell with the picks from the seeds' values, or one value if the picks are the same."""
 
     def cell(row: Configuration) -> str:
         values = [found for result in row.shown if (found := value(result)) is not None]
@@ -141,7 +139,7 @@ MOST_FAILURES = 20  # on the console; the files have all
 
 
 def print_results(found: SweepResults, console: PrintableConsole, page: Path | None = None) -> None:
-    """Print the table, what is best, what failed, and where the `page` is."""
+    """Print the table, the best job, the failures, and the path of the `page`."""
     print_table(columns(found), found.configurations, console, lambda row: _STYLES[_row_kind(row)], SECONDARY)
     for line in [*best_lines(found), *ending_lines(found, page)]:
         console.say(line)
@@ -166,8 +164,8 @@ def job_label(result: JobResult, *left_out: str) -> str:
 
 
 def _reached(found: SweepResults, best: JobResult) -> str:
-    """Return what the job reached, and its configuration over the seeds: the luckiest seed alone would promise too
-    much.
+    """Return the objective of the job, and its mean over the seeds of the configuration: the luckiest seed alone would
+    promise too much.
     """
     own = f"{found.objective.name} {format_number(found.objective.value(best.summary))}"
     row = found.ranked[0]
@@ -175,7 +173,7 @@ def _reached(found: SweepResults, best: JobResult) -> str:
 
 
 def lead_sentence(found: SweepResults) -> str:
-    """Return whether the first is the best, or from which others it is not told apart."""
+    """Return a sentence on whether the first is shown to be best, or which others it can't be told from."""
     seeds = count_seeds(len(found.ranked[0].finished))
     if len(found.ranked) == 1:
         return "No other configuration has a result to compare it with."
@@ -185,18 +183,18 @@ def lead_sentence(found: SweepResults) -> str:
     more = f" and {len(close) - MOST_NAMED} more" if len(close) > MOST_NAMED else ""
     return (
         f"It may be first by chance: {seeds} can't tell it from {'; '.join(close[:MOST_NAMED])}{more}. "
-        f"More seeds may, from {FEWEST_SEEDS} on."
+        f"More seeds may tell, at least {FEWEST_SEEDS}."
     )
 
 
 def ending_lines(found: JobResults, page: Path | None = None) -> list[str]:
-    """Return lines with what failed, and where the page is, by default the directory's own."""
+    """Return lines on the failures and the path of the page, by default that in the directory."""
     return [*failure_lines(found), _line("files", str(page or found.directory.report_html))]
 
 
 def failure_lines(found: JobResults) -> list[str]:
-    """Return lines for each job that failed: why, and the command that runs it again; of those that did not end, only
-    how many.
+    """Return lines for each failed job: why, and the command that runs it again; and the number of jobs that did not
+    end.
     """
     left = [result for result in found.results if result.status in (INTERRUPTED, NOT_RUN)]
     failed = [result for result in found.results if not result.is_good and result not in left]
@@ -223,7 +221,7 @@ def _line(title: str, text: str) -> str:
 
 
 def counts_sentence(found: SweepResults) -> str:
-    """Return how many jobs ended how, and what they are ranked by."""
+    """Return a sentence with the number of jobs by how they ended, and the objective."""
     counted = _counted([result.status for result in found.results])
     better = "the lower the better" if found.objective.falls else "the higher the better"
     return f"{len(found.results)} jobs: {counted}. Ranked by {found.objective.name}, {better}."
@@ -263,7 +261,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
         counts=f"{'' if best is None else lead_sentence(found) + ' '}{counts_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
         configurations=PageTable(
-            "In order of their rank; a rank leads to its first run",
+            "In order of rank; a rank links to its first run",
             columns(found),
             found.configurations,
             _row_kind,

@@ -53,7 +53,7 @@ def train_command(job: Job, run_dir: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Options:
-    """How a sweep is run; `launch` gives the command of a job's process, `launcher` is the place where it runs."""
+    """How to run a sweep; `launch` returns the command of a job, `launcher` is the place where it runs."""
 
     workers: int | None = None
     timeout_seconds: float | None = None
@@ -61,14 +61,14 @@ class Options:
     grace_seconds: float = GRACE_SECONDS
     launch: Launch = field(default=train_command)
     launcher: Executor = field(default_factory=LocalExecutor)
-    detach: bool = False  # the jobs are handed over at once, and nobody waits for them
+    detach: bool = False  # all jobs are submitted at once, and nothing waits for them
 
     def check_detach(self, search: Search | None) -> None:
-        """Raise ConfigError where nobody may leave the jobs alone."""
+        """Raise ConfigError if the jobs can't run without this process."""
         can_be_left = self.launcher.can_detach and search is None and self.timeout_seconds is None
         if self.detach and not can_be_left:
             rule = (
-                "is for a grid on Slurm, without --timeout: a search makes each job by what came before, "
+                "is for a grid on Slurm, without --timeout: a search chooses each job from earlier results, "
                 "and Slurm ends a job after launcher.timeout_min."
             )
             raise config_error("--detach", rule, self.launcher.name, "Give --launcher submitit.")
@@ -123,7 +123,7 @@ def plan_new(
 
 
 def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options, begun: int = 0) -> SweepPlan:
-    """Write the plan, with the share of the cores of each job behind those that have `begun`; return it so."""
+    """Write the plan, with a share of the cores for each job after those that have `begun`; return this plan."""
     shared = options.job_environment(options.limits(plan.jobs, plan.wanted - begun).workers)
     new = [replace(job, environment=shared) for job in plan.jobs[begun:]]
     plan = replace(plan, jobs=[*plan.jobs[:begun], *new])
@@ -134,7 +134,7 @@ def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options, begun: int =
 def resume_sweep(
     path: str, options: Options, console: PrintableConsole, trials: int | None = None, words: Sequence[str] = ()
 ) -> tuple[SweepResults, int]:
-    """Run what is missing or not good in an earlier sweep. A failed job starts afresh, an interrupted one continues."""
+    """Run the missing and failed jobs of an earlier sweep. A failed job starts fresh, an interrupted one continues."""
     sweep = SweepDirectory.open(path)
     with sweep.lock():
         before = sweep.read_plan()
@@ -148,17 +148,17 @@ def resume_sweep(
 def changed_plan(
     plan: SweepPlan, options: Options, console: PrintableConsole, trials: int | None, words: Sequence[str]
 ) -> SweepPlan:
-    """Return the plan with what the command line changes in it: how many `trials` a search is to have in all, or words
-    that a grid varies besides, each in place of the sweep's own of that key.
+    """Return the plan with the changes of the command line: the number of `trials` of a search in all, or further
+    overrides of a grid, each replacing that of the same key.
     """
     if trials is not None:
         if plan.search is None:
-            raise config_error("--trials", "is for a sweep that was begun with it.", trials)
+            raise config_error("--trials", "is for a sweep that was started with it.", trials)
         plan = replace(plan, search=replace(plan.search, trials=trials))
     if not words:
         return plan
     if plan.search is not None:
-        rule = "must be given without words where the sweep is a search: it continues in its original space."
+        rule = "must be given without overrides if the sweep is a search: it continues in its original space."
         raise config_error("--resume", rule, " ".join(words), "--trials N makes it longer.")
     given = {*map(override_key, words)}
     own = split_overrides(plan.facts["command_line"][2:])[0]
@@ -236,8 +236,8 @@ class SweepRun:
             return Queue(limits, executor, record, tick).run(map(self._command, jobs))
 
     def _make_way(self, jobs: Sequence[Job]) -> None:
-        """Have these jobs count as not run, and set the runs of failed ones aside. DataError where one runs that nobody
-        here knows of.
+        """Mark these jobs as not run, and set the runs of failed ones aside. DataError if one of them is still running
+        elsewhere.
         """
         sweep = self.sweep
         for run in map(sweep.run, jobs):
@@ -257,7 +257,7 @@ class SweepRun:
         return Command(job.name, arguments, job, sweep.log(job), cwd, job.environment, job.gpus)
 
     def _hand_over(self, commands: Sequence[Command], limits: Limits, cluster: Cluster) -> str:
-        """Submit them; return as what, and how to see them."""
+        """Submit them; return the name of their job, and the command that shows them."""
         try:
             job_ids = cluster.submit(commands, limits.workers) if commands else []
         except CannotStart as error:
@@ -271,12 +271,12 @@ class SweepRun:
 
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:
-    """Return 130 or 143 where a signal ended it, else what its jobs came to."""
+    """Return 130 or 143 if a signal ended it, else the code that its jobs result in."""
     return SIGNAL_EXIT_CODES[stopped_by] if stopped_by is not None else sweep_exit_code(results)
 
 
 def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:
-    """Return what stands beside the plan: how and where it was started."""
+    """Return the facts stored with the plan: how and where the sweep was started."""
     return {
         "command_line": [*command_line],  # the command, without options
         "working_directory": str(Path.cwd()),  # that of the jobs, too

@@ -1,7 +1,7 @@
-"""A search by Optuna: the space that words span, a study in a journal file of the sweep directory, the jobs it proposes
-one by one, and their results told to it. Imports optuna, an extra.
+"""A search by Optuna: the space given by overrides, a study in a journal file of the sweep directory, the jobs that it
+proposes one by one, and the results passed back to it. Imports optuna, an extra.
 
-The study minimizes: an objective that should rise is told negated.
+The study minimizes: an objective that should rise is passed negated.
 """
 
 import math
@@ -57,7 +57,7 @@ class Space:
 
     @property
     def edges(self) -> Iterator[list[str]]:
-        """Return words in which each choice and each end of an interval occurs."""
+        """Return overrides that contain each choice and each end of an interval."""
         ends = {
             key: [*map(_text, axis.choices if isinstance(axis, CategoricalDistribution) else (axis.low, axis.high))]
             for key, axis in self.axes.items()
@@ -101,8 +101,8 @@ def read_space(words: Sequence[str]) -> Space:
         else:
             space.fixed.extend(found)
     if SEED in space.axes:
-        remedy = "Give one, and sweep what comes out best in a grid, with several seeds."
-        problems.append(Problem(SEED, "must not be searched: a search would settle on a lucky one.", None, remedy))
+        remedy = "Give one seed; then sweep the best values in a grid with several seeds."
+        problems.append(Problem(SEED, "must not be searched: a search would choose a lucky seed.", None, remedy))
     raise_problems(problems)
     return space
 
@@ -123,7 +123,7 @@ def plan_search(
 
 
 class OptunaStudy:
-    """Proposes values and is told what came of them, the lower the better."""
+    """Proposes values and learns from their results, of which lower is better."""
 
     def __init__(self, journal: Path, search: Search) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -138,13 +138,11 @@ class OptunaStudy:
         return self._study.get_trials(deepcopy=False)
 
     def propose(self, job: int) -> dict[str, str] | None:
-        """Return values for this job, as words have them, that no job before had; None where MOST_ASKED proposals had
-        none.
-        """
+        """Return values for this job, as texts, that no earlier job had; None if MOST_ASKED proposals were all old."""
         tried = [_texts(trial) for trial in self.trials if JOB in trial.user_attrs]
         for _ in range(MOST_ASKED):
             seed = random.Random(f"{self._search.sampler_seed} {len(self.trials)}").getrandbits(32)
-            # one for each trial, so that a search that is resumed goes on as if it had not been interrupted
+            # one for each trial, so that a resumed search proposes what an unbroken one would
             self._study.sampler = _sampler(self._search.sampler, seed)
             trial = self._study.ask({**self.space.axes})
             if (texts := _texts(trial)) not in tried:
@@ -181,7 +179,7 @@ class OptunaStudy:
         return trial.should_prune()
 
     def end(self, trial: FrozenTrial, state: TrialState) -> None:
-        """Tell that a trial ended without a value, where nothing was told yet."""
+        """Tell the study that a trial ended without a value, unless it was told a result."""
         if trial.state == TrialState.RUNNING:
             self._study.tell(trial.number, state=state)
 
@@ -195,12 +193,12 @@ def _texts(trial: FrozenTrial | optuna.trial.Trial) -> dict[str, str]:
 
 
 def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """Return a sampler, a new one for each proposal: all that it uses stands in the study."""
+    """Return a new sampler for each proposal: everything it uses is in the study."""
     if name == "random":
         return optuna.samplers.RandomSampler(seed=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        # counts the trials that are running as bad ones, so that several at a time don't crowd in one place
+        # counts running trials as bad, so that parallel ones spread out
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
@@ -216,8 +214,8 @@ def _pruner(name: str | None) -> optuna.pruners.BasePruner:
 
 @dataclass
 class SearchJobs:
-    """The jobs of a search: makes one after another, and tells the study what became of each. `plan` is the sweep's as
-    it stands, which is written again with each new job; new jobs have the environment of `shared`.
+    """The jobs of a search: makes one after another, and tells the study each result. `plan` is the current plan of the
+    sweep, written again with each new job; new jobs get the environment of `shared`.
     """
 
     sweep: SweepDirectory
@@ -250,7 +248,7 @@ class SearchJobs:
             yield job
 
     def tell_ended_jobs(self) -> None:
-        """Tell what became of jobs that ended without anyone to tell it; a proposal that became no job is void."""
+        """Tell the study the results of jobs that ended unobserved; drop proposals that became no job."""
         for trial in self.study.trials:
             number = trial.user_attrs.get(JOB, math.inf)
             if number > len(self.plan.jobs):

@@ -13,11 +13,11 @@ from mpt_cli.telemetry.run_state import RunState
 
 @dataclass(frozen=True)
 class Cause:
-    """Why steps go wrong, as far as the state of the run tells, and what to do about it.
+    """A cause of bad steps, recognised from the state of the run, and what to do about it.
 
-    `fits` is asked with how many of the latest skipped steps are in question. In the advice {overflowing} is the
-    layer whose output overflows, and {raised} up to where a scale may be raised. The words hold wherever a run was
-    begun: a setting is named by what it is, and by its key where every door takes that.
+    `fits` gets the number of latest skipped steps to explain. In the advice {overflowing} is the layer whose output
+    overflows, and {raised} the limit up to which the scale may be raised. The words fit a run from any door: a setting
+    is named in words, and by its key if every door takes that.
     """
 
     fits: Callable[[RunState, int], bool]
@@ -32,7 +32,7 @@ class Cause:
 
 
 def keep_in_float32(layers: Sequence[str]) -> str:
-    """Return what keeps layers in float32, in a recipe and in a script.
+    """Return how to keep layers in float32, in a recipe and in a script.
 
     >>> keep_in_float32(["norm", "head"])
     'policy.overrides={norm: float32, head: float32}, in a script dtype="float32" where norm, head are made'
@@ -46,8 +46,8 @@ LEAST_ROOM = 3.0  # doublings: two that are kept free, and one at least to raise
 
 
 def _raised_scale(run_state: RunState) -> str:
-    """Return up to where a scale that is too low may be raised: where the gradients of the sample would still be four
-    times below what overflows."""
+    """Return the limit up to which a scale that is too low may be raised: the gradients of the sample must stay a
+    factor of four below overflow."""
     room, scale = run_state.headroom_doublings, run_state.scale
     if room is None or scale is None or room < LEAST_ROOM:
         return " (loss_scale.initial_scale)"
@@ -95,7 +95,7 @@ CAUSES = {
     ),
     APPLIED_NAN: Cause(
         lambda run_state, _: run_state.began_as_nan and not run_state.scaling.is_needed,
-        f"it began with gradients of nan, without inf, of a finite loss: {A_BUG}",
+        f"it began with nan, and no inf, in the gradients of a finite loss: {A_BUG}",
     ),
     FIXED: Cause(
         lambda run_state, _: not run_state.scaling.moves,
@@ -163,7 +163,7 @@ UNDERFLOW_CAUSES = (VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM)
 
 
 def find_cause(run_state: RunState, skips: int, names: Sequence[str]) -> str:
-    """Return the first of these causes that fits the latest `skips` skipped steps, the last where none fits."""
+    """Return the first of these causes that fits the latest `skips` skipped steps, or the last cause if none fits."""
     return next((name for name in names if CAUSES[name].fits(run_state, skips)), names[-1])
 
 

@@ -24,7 +24,7 @@ def format_scale(scale: float | None) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Return a loss or metric with four digits after the point, or in powers of ten where these would say nothing.
+    """Return a loss or metric with four decimals, or in scientific notation if it is too small or large for these.
 
     >>> format_number(0.98765), format_number(0.0), format_number(0.0000123), format_number(None)
     ('0.9877', '0.0000', '1.23e-05', '-')
@@ -86,7 +86,7 @@ def format_count(count: float) -> str:
 
 
 def sample_sentence(sample: GradientSample) -> str:
-    """Return in a line what the gradients of one batch were like.
+    """Return one line on the gradients of one batch.
 
     >>> sample_sentence(GradientSample(100, 0.5, 0.0123, 0.25, 9.5))
     'at step 100: 1.2% flushed to zero, the scale could double 9 times'

@@ -1,4 +1,4 @@
-"""Whether a run trains: the rules that end it or name what goes wrong, by what `run_state` tells.
+"""Judge whether a run trains: the rules that end a run or name a problem, from the state in `run_state`.
 
 A new rule is one row of `RULES`, and its key in `settings/schema.py` or `settings/model_data_optimizer_keys.py`.
 Advice on each cause is in `causes`.
@@ -109,7 +109,7 @@ def _ends_without_loss(run_state: RunState) -> str | None:
 
 
 def _ends_in_skips(run_state: RunState) -> str | None:
-    """Return the reason even far from the floor: after so many halvings the scale is not the cause."""
+    """Return the reason, also far from the floor: after so many halvings the scale is not the cause."""
     streak = run_state.final_streak
     if streak < (FLOOR_STREAK if run_state.is_near_floor(1) else LONGEST_SETTLING_SKIPS):
         return None
@@ -118,7 +118,7 @@ def _ends_in_skips(run_state: RunState) -> str | None:
 
 
 def _late_skip_rate(run_state: RunState) -> float:
-    """Return the share of skips among the late steps; 0 while these are too few to tell."""
+    """Return the share of skips among the late steps; 0 while there are too few to judge."""
     steps, skips = run_state.late_skips
     return skips / steps if steps >= LATE_STEPS else 0.0
 
@@ -139,8 +139,8 @@ def _ends_overflowing(run_state: RunState) -> str | None:
 
 
 def _ends_with_bad_values(run_state: RunState) -> str | None:
-    """Return the reason after a few such steps: what no scale causes comes again, and a smaller scale only costs
-    gradients.
+    """Return the reason after only a few such steps: a fault that no scale causes will return, and lowering the scale
+    only loses gradients.
     """
     for cause, steps in ((FORWARD, run_state.forward_steps), (NAN, run_state.persistent_nan_steps)):
         if len(steps) >= THIRD_TIME:
@@ -172,7 +172,7 @@ def _ends_vanished(run_state: RunState) -> str | None:
 
 
 def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: str = "") -> str:
-    """Return how much rounding changes the outputs, and what to do where `layers` lose their digits.
+    """Return how much rounding changes the outputs, and what to do if `layers` lose their digits.
 
     >>> describe_digits(1e-05, [], 0.0)
     'the outputs differ from those in float32 by 1e-05 times the variance between examples'
@@ -199,7 +199,7 @@ def _last_names(layers: Sequence[str]) -> list[str]:
 
 
 def describe_stale(layers: Sequence[str]) -> str:
-    """Return that layers can't update their own state, and what to do.
+    """Return a sentence that these layers can't update their state, and what to do.
 
     >>> describe_stale(["norm"])[:72]
     'The state that layer norm keeps itself, such as a running mean, does not'
@@ -258,8 +258,8 @@ def _describe_dead(run_state: RunState) -> str | None:
 
 
 def describe_unmoved(found: UnmovedWeights, is_checked: bool = True) -> str:
-    """Return that no weight has changed, why, and what to do; `is_checked` is whether a sample saw that float16 did not
-    flush their gradients.
+    """Return a sentence that no weight has changed, why, and what to do; `is_checked` says whether a sample showed that
+    float16 did not flush their gradients.
 
     >>> describe_unmoved(UnmovedWeights(0, 1e-9))[:53]
     'Not one bit of any kernel has changed since the start'
@@ -319,7 +319,7 @@ def _ends_unchecked(run_state: RunState) -> str | None:
 
 
 def _ends_warmed_up(run_state: RunState) -> str | None:
-    """Return how the run went where most skips came from the search for the scale."""
+    """Return the explanation of a run in which most skips came from the search for the scale."""
     return _ends_well(run_state) if 2 * run_state.search_skips > run_state.skipped_steps else None
 
 
@@ -340,13 +340,13 @@ def _ends_well(run_state: RunState) -> str:
 
 
 def _advise_first_scale(run_state: RunState) -> str:
-    """Return a sentence with the first scale that would have needed no search; empty where the run needed none."""
+    """Return a sentence with an initial scale that would have caused no skips; empty if the run needed no search."""
     if run_state.found_scale is None:
         return ""
     found, first = (format_scale(scale) for scale in (run_state.found_scale, run_state.scaling.initial_scale))
     return (
-        f" The initial loss scale, {first}, was too high: {found} (loss_scale.initial_scale) would have avoided those "
-        "at the start."
+        f" The initial loss scale, {first}, was too high: {found} (loss_scale.initial_scale) would have avoided the "
+        "skips at the start."
     )
 
 
@@ -422,12 +422,12 @@ class Stop:
 
 @dataclass(frozen=True)
 class HealthRule:
-    """One row: what is counted, when it ends a run, what is said then, and what a run is called that ends with it.
+    """One rule: what it counts, its limit, the message when it stops a run, and the verdict for a run that ends so.
 
-    `key` is that of the settings which holds the limit; empty for a rule of the verdict alone. `counts` is the field
-    of `StreakCounts` that comes to the limit: a call into the compiled loop ends at that very step. A rule without it,
-    or with a `value` of its own, is looked at after each call, or at the end of an epoch. `ending` gives the reason for
-    the verdict, None where it does not hold.
+    `key` is the setting with the limit; empty for a rule that only gives a verdict. `counts` is the field of
+    `StreakCounts` that is compared with the limit: a call of the compiled loop ends at the very step that reaches it. A
+    rule without it, or with a `value`, is checked after each call, or at the end of an epoch. `ending` gives the reason
+    for the verdict, or None if the verdict does not fit.
     """
 
     verdict: str = STOPPED
@@ -446,7 +446,7 @@ class HealthRule:
         return self.value(run_state) if self.value is not None else float(getattr(run_state.peaks, self.counts))
 
     def check(self, run_state: RunState, limit: float) -> Stop | None:
-        """Return the stop where the run is beyond the limit."""
+        """Return the stop if the run is beyond the limit."""
         value = self.value_of(run_state)
         if value < limit:
             return None
@@ -537,7 +537,7 @@ def judge(run_state: RunState) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class HealthRules:
-    """The rules of one run with their limits. `check` is asked after every call into the compiled loop."""
+    """The rules of one run with their limits; `check` them after every call of the compiled loop."""
 
     loss_scale: LossScaleSettings
     trainer: TrainerSettings
@@ -546,8 +546,8 @@ class HealthRules:
     def check(self, run_state: RunState, at_epoch_end: bool = False) -> Stop | None:
         """Return the stop of the first rule that a step of the last call broke, or None.
 
-        At the end of an epoch, of the rules that are looked at there: nan in the weights can hide behind a relu and
-        leave the loss finite.
+        At the end of an epoch, check the rules for epochs: nan in the weights can hide behind a relu and leave the
+        loss finite.
         """
         asked = ((rule, limit) for rule, limit in self._active(run_state) if rule.at_epoch_end == at_epoch_end)
         return next((stop for rule, limit in asked if (stop := rule.check(run_state, limit)) is not None), None)

@@ -1,8 +1,8 @@
 """The values that pass between trainer and telemetry: plain frozen data.
 
-The trainer makes records and events, console and files show them; limits tell a call where to end.
-What stands in a file of a run is held against the types of its record here, and read back from its line: it may be
-damaged, or hostile.
+The trainer makes records and events, which the console and files show; limits say where a call must end.
+Lines of a run's files are read back here, and checked against the types of their record, as they may be damaged or
+hostile.
 """
 
 import reprlib
@@ -25,7 +25,7 @@ NEVER = 2**30  # a step or count that is not reached
 
 @dataclass(frozen=True)
 class Scaling:
-    """How the loss is scaled in this run: what the words of the console and the verdict depend on."""
+    """How the loss is scaled in this run, for the console and the verdict."""
 
     rule: ScaleRule = field(default_factory=NoScale)
     is_needed: bool = False  # whether anything computes in float16, whose small gradients vanish without scaling
@@ -62,7 +62,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class RunHeader:
-    """What is known before the first step; the console opens with it."""
+    """The description of a run before its first step, which the console prints first."""
 
     recipe: str
     description: str
@@ -137,19 +137,19 @@ class LayerSample:
 
     @property
     def predicted_flushed(self) -> float:
-        """Return the share below 2^-25, which is flushed where each value of the float32 run is rounded by itself."""
+        """Return the share of float32 values below 2^-25, which rounding each value to float16 would flush."""
         if self.lowest_exponent is None or self.dtype != "float16":
             return 0.0
         return sum(self.exponents[: max(0, -25 - self.lowest_exponent)]) / max(self.values, 1)
 
     @property
     def is_beyond_float16(self) -> bool:
-        """Return whether values of the float32 run are too large for float16, or nearly all too small."""
+        """Return whether some float32 values are too large for float16, or nearly all are too small."""
         return (self.lowest_exponent or 0) + len(self.exponents) > 16 or self.predicted_flushed >= NEARLY_ALL
 
     @property
     def is_lost(self) -> bool:
-        """Return whether next to nothing of it is left."""
+        """Return whether nearly all values are lost."""
         return self.values > 0 and self.flushed >= NEARLY_ALL and self.kept_sum <= MOST_OF_SUM
 
 
@@ -185,7 +185,7 @@ class GradientSample:
 
 @dataclass(frozen=True)
 class UnmovedWeights:
-    """No kernel that was looked at has changed by a bit since `since_step`, at this learning rate."""
+    """No bit of any kernel examined has changed since `since_step`, at this learning rate."""
 
     since_step: int
     learning_rate: float
@@ -255,9 +255,9 @@ R = TypeVar("R", RunHeader, Event, Summary)
 
 
 class StreakCounts(NamedTuple, Generic[Count]):
-    """Counts of bad steps, or the counts at which a call ends early. Vectors of them have this order everywhere.
+    """Counts of bad steps, or the counts at which a call ends early. Vectors have this order everywhere.
 
-    Steps skipped in a row; applied in a row with a loss that was not finite; and with gradients that were all zero.
+    Steps in a row that were skipped; that were applied with a non-finite loss; that were applied with all gradients 0.
     """
 
     skips: Count
@@ -275,7 +275,7 @@ class StopLimits(NamedTuple):
     limits: StreakCounts[int] = StreakCounts(NEVER, NEVER, NEVER)
 
     def reachable(self) -> StreakCounts[int]:
-        """Return the limits, each above its streak: a run resumed at its limit gets one more step.
+        """Return limits above the current streaks: a run resumed at a limit gets one more step.
 
         >>> StopLimits(StreakCounts(0, 12, 0), StreakCounts(50, 10, NEVER)).reachable()
         StreakCounts(skips=50, non_finite_losses=13, zero_steps=1073741824)
@@ -300,7 +300,7 @@ def required_fields(record: type) -> tuple[str, ...]:
 
 
 def as_number(value: Any) -> float | None:
-    """Return a number of a strict JSON file, where nan and infinity are texts; None for anything else."""
+    """Return a number from strict JSON, in which nan and infinity are texts; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -312,8 +312,8 @@ def as_number(value: Any) -> float | None:
 def field_problem(
     record: type | Mapping[str, Any], tree: Mapping[str, Any], required: Sequence[str] = ()
 ) -> str | None:
-    """Return which field has another type than `record` (a dataclass, or types by name) says, or which `required` one
-    is missing; None where all is well.
+    """Return which field does not have its type in `record` (a dataclass, or types by name), or which `required` field
+    is missing; None if all is well.
 
     Unknown fields are accepted, as a later version may have written them.
 
@@ -355,7 +355,7 @@ GRADIENT_FIELDS = tuple(field.name for field in fields(GradientSample) if field.
 
 
 def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the snapshot as one flat dict: its fields, the gradient sample as `gradient_*` (None where there is none),
+    """Return the snapshot as one flat dict: its fields, the gradient sample as `gradient_*` (None if there is none),
     then the metrics by name. A field wins over a metric of the same name.
     """
     own = {**vars(snapshot)}

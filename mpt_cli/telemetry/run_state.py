@@ -1,4 +1,4 @@
-"""What is observed of a run: its events counted, and the state of all of it at one moment."""
+"""The observed state of a run: a tally of its events, and everything known at one moment."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _ScaleHistory:
-    """What is known of the scale of one optimizer."""
+    """The known history of the scale of one optimizer."""
 
     last_step: int = 0  # of an event
     applied: float = 0.0  # the highest at which a step is known to have been applied since the latest growth
@@ -89,8 +89,8 @@ class EventTally:
 
 
 def _note_applied(event: Event, scale_history: _ScaleHistory) -> None:
-    """Note the highest scale that worked: each skip and change is an event, so steps between two were applied. A scale
-    that grows again is one that may overflow again, whatever worked before: gradients are not what they were."""
+    """Note the highest scale that worked: each skip and change is an event, so the steps between two were applied. When
+    the scale grows again, it may overflow although it worked before, because gradients change in training."""
     if event.step > scale_history.last_step + 1 or event.kind == GROWTH:
         before = 0.0 if event.kind == GROWTH else scale_history.applied
         scale_history.applied = max(event.scale_before, before)
@@ -101,14 +101,14 @@ def _note_applied(event: Event, scale_history: _ScaleHistory) -> None:
 LEARNT = 1e-3  # of the first loss: what float16 flushes of its gradients is a thousandth of what there was to learn
 # 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
 LONGEST_SETTLING_SKIPS = 29
-THIRD_TIME = 3  # once and twice may be chance, or the scale
+THIRD_TIME = 3  # one or two may be chance, or the scale
 # A scale settles at the start: within a twentieth of the run, in a short one within its first steps.
 SETTLING_SHARE, SETTLING_STEPS = 0.05, 20
 
 
 @dataclass(frozen=True)
 class RunState:
-    """What is known of a run at one moment, while it runs or at its end: counters and events of all its attempts."""
+    """The state of a run at one moment, while it trains or at its end: counters and events of all its attempts."""
 
     scaling: Scaling
     steps_seen: int
@@ -159,7 +159,7 @@ class RunState:
 
     @property
     def late_skips(self) -> tuple[int, int]:
-        """Return steps and skips of the second half of the run, without the streak that it opened with."""
+        """Return the steps and skips of the second half of the run, without a streak of skips at its start."""
         lead = 0
         for step in self.skip_steps:
             if step != lead + 1:
@@ -169,14 +169,14 @@ class RunState:
         return self.steps_seen - start, self.skipped_steps - bisect_right(self.skip_steps, start)
 
     def is_early(self, step: int) -> bool:
-        """Return whether a skip at `step` may be part of the settling at the start."""
+        """Return whether a skip at `step` may belong to the search for the scale at the start."""
         applied = step - 1 - bisect_left(self.skip_steps, step)
         return applied <= max(SETTLING_STEPS, SETTLING_SHARE * self.steps_seen)
 
     @property
     def search_skips(self) -> int:
-        """Return how many of the first skips were the search for the scale: early, before it had grown, with a finite
-        loss.
+        """Return how many of the first skips were part of the search for the scale: early, before it had grown, with a
+        finite loss.
         """
         if not self.scaling.growth_steps:
             return 0
@@ -191,21 +191,21 @@ class RunState:
 
     @property
     def is_learnt(self) -> bool:
-        """Return whether next to nothing is left to learn: the loss is a thousandth of that of the first step."""
+        """Return whether almost nothing is left to learn: the loss is a thousandth of that of the first step."""
         return self.loss_fell_to(LEARNT)
 
     def loss_fell_to(self, share: float) -> bool:
-        """Return whether the loss is at most this share of that of the first applied step.
+        """Return whether the loss is at most this share of the loss of the first applied step.
 
-        False where it began at 0, or is not known.
+        False if that loss is 0 or unknown.
         """
         first, last = self.first_loss or 0.0, self.loss
         return 0.0 < abs(first) < math.inf and last is not None and abs(last) <= share * abs(first)
 
     @property
     def found_scale(self) -> float | None:
-        """Return a first scale that needs no search: below all that overflowed in the run. None without a search, or
-        where the first scale was no higher.
+        """Return an initial scale that needs no search: below every scale that overflowed. None without a search, or if
+        the initial scale was no higher.
         """
         if not self.search_skips:
             return None

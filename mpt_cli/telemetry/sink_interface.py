@@ -1,5 +1,5 @@
-"""What everything that receives telemetry has in common, the one object that hands everything to all of them, and the
-file of whole lines that those which write share.
+"""The interface of everything that receives telemetry, the object that passes records to all of them, and the line file
+that the writing ones share.
 """
 
 import mmap
@@ -22,10 +22,10 @@ from mpt_cli.telemetry.run_state import EventTally
 
 
 class Sink:
-    """Receives what the trainer reports. A subclass overrides what concerns it; the rest does nothing.
+    """Receives what the trainer reports. A subclass overrides the methods it needs; the others do nothing.
 
-    Order: `start` once, then any number of the middle five, `finish` where the run came to a summary, `close` always.
-    Events of an interval come before the snapshot that closes it.
+    Order: `start` once, then any number of the middle five, `finish` if the run got a summary, `close` always. Events
+    of an interval come before the snapshot that closes it.
     """
 
     def start(self, header: RunHeader) -> None:
@@ -50,7 +50,7 @@ class Sink:
         """Receive a sentence for the person watching."""
 
     def begin_phase(self, doing: str) -> None:
-        """Receive what the run does from now on that may take long, such as "compiling the training step".
+        """Receive the name of a phase that may take long, such as "compiling the training step".
 
         Phases may be nested, and may begin before `start`.
         """
@@ -69,7 +69,7 @@ REMINDER_SECONDS = 30.0  # between two messages on a phase that still lasts
 
 
 class Telemetry:
-    """Fans out to its sinks; a context manager, so that files and terminal are let go whatever happens.
+    """Passes records to its sinks; a context manager, so that files and terminal are released whatever happens.
 
     ```
     with build_telemetry(run, settings.logger) as telemetry:
@@ -80,8 +80,8 @@ class Telemetry:
         telemetry.snapshot(snapshot)
         telemetry.finish(summary)
     ```
-    Telemetry is never lost silently. Lines that can't be written wait in memory and the user hears of it; DataError at
-    the end, or when too many wait, where they never could be.
+    Telemetry is never lost silently. Lines that can't be written wait in memory, and the user gets a message; DataError
+    at the end, or when too many lines wait.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -123,9 +123,9 @@ class Telemetry:
 
     @contextmanager
     def busy(self, doing: str, hint: str = "") -> Iterator[None]:
-        """Tell the sinks of a phase that may take long; say how long it lasts, and what `hint` says would be quicker.
+        """Tell the sinks that a phase begins and ends; say how long it takes, and with `hint` what would be quicker.
 
-        A signal inside is answered although the main thread can't hear it (`signals.unheard`).
+        A signal in the block is answered although the main thread can't receive it (`signals.unheard`).
         """
         started, is_over = time.monotonic(), threading.Event()
 
@@ -152,7 +152,7 @@ class Telemetry:
             sink.finish(summary)
 
     def close(self) -> None:
-        """Close every sink, also when closing one of them fails, the last first."""
+        """Close every sink, the last first, even if closing one of them fails."""
         with ExitStack() as stack:
             for sink in self.sinks:
                 stack.callback(sink.close)
@@ -164,7 +164,7 @@ class Telemetry:
         try:
             self.close()
         except Exception:
-            if error is None:  # what ended the run matters more than what closing it met
+            if error is None:  # the error that ended the run matters more than an error in closing
                 raise
 
 
@@ -200,11 +200,11 @@ class LineFile:
     """Appends lines, buffered; each flush is one `write` of whole lines to a file opened for appending.
 
     A process killed at any moment loses at most the last second and leaves at most one partial line at the end, which
-    opening the file again takes away.
+    the next opening of the file removes.
 
-    When the file can't be written the lines wait in memory, `tell` gets a sentence, and each later flush tries again: a
-    disk that is full for a while costs nothing. DataError when the file can't be opened, when `flush` or `close` is
-    called all the same, and when too much waits.
+    If the file can't be written, the lines wait in memory, `tell` gets a sentence, and each later flush tries again: a
+    disk that is full for a while loses nothing. DataError if the file can't be opened, if `flush` or `close` can't
+    write, and if too many lines wait.
 
     There is no file before `open` or the first line.
     """

@@ -1,6 +1,6 @@
-"""The sinks of a run: metrics.jsonl and its like, the record other programs read, and the console.
+"""The sinks of a run: the JSON Lines files, which other programs read, and the console.
 
-The files grow by whole lines alone, so that a killed run leaves them readable.
+The files grow only by whole lines, so that they stay readable if the run is killed.
 """
 
 import os
@@ -22,8 +22,8 @@ from mpt_cli.version import SCHEMA_VERSION
 
 
 def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextIO | None = None) -> Telemetry:
-    """Build all sinks of a run. The console goes to `stream`, by default standard output (`--json` passes standard
-    error).
+    """Build all sinks of a run. The console writes to `stream`, by default standard output (standard error with
+    `--json`).
     """
     telemetry = Telemetry([])
     lines = JsonlSink(files, telemetry.message)
@@ -48,10 +48,10 @@ def _is_live_terminal(stream: TextIO) -> bool:
 
 
 class JsonlSink(Sink):
-    """A line per snapshot, per event and, in a file made by the first, per `LayerSample`, every line with
+    """Writes a line for each snapshot, each event and each `LayerSample` (whose file the first one makes), with
     `schema_version` and `attempt`.
 
-    In the file within a second; at once with every batch of events and at the end of an epoch.
+    Lines reach the file within a second, at once after events and at the end of an epoch.
     """
 
     def __init__(self, files: TelemetryFiles, tell: Callable[[str], None]) -> None:
@@ -74,7 +74,7 @@ class JsonlSink(Sink):
             file.flush()
 
     def close(self) -> None:
-        with ExitStack() as stack:  # each, also where another fails
+        with ExitStack() as stack:  # all of them, even if one fails
             for file in reversed(self._files):
                 stack.callback(file.close)
 

@@ -28,9 +28,9 @@ Flags = NDArray[np.bool_]
 
 
 class StepRecords:
-    """One row per step, in order, and its columns. `floats` is float32 (steps, 4) and `ints` int32 (steps, 7), in the
-    order of the names above. Of a step with several optimizers these are the columns of all together, and those of each
-    follow: `for_optimizer`.
+    """One row per step, in order. `floats` is float32 (steps, 4) and `ints` int32 (steps, 7), with columns in the order
+    of the names above. With several optimizers these columns hold for all together, and the columns of each follow
+    (`for_optimizer`).
     """
 
     def __init__(self, floats: NDArray[Any], ints: NDArray[Any]) -> None:
@@ -54,12 +54,12 @@ class StepRecords:
 
 @dataclass(frozen=True)
 class CounterOptions:
-    """What the counters must know of the run to read its records.
+    """The facts about a run that the counters need to read its records.
 
-    `variables` are the paths of the trainable variables, in the order of the gradients; `applies_non_finite` is true
-    where non-finite gradients are used all the same (`loss_scale.mode=none`). `optimizers` has the
-    name and the variables of each where there are several. `loss_is_running`: a step reports the running mean
-    of the epoch in place of its own loss, as most custom train steps do.
+    `variables` are the paths of the trainable variables, in the order of the gradients; `applies_non_finite` is true if
+    non-finite gradients are applied (`loss_scale.mode=none`). `optimizers` has the name and the variables of each if
+    there are several. `loss_is_running`: a step reports the running mean of the epoch instead of its loss, as most
+    custom train steps do.
     """
 
     variables: tuple[str, ...] = ()
@@ -74,8 +74,8 @@ class CounterOptions:
 class StepCounters:
     """Totals over all steps so far.
 
-    `streaks` are those that end with the last step; the next call begins with them. `peaks` are the highest that they
-    reached at any step of the last `absorb`, so that no rule depends on where a call into the compiled loop ends.
+    `streaks` end with the last step, and the next call begins with them. `peaks` are the highest streaks at any step of
+    the last `absorb`, so that no rule depends on where a call of the compiled loop ends.
     """
 
     rules: CounterOptions
@@ -220,7 +220,7 @@ class StepCounters:
 
 
 def _fault_of(block: StepRecords, i: int, variables: tuple[str, ...]) -> dict[str, Any]:
-    """Return what an overflow event says of the fault in row `i`."""
+    """Return the fields of an overflow event about the fault in row `i`."""
     nearest, is_backward = int(block.nearest[i]), bool(np.isfinite(block.loss[i]))
     is_known = is_backward and 0 <= nearest < len(variables)  # a loss that is not finite spoils every gradient
     variable = variables[nearest] if is_known else None

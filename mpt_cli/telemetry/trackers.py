@@ -1,7 +1,7 @@
 """Trackers that draw curves, each an optional extra: TensorBoard, MLflow, Weights & Biases.
 
 Each has every scalar of the log by name, the loss scale and skipped steps among them; metrics.jsonl is the record.
-What a tracker's own variables ask for goes first: MLFLOW_TRACKING_URI names a server, WANDB_MODE=online sends lines
+The environment variables of a tracker have priority: MLFLOW_TRACKING_URI names a server, WANDB_MODE=online sends lines
 to wandb. Trackers can't take points back: a resumed run is a run of its own there.
 """
 
@@ -106,7 +106,7 @@ OPEN: dict[str, Callable[[Path, RunHeader], tuple[Log, End]]] = {
 
 
 class TrackerSink(Sink):
-    """The scalars of a run in the tracker of this name. What it refuses is a DataError that names it."""
+    """Sends the scalars of a run to the tracker of this name; DataError if the tracker rejects them."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder

@@ -92,7 +92,7 @@ class Assembly:
 
     @property
     def policy(self) -> Policy:
-        """Return the policy that is in force whenever the model runs: its code may ask for it, and make layers."""
+        """Return the policy that is global whenever the model runs, because its code may read it and make layers."""
         return policy_of(self.settings)
 
     @property
@@ -118,7 +118,7 @@ class Assembly:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the steps run on where it is not what `distribute` says: the devices, and the engine that uses them."""
+    """The devices and their engine, if the steps do not run where `distribute` says."""
 
     distribution: Distribution
     build_engine: Callable[[Any, bool, Distribution, Any], Engine] = build_engine
@@ -180,9 +180,9 @@ def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Har
 
 
 def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
-    """Return `data`, with targets as they came where `model` comes compiled: its own loss knows what they mean.
+    """Return `data`, with unchanged targets if `model` comes compiled, because its own loss knows what they mean.
 
-    DataError where they were refused and it does not.
+    DataError if the targets were refused and the model is not compiled.
     """
     compiled = is_compiled(model)
     if data.refused is not None and not compiled:
@@ -195,9 +195,9 @@ def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
 def put_to_training(
     settings: Settings, model: Any, data: DataSet, scaling: Scaling, steps_per_epoch: int | None
 ) -> float | None:
-    """Put loss, metrics and optimizers into the model, from the settings or as its author compiled it.
+    """Give the model its loss, metrics and optimizers, from the settings or as its author compiled it.
 
-    Returns the learning rate that the settings give, None where they don't or it is a schedule."""
+    Returns the learning rate from the settings, None if they have none or a schedule."""
     trainer, rate = settings.trainer, None
     wrap = partial(LossScaleOptimizer, rule=scaling.rule)  # no scaling is a rule that applies everything
     if is_compiled(model):
@@ -257,8 +257,7 @@ def _warn_of_what_is_left(chosen: ChosenPolicies | None) -> list[str]:
 
 
 def has_text(settings: Settings, data: DataSet) -> bool:
-    """Return whether inputs are text, with which XLA does not compute; ConfigError where it was asked to, and on
-    JAX."""
+    """Return whether inputs are text, with which XLA can't compute; ConfigError if XLA was asked for, and on JAX."""
     if "string" not in data.input_dtype:
         return False
     backend = settings.backend.name

@@ -1,5 +1,5 @@
-"""Keras's callbacks and the user's: made from the settings, called with the hooks they declare as Keras's `fit` does,
-and why one of them ended the run.
+"""Build Keras's and the user's callbacks from the settings, call the hooks they declare as Keras's `fit` does, and say
+why one of them ended the run.
 
 A hook that no callback declares costs nothing. Hooks of epochs are called between two calls into the compiled loop;
 those of batches need calls of one step, or of `trainer.steps_per_execution` steps where that is a number.
@@ -28,7 +28,7 @@ from mpt_cli.telemetry.record_types import Snapshot
 from mpt_cli.training.checkpoint import CALLBACK_PREFIX, Arrays, digest_of
 from mpt_cli.user_code import build_object
 
-OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # what every callback has: its params and its model
+OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # attributes of every callback: its params and its model
 
 
 class NotPlain(Exception):
@@ -75,11 +75,11 @@ def decode(text: str, arrays: Arrays) -> Any:
 
 
 class CallbackState:
-    """The state of one callback: what its `get_state` returns, or those of its plain attributes that differ from what
-    they were after `on_train_begin`.
+    """The state of one callback: what its `get_state` returns, or its plain attributes that have changed since
+    `on_train_begin`.
 
-    The others are as the settings have them: patience can be another in a resumed run, and a set of images that a
-    callback looks at is not written with every checkpoint.
+    The other attributes come from the settings, so that a resumed run may have another patience, and a set of images of
+    a callback is not written with every checkpoint.
     """
 
     def __init__(self, callback: Any, root: str = "") -> None:
@@ -99,7 +99,7 @@ class CallbackState:
         return sentences
 
     def encode(self) -> tuple[dict[str, str], Arrays, list[str]]:
-        """Return texts by name and their arrays, and sentences for what has come up since that can't be stored."""
+        """Return texts by name, their arrays, and sentences for new attributes that can't be stored."""
         if self._has_methods:
             arrays = Arrays()
             try:
@@ -129,7 +129,7 @@ class CallbackState:
                 setattr(self.callback, name, decode(text, arrays))
 
     def _attributes(self) -> tuple[dict[str, tuple[str, Arrays]], list[str]]:
-        """Return those that are plain, by name as text and arrays, and sentences for others that were not said yet.
+        """Return the plain attributes, by name as text and arrays, and sentences for others not yet reported.
 
         Keras's callbacks make theirs again, and give `min_delta` its sign with `monitor_op`."""
         plain, others = dict[str, tuple[str, Arrays]](), dict[str, Any]()
@@ -148,8 +148,8 @@ class CallbackState:
         self._said.update(new)
         return plain, [
             f"callbacks: {type(self.callback).__name__}.{name} ({type(value).__name__}) can't be stored in a "
-            "checkpoint, so a resumed run starts with a fresh one; with methods get_state and set_state the callback "
-            "decides what is stored"
+            "checkpoint, so a resumed run starts with a fresh one; to store it, give the callback methods get_state "
+            "and set_state"
             for name, value in new.items()
         ]
 
@@ -206,7 +206,7 @@ def build_callbacks(trainer: TrainerSettings, run_dir: str) -> list[Any]:
 
 
 def check_callback(callback: Any, key: str = KEY) -> None:
-    """ConfigError for what is no callback, and for those that would be in the way of what a run does itself."""
+    """Raise ConfigError unless it is a callback, and for callbacks that conflict with what a run does itself."""
     name = type(callback).__name__
     if not isinstance(callback, keras.callbacks.Callback):
         raise config_error(key, "must be a keras.callbacks.Callback.", name)
@@ -246,7 +246,7 @@ def with_short_calls(settings: Settings, callbacks: Sequence[Any]) -> Settings:
 
 
 def check_schedule(settings: Settings, callbacks: Iterable[Any]) -> None:
-    """ConfigError where a callback sets a learning rate that a schedule sets already."""
+    """Raise ConfigError if both a callback and a schedule set the learning rate."""
     schedule = settings.optimizer.schedule
     if schedule.name == "constant" and not schedule.warmup_steps:
         return
@@ -262,7 +262,7 @@ def check_schedule(settings: Settings, callbacks: Iterable[Any]) -> None:
 
 
 def check_monitor(trainer: TrainerSettings, metrics: Sequence[str]) -> None:
-    """ConfigError where `early_stopping` is of what the run does not have."""
+    """Raise ConfigError if `early_stopping` monitors a metric that the run does not have."""
     watched = trainer.early_stopping
     if watched.patience is not None and watched.monitor not in metrics:
         remedy = f"It has {', '.join(metrics)}."
@@ -342,7 +342,7 @@ class Callbacks:
         return {**metrics, **added}
 
     def go_on(self) -> None:
-        """Train on, though a callback had ended the run: it is asked for more."""
+        """Continue although a callback had ended the run, because more training was asked for."""
         self.ended = ""
 
     def position(self) -> tuple[dict[str, Any], Arrays]:
@@ -363,7 +363,7 @@ class Callbacks:
         for name, state in self._states.items():
             if name not in position["states"]:
                 kind = name.partition("/")[0]
-                self._say(f"callbacks: {kind} was not there when the checkpoint was made, so it starts anew")
+                self._say(f"callbacks: {kind} was not in the run when the checkpoint was made, so it starts fresh")
             else:
                 state.decode(position["states"][name], arrays)
 

@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 def write_checkpoint(place: Path, checkpoint: Checkpoint) -> None:
-    """Write the file, or none: OSError where there is no room or no right to, and what was there before stays."""
+    """Write the file whole; OSError without room or permission, and then an earlier file stays."""
     check_room(place.parent, sum(array.nbytes for array in checkpoint.arrays.values()))
     partial = place.with_name(f".{place.name}.partial")
     try:
@@ -84,7 +84,7 @@ def read_checkpoint(place: Path) -> Checkpoint:
 
 
 def check_room(folder: Path, size_bytes: int) -> None:
-    """OSError before the disk is filled to the brim, which would take the room that the run's other files need."""
+    """Raise OSError before the disk is full, to leave room for the run's other files."""
     free = shutil.disk_usage(folder).free
     if free < size_bytes + SPARE_BYTES:
         needed = f"{os.strerror(errno.ENOSPC)}: {size_bytes / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free"
@@ -92,7 +92,7 @@ def check_room(folder: Path, size_bytes: int) -> None:
 
 
 class CheckpointStore:
-    """The checkpoints in one folder. `say` receives a sentence for the user about whatever is not as it should be."""
+    """The checkpoints in one folder. `say` receives a sentence for the user about every problem."""
 
     def __init__(self, folder: Path, keep: int = 1, say: Callable[[str], None] = print) -> None:
         self.folder, self.keep, self.say = folder, keep, say
@@ -134,8 +134,8 @@ class CheckpointStore:
     def _prune(self, newest: int) -> None:
         """Keep the last few up to `newest`.
 
-        Later ones belong to a past that was given up because they were damaged. Files that a killed run had half
-        written go too.
+        Later checkpoints were damaged, and the run continued from an earlier one. Half-written files of a killed run
+        are removed too.
         """
         files = [step for step in self.steps() if not self._file(step).is_dir()]
         kept = [step for step in self.steps() if step <= newest][-self.keep :]
@@ -152,7 +152,7 @@ class CheckpointStore:
 
 
 class NoStore(CheckpointStore):
-    """Keeps nothing: for a process that is not the one that writes."""
+    """A store that keeps nothing, for a process that does not write."""
 
     def __init__(self) -> None:
         super().__init__(Path(os.devnull))
@@ -196,7 +196,7 @@ def digest_of(arrays: Arrays, text: str = "") -> str:
 
 
 def restore_weights(model: Any, arrays: Arrays) -> None:
-    """Put what `collect_weights` gave into the same model, perhaps read from a file; DataError for another model."""
+    """Load arrays of `collect_weights`, perhaps from a file, into the same model; DataError for another model."""
     _assign(_model_variables(model), arrays)
 
 
@@ -312,7 +312,7 @@ class Checkpointer:
             self.save()
 
     def save(self) -> None:
-        """Save now, unless this step is saved already or is spoiled: the last good checkpoint stays the latest."""
+        """Save now, unless this step is saved already or has bad values: the last good checkpoint stays the latest."""
         counters = self.record.counters
         here = counters.seen, self.record.progress.step_in_epoch
         if self._saved_position == here:

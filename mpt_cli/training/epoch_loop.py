@@ -1,4 +1,4 @@
-"""What Keras's `fit` calls in a run: the steps of the compiled loop, logging, validation, and the reasons to stop."""
+"""The calls that Keras's `fit` makes in a run: steps of the compiled loop, logging, validation, reasons to stop."""
 
 from contextlib import suppress
 from functools import partial
@@ -32,9 +32,10 @@ class LeaveFit(Exception):
 
 
 class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
-    """Keras's `fit` with calls of an engine over a feed for its steps, and the callback of it that reports to
-    telemetry and leaves it for a health rule or a signal. The other callbacks of a run are called from here, so that it
-    is known which of them raised or ended it, and at which step."""
+    """Runs Keras's `fit` with calls of an engine as its steps, and is the callback that reports to telemetry and leaves
+    `fit` for a health rule or a signal. It calls the other callbacks of a run, to know which of them raised or ended
+    it, and at which step.
+    """
 
     def __init__(
         self,
@@ -53,17 +54,17 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         self.interruption = Interruption()
         self.last_chunk: StepChunk | None = None
         self._evaluated = 0  # steps of the validation
-        self.has_restored = False  # whether the weights are others since callbacks ended the training
+        self.has_restored = False  # whether callbacks changed the weights when they ended the training
         self.sampler: GradientSampler | None = None  # None where nothing is in half precision, or can't be looked at
         self.fault_search: FaultSearch | None = None  # None where the model can't be called outside of its step
         self.callbacks = NO_CALLBACKS
         self.process_group: ProcessGroup | None = None  # where several processes train, whose calls must be the same
 
     def fit(self) -> Outcome:
-        """Train from where `progress` is; signals are caught only in here.
+        """Train from `progress` on; signals are only handled in here.
 
-        A run that a signal ends is saved there, and a finished one too, so that more epochs can follow. One that a
-        health rule ends is not: its last good checkpoint stays the latest.
+        A run that finishes or is ended by a signal is saved, so that more epochs can follow. A run that a health rule
+        ends is not saved: its last good checkpoint stays the latest.
         """
         with self.interruption:
             with suppress(LeaveFit):
@@ -73,7 +74,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return Outcome(self.progress, self.stop, self._signal(), self.callbacks.ended)
 
     def _run_fit(self) -> None:
-        """Train what is left: where that is nothing, averages become the weights and callbacks end."""
+        """Train what is left; if nothing is, put averages into the weights and end the callbacks."""
         progress = self.progress
         is_trained = self._is_cut_short() and not progress.step_in_epoch
         self._metrics_so_far = self.engine.copy_metrics() if progress.step_in_epoch else []
@@ -101,7 +102,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         self.train_feed.start(progress.epoch, progress.step_in_epoch)
 
     def _train(self) -> None:
-        """Make what `fit` takes for a step: a call of the engine, or the end of the epoch."""
+        """Make one step for `fit`: a call of the engine, or the end of the epoch."""
         chunk = None if self._is_cut_short() else self._next_chunk()
         if chunk is not None:
             self._run_chunk(chunk)
@@ -163,7 +164,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return {f"val_{name}": value for name, value in metrics.items()}
 
     def _evaluate(self, feed: Feed, callbacks: Callbacks) -> None:
-        """Make what `evaluate` takes for a step: a call of the engine, or the end."""
+        """Make one step for `evaluate`: a call of the engine, or the end."""
         by_batch = callbacks.wants(*TEST_BATCH_HOOKS)
         if (chunk := self._next_validation_chunk(feed, by_batch)) is None:
             self.engine.model.stop_evaluating = True
@@ -185,7 +186,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return None if self._must_stop() else feed.take(count, self._must_stop)
 
     def watch_weights(self, has_moved: bool = False) -> None:
-        """See whether they move from here on, unless they have by now."""
+        """Watch whether weights move from now on, unless they have moved already."""
         if self.process_group is None:
             optimizers = [*optimizers_of(self.engine.model).values()]
             self.weight_watch = WeightWatch(optimizers, self.counters.seen, has_moved)
@@ -206,7 +207,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return None if most is None else max(0, most - self.counters.seen)
 
     def _steps_to_come(self) -> int:
-        """Return the steps left if nothing ends the run early; 0 where nobody knows how long an epoch is."""
+        """Return the steps left if nothing ends the run early; 0 if the length of an epoch is unknown."""
         left, steps = self._steps_left(), self.train_feed.steps
         if steps is None:
             return left or 0
@@ -238,14 +239,14 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return self.settings.steps_per_execution == "auto"
 
     def _run_chunk(self, chunk: StepChunk) -> None:
-        """Train its steps, in one call unless a rule has to be looked at before the last of them."""
+        """Train the steps of a chunk, in one call unless a rule must be checked before the last of them."""
         while chunk.count and self.stop is None:
             chunk = self._run_call(chunk)
         self.telemetry.progress(self.counters.seen, self.progress.epoch)
         if self.stop is None:
             self.checkpointer.save_if_due()
         elif self.stop.needs_sample and self.sampler is not None and self.last_chunk is not None:
-            # whether float16 made them zero decides what is to be done
+            # the remedy depends on whether float16 made them zero
             self.take_sample(self.sampler, self._last_batch())
             self.stop = self.health.check(self.run_state()) or self.stop
 
@@ -291,13 +292,14 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return None if look is None else look.sample
 
     def _all_sample(self, is_wanted: bool) -> bool:
-        """Return whether a sample is taken, with several processes as the first one's clock says: all take part in it,
-        and one alone would wait for the others for ever."""
+        """Return whether to take a sample; with several processes, the clock of the first decides, because all must
+        take part in a sample, and one alone would wait for ever.
+        """
         return is_wanted if self.process_group is None else self.process_group.follows_first(is_wanted)
 
     def _sample_at_end(self) -> None:
-        """Take one more sample, where the run was too short for one, or trained on since the latest, which may take no
-        time but where it saw a fault: that may be over."""
+        """Take one more sample if the run was too short for one, or if the latest is old and sampling again costs no
+        time, or the latest saw a fault, which may be over."""
         step, latest = self.counters.seen, self.counters.sample
         if self.sampler is None or self.last_chunk is None or self._signal() is not None:
             return

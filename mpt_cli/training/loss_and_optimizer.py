@@ -1,4 +1,4 @@
-"""What `model.compile` is given: loss and metrics that compute in float32, and the optimizer in its loss scaling.
+"""Build the arguments of `model.compile`: losses and metrics that compute in float32, and the optimizer with scaling.
 
 Losses and metrics cast predictions up themselves, so that neither a float16 logit nor a mean over many examples loses
 bits; a float64 model keeps float64. Keras evaluates a schedule at its counter of applied batches. With gradient
@@ -53,7 +53,7 @@ ACCURACY_OF_LOSS = {
 
 @dataclass(frozen=True)
 class _LossContext:
-    """What decides how a named loss or metric is made; `key` is where it is named."""
+    """The facts that decide how a named loss or metric is built; `key` is the setting that names it."""
 
     key: str
     task: str
@@ -118,8 +118,9 @@ def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: s
     outputs = {**dict(enumerate(tensors)), **dict(zip(names, tensors, strict=False))}
 
     def context_of(key: str, output: Any = None) -> _LossContext:
-        """Return what is known of one output, by name or place: as of the whole where that can't be told apart (a
-        subclassed model's); of the whole where it is None."""
+        """Return the facts about one output, by name or place; those of the whole model if it is None, or if the
+        outputs can't be told apart (in a subclassed model).
+        """
         call = call_behind(outputs[output]) if output in outputs else None
         part, count = model, 0 if output is not None else _count_outputs(model)
         if call is not None:
@@ -267,13 +268,13 @@ def _build_metric(value: Any, loss: Any, context: _LossContext) -> keras.metrics
 
 
 def _check_probabilities(kind: Any, context: _LossContext) -> None:
-    """Refuse a loss of probabilities for a model that returns logits, which Keras would take without a word."""
+    """Refuse a loss of probabilities for a model that returns logits, which Keras accepts silently."""
     if kind.__name__ in NEED_PROBABILITIES and context.task != "regression" and context.from_logits:
         raise config_error(
             context.key,
             f"{kind.__name__} needs probabilities, and the model ends without softmax or sigmoid.",
             None,
-            "End it with one, or set trainer.from_logits=false if it gives probabilities all the same.",
+            "End it with one, or set trainer.from_logits=false if its outputs are probabilities.",
         )
 
 
@@ -314,15 +315,15 @@ def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> ker
 
 
 def _build_own_optimizer(settings: CustomOptimizer, total_steps: int | None) -> keras.optimizers.Optimizer:
-    """Return what the object returns, with the keys of all optimizers that are not as by default set on it.
+    """Return the optimizer from the user's object, with every common key set on it that is not the default.
 
-    Of an instance a copy: what one run does to it must not reach the next in the same process.
+    Copy an instance, so that one run does not affect the next in the same process.
     """
     value = {"object": settings.object, "kwargs": settings.kwargs}
     built = build_object("optimizer", value, keras.optimizers)
     scaled = keras.optimizers.LossScaleOptimizer
     if not isinstance(built, keras.optimizers.Optimizer) or isinstance(built, scaled):
-        rule = f"{settings.object} must be or return a keras Optimizer, without loss scaling: loss_scale says it."
+        rule = f"{settings.object} must be or return a keras Optimizer without loss scaling: loss_scale does that."
         raise config_error("optimizer.object", rule, type(built).__name__)
     optimizer = copied_optimizer(built) if load_named(settings.object, "optimizer.object") is built else built
     for common in fields(OptimizerSettings):
@@ -413,7 +414,7 @@ def describe_scaling(scaling: Scaling, scale: float | None = None) -> str:
 
 
 def warn_of_scaling(scaling: Scaling) -> list[str]:
-    """Return what is unusual about scaling or not scaling a model; empty where nothing is."""
+    """Return a warning about scaling, or not scaling, this model; empty if all is usual."""
     if scaling.is_needed == scaling.scales:
         return []
     if scaling.is_needed:

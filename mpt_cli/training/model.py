@@ -1,6 +1,5 @@
-"""The model of a run: its layers in the dtypes of the policy, and what its author decided about its training: a
-`train_step` or `test_step`, or optimizers, loss and metrics given to `compile`. All of it is found and checked before
-the first step.
+"""Build the model of a run with the dtypes of its policy, and check what its author decided about training: a custom
+`train_step` or `test_step`, or the optimizers, loss and metrics of `compile`, all before the first step.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,9 +53,9 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
     elif has_custom_train_step(model) and type(model).compile is not keras.Model.compile:
         raise config_error(
             "model.builder",
-            f"{type(model).__name__} has a compile of its own, whose arguments only its author knows.",
+            f"{type(model).__name__} has its own compile method, whose arguments mpt can't know.",
             None,
-            "Call it in the builder.",
+            "Call compile in the builder.",
         )
     return model
 
@@ -111,7 +110,7 @@ def is_compiled(model: Any) -> bool:
 
 
 def check_compiled_model(settings: Settings, model: Any) -> None:
-    """ConfigError, with all problems, for keys that a compiled model leaves no room for."""
+    """Raise ConfigError, with all problems, for keys that have no effect on a compiled model."""
     optimizer, plain = settings.optimizer, type(settings.optimizer)()
     changed = [f"optimizer.{f.name}" for f in fields(plain) if getattr(optimizer, f.name) != getattr(plain, f.name)]
     changed += ["optimizer.name"] if optimizer.name != "adam" else []
@@ -128,14 +127,14 @@ def check_compiled_model(settings: Settings, model: Any) -> None:
     ]
     for name, optimizer, _ in optimizers_in(model):
         if isinstance(optimizer, LossScaleOptimizer):
-            rule = f"{name} is a LossScaleOptimizer already: in a run loss_scale.* says how the loss is scaled."
+            rule = f"{name} is a LossScaleOptimizer already: in a run loss_scale.* decides how to scale the loss."
             problems.append(Problem("model.builder", rule, None, "Compile the model with the plain optimizer."))
     if problems:
         raise ConfigError(problems)
 
 
 def own_train_step(model: Any) -> CustomSteps | None:
-    """Return what is known of the model's own train_step; None where Keras's trains it."""
+    """Return the facts about the model's own train_step; None if Keras's trains it."""
     custom = custom_steps(model)
     return custom if custom is not None and custom.optimizers else None
 
@@ -160,10 +159,10 @@ def prepare_custom_steps(
     batch: Any,
     scaling: Scaling,
 ) -> None:
-    """Find out how the model's own steps work, and build its optimizers for what they train.
+    """Trace the model's own steps, and build its optimizers for the variables they train.
 
-    ConfigError where a step can't be counted, where it applies gradients of a loss that it did not scale though the
-    scale is not 1, or where the model can't be validated. UserCodeError for what a step raises.
+    ConfigError if a step can't be counted, if it applies gradients of an unscaled loss although the scale is not 1, or
+    if the model can't be validated. UserCodeError for an exception of a step.
     """
     trains, tests = has_custom_train_step(model), has_custom_test_step(model)
     if not trains and not tests:
@@ -217,7 +216,7 @@ def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch
 
 
 def _trace_testing(model: Any, batch: Any, key: str, remedy: str) -> Any:
-    """Return None where Keras's own test_step will do; ConfigError where nothing can test."""
+    """Return the traced test_step, None if Keras's will do; ConfigError if there is no way to test."""
     if not has_custom_test_step(model):
         has_loss = getattr(model, "loss", None) is not None or has_custom_compute_loss(model)
         if can_be_called(model) and (has_loss or model.losses):

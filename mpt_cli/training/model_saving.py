@@ -1,5 +1,5 @@
-"""The model of a run in a file, and back: whole as `model.keras` where Keras can read it again, else its weights, from
-which the run's own builder makes it anew. Which of the two it will be is known before the first step.
+"""Save the model of a run and load it: whole as `model.keras` if Keras can read that again, else its weights, for a
+model that the run's builder makes again. Which of the two is known before the first step.
 """
 
 import warnings
@@ -39,7 +39,7 @@ def saving_obstacle(model: Any) -> str | None:
 
 
 def warn_of_saving(model: Any) -> list[str]:
-    """Return a sentence where the run leaves weights instead of a model."""
+    """Return a warning if the run saves weights instead of a model."""
     obstacle = saving_obstacle(model)
     if obstacle is None:
         return []
@@ -76,7 +76,7 @@ def _write_whole(model: Any, path: Path, suffix: str, save: Callable[[Path], Any
 
 @contextmanager
 def _bare(model: Any) -> Iterator[None]:
-    """Inside, `model` has no optimizer and is not compiled."""
+    """Make `model` uncompiled and without an optimizer in the block."""
     kept = {name: value for name, value in vars(model).items() if isinstance(value, keras.optimizers.Optimizer)}
     compiled = model.compiled
     try:
@@ -91,10 +91,10 @@ def _bare(model: Any) -> Iterator[None]:
 
 
 def load_initial_weights(model: Any, file: str, skip_mismatch: bool = False) -> list[str]:
-    """Put the weights of `model.weights` into the built model; a sentence about those that the file has not.
+    """Load `model.weights` into the built model; return a sentence about weights that the file lacks.
 
-    DataError where the file is not of this model: where it can't be read, or has none of its weights, or, without
-    `skip_mismatch`, not all. Integers, as of seeds, may be missing.
+    DataError if the file can't be read, has no weights of this model or, without `skip_mismatch`, not all. Integers, as
+    of seeds, may be missing.
     """
     if not Path(file).is_file():
         raise DataError(f"model.weights: there is no such file. Received: {file!r}.")
@@ -127,9 +127,9 @@ def load_initial_weights(model: Any, file: str, skip_mismatch: bool = False) -> 
     if not skip_mismatch:
         raise DataError(
             f"model.weights: {found}: {names}. Give the file of this model, or set "
-            "model.skip_mismatch=true to begin these afresh."
+            "model.skip_mismatch=true to start these fresh."
         )
-    return [f"model.weights: {found}, and begin afresh: {names}."]
+    return [f"model.weights: {found}. They start fresh: {names}."]
 
 
 def load_weights(model: Any, path: Path) -> None:
@@ -141,5 +141,5 @@ def load_weights(model: Any, path: Path) -> None:
     except Exception as error:
         raise DataError(
             f"{path} does not fit the model that the run's configuration makes now: {first_line(error)} "
-            "Bring back the code and the data of then."
+            "Restore the code and data of that run."
         ) from error

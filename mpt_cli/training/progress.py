@@ -1,4 +1,4 @@
-"""Where a run is, which of its metrics are the best so far, and how fast it goes without compile time."""
+"""The progress of a run: its position, the best metrics so far, and its speed without compile time."""
 
 import math
 import time
@@ -92,11 +92,11 @@ TARGET_SECONDS = 1.0  # long enough to hide what a call costs (some 15 ms with 6
 
 
 class Stopwatch:
-    """Times a run, and its calls into the compiled loop, of which the first of each batch shape compiles and is left
-    out of the speed.
+    """Times a run and its calls of the compiled loop; the first call of each batch shape compiles and does not count
+    for the speed.
 
-    Both add up over the attempts of a resumed run, each up to the checkpoint from which the next one continued. Steps
-    that were lost after it are not counted.
+    Times add up over the attempts of a resumed run, each up to the checkpoint that the next one continued from. Steps
+    lost after it are not counted.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Stopwatch:
 
     @property
     def run_seconds(self) -> float:
-        """Return the seconds of the whole run: compiling, validating and saving included, loading the data not."""
+        """Return the seconds of the whole run, with compiling, validating and saving, without loading the data."""
         return self.earlier_seconds + (0.0 if self._began is None else time.perf_counter() - self._began)
 
     def expected_run_seconds(self, steps_to_come: int) -> float:
@@ -164,7 +164,7 @@ class Stopwatch:
     def window_rate(self) -> float | None:
         """Return the examples per second since this was called last.
 
-        Where nothing was timed since, as at the end of an epoch, the last rate; None before a call was timed."""
+        If nothing was timed since, as at the end of an epoch, the last rate; None before a call was timed."""
         examples, seconds = self.examples - self._window[0], self.seconds - self._window[1]
         self._window = (self.examples, self.seconds)
         if seconds:

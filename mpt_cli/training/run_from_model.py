@@ -1,6 +1,6 @@
-"""A program of objects: a model that its author compiled, and arrays or datasets as Keras's `fit` takes them.
+"""A run from Python objects: a compiled model, and arrays or datasets as Keras's `fit` accepts them.
 
-What is recorded of it are its settings; the objects themselves are the caller's, so no YAML repeats such a run.
+Only its settings are recorded; the objects belong to the caller, so no YAML repeats such a run.
 """
 
 from collections import Counter
@@ -83,7 +83,7 @@ class ModelProgram(Program):
         return model
 
     def build_copy(self, settings: Settings, data: DataSet) -> Any:
-        """Return the model itself, which only its author can make again, or where its variables change dtype a copy."""
+        """Return the model itself, which only its author can make again, or a copy if its variables change dtype."""
         as_built = self.policy is None and settings.policy.name == self.settings.policy.name
         if self.policy is None and not as_built:  # a head that its author keeps in float32 stays there
             settings = replace(settings, policy=replace(settings.policy, head=PolicySettings().head))
@@ -130,7 +130,7 @@ def model_kept(model: Any, data: DataSet, batch_size: int) -> Iterator[None]:
 
 
 def check_trainable(model: Any) -> None:
-    """ConfigError for what `mpt.fit` can't train, with what to do."""
+    """Raise ConfigError, with what to do, for a model that `mpt.fit` can't train."""
     backend = keras.backend.backend()
     if backend not in ("tensorflow", "jax"):
         remedy = "Set KERAS_BACKEND before Keras is imported."
@@ -168,12 +168,12 @@ def rule_of(optimizer: Any) -> ScaleRule | None:
 
 
 def described_model(model: Any) -> GivenModel:
-    """Return what the record says of a model that no YAML can make."""
+    """Return the recorded settings of a model that no YAML can make."""
     return GivenModel(class_name=type(model).__name__)
 
 
 def described_optimizer(optimizer: Any) -> GivenOptimizer:
-    """Return what the record says of an optimizer that was given as an object."""
+    """Return the recorded settings of an optimizer that was given as an object."""
     inner = unwrapped(optimizer)
     numbers = {name: getattr(inner, name) for name in COMMON_ARGUMENTS}
     rate = float(keras.ops.cast(inner.learning_rate, "float32"))  # a mirrored variable is no number
@@ -191,7 +191,7 @@ def described_policy(model: Any, policy: str | None) -> PolicySettings:
 
 
 def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool) -> Any:
-    """Put the model itself under the policy; ConfigError where that would change the dtype of existing variables."""
+    """Apply the policy to the model itself; ConfigError if that would change the dtype of existing variables."""
     policy = policy_of(settings)
     wanted, before = policy.variable_dtype, {v.dtype for v in model.trainable_weights}
     if everywhere and before - {wanted}:
@@ -206,7 +206,7 @@ def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool
 
 
 def read_given(given: DataArguments) -> DataSet:
-    """Return the data as a run takes it; ConfigError or DataError for what Keras's `fit` would not take either."""
+    """Return the data in the form of a run; ConfigError or DataError for data that Keras's `fit` refuses too."""
     if not (isinstance(given.validation_split, int | float) and 0 <= given.validation_split < 1):
         raise config_error("validation_split", "must be at least 0 and below 1.", given.validation_split)
     if is_batched_source(given.x):

@@ -1,7 +1,7 @@
-"""What a run trains, wherever it came from: a model in its dtypes, its loss and metrics, an optimizer, and the data.
+"""The program that a run trains, from settings or from objects: model, dtypes, loss, metrics, optimizer and data.
 
-All that follows (engine, feeds, trainer, checkpoints, telemetry) is one path for every program. Keras is imported
-inside functions: a program exists before the backend is chosen.
+Everything after it (engine, feeds, trainer, checkpoints, telemetry) is the same for every program. Keras is imported
+inside functions, because a program exists before the backend is chosen.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Program:
-    """What is trained, as its settings say in full: a YAML and the words of a command line. ConfigError for settings
-    that are the record of a program of objects. One of objects is a subclass, whose record they are.
+    """A program that its settings, from YAML and a command line, describe in full. ConfigError for the recorded
+    settings of a program of objects, which is a subclass.
     """
 
     settings: Settings
@@ -32,7 +32,7 @@ class Program:
 
     @property
     def repeatable(self) -> bool:
-        """Return whether the settings say it all."""
+        """Return whether the settings describe the program in full."""
         return True
 
     @property
@@ -50,13 +50,13 @@ class Program:
         return replace(self, settings=settings)
 
     def check_present(self) -> None:
-        """MptError where data, model or functions can't be there; before seconds are spent on importing Keras."""
+        """Raise MptError for missing data, model or functions, before seconds are spent on importing Keras."""
         from mpt_cli.data.paths import check_run_present
 
         check_run_present(self.settings)
 
     def prepare_backend(self) -> Platform:
-        """Have Keras imported, on the backend and device of the run."""
+        """Import Keras on the backend and device of the run."""
         return prepare_backend(self.settings)
 
     def load_data(self) -> "DataSet":
@@ -95,20 +95,20 @@ class Program:
 
 
 def repeat_problems(settings: Settings, run: str = "") -> list[Problem]:
-    """Return those of settings that are the record of a program of objects: which one, and how it is run again.
+    """Return the problems of settings that record a program of objects: which program, and how to run it again.
 
-    `run` is the name of the run they are of, where that was given and not its configuration.
+    `run` is the name of the run, if that was given rather than its configuration.
     """
     model = settings.model
     if isinstance(model, GivenModel) and model.command:
-        rule = "is of a script's run, whose model and data are made by the script and stand in no configuration."
+        rule = "is the record of a script: the script makes the model and data, which no configuration holds."
         words = shell_command(*model.command)
         return [Problem(run or "model.name", rule, None if run else PYTHON, f"Run the script again: {words}")]
     given = [section for section in PROGRAM_VARIANTS if getattr(settings, section).name == PYTHON]
     return [
         Problem(
             run or f"{section}.name",
-            "is of a run that a Python program started, with objects that no YAML holds.",
+            "is a run that a Python program started, with objects that no YAML file can hold.",
             None if run else PYTHON,
             "Run that program again; mpt.fit(..., resume=RUN_DIR) continues it.",
         )

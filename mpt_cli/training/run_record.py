@@ -1,4 +1,4 @@
-"""A training on record, whoever makes its steps: a run's own loop, Keras's `fit`, or a loop of a script's own."""
+"""The record of a training, whoever makes its steps: a run's loop, Keras's `fit`, or the script's own loop."""
 
 import math
 import zlib
@@ -25,15 +25,15 @@ from mpt_cli.training.progress import Conclusion, Progress, Stopwatch
 # a learning rate that is too small all updates are.
 LEAST_UPDATES = 10  # before anything is said
 MOST_BYTES = 2**26  # of kernels, the smallest first
-NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto samples it."  # why half precision was not looked at
+NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto samples it."  # why half precision was not checked
 WIDE = ("float32", "float64")  # narrower ones are looked at by samples of the gradients
 
 
 class WeightWatch:
-    """Holds the kernels that built `optimizers` train against what they were after step `since` of the run.
+    """Compares the kernels that built `optimizers` train with their values after step `since` of the run.
 
-    Kernels are weights of two axes or more, or all where there are none of these. Once one of them has changed by a
-    bit, `has_moved` stays true and nothing is looked at any more.
+    Kernels are weights with two axes or more, or all weights if there are none. Once one of them has changed by a bit,
+    `has_moved` stays true and nothing is compared any more.
     """
 
     def __init__(self, optimizers: Sequence[LossScaleOptimizer], since: int, has_moved: bool = False) -> None:
@@ -43,8 +43,9 @@ class WeightWatch:
         self.found: UnmovedWeights | None = None  # as of the latest look; None where all is well
 
     def look(self, rate: float) -> UnmovedWeights | None:
-        """Return what the end of an epoch finds that none before it did, at this learning rate; None where weights
-        move, and where that can't be told: after few updates, at a rate of 0, without kernels."""
+        """Return a finding at the end of an epoch, unless an earlier epoch had it; None if weights move at this
+        learning rate, or that is unknown: after few updates, at a rate of 0, without kernels.
+        """
         was_known, self.found = self.found is not None, None
         if self.has_moved or not self._begun:
             return None
@@ -94,7 +95,7 @@ def _checksum(variable: Any) -> int:
 
 
 class Record:
-    """Totals of the steps, their events and lines, whether the weights move, and what rules and verdict go by."""
+    """The totals of the steps, their events and lines, whether weights move, and the state for rules and verdict."""
 
     telemetry: Telemetry
 
@@ -106,7 +107,7 @@ class Record:
         self.unchecked = ""  # why nobody looked at what half precision does; empty where there is none
 
     def run_state(self) -> RunState:
-        """Return what health rules and verdict go by, as of the last step."""
+        """Return the state for health rules and verdict, after the last step."""
         return build_run_state(
             self.counters,
             self.telemetry.tally,
@@ -121,11 +122,11 @@ class Record:
         self.telemetry.events(self.explained(self.counters.absorb(records, self.progress.epoch)))
 
     def explained(self, events: list[Event]) -> list[Event]:
-        """Return the events of steps with what more is known of them."""
+        """Return the events of steps, with more details if these are known."""
         return events
 
     def take_sample(self, sampler: GradientSampler, batch: Any) -> SampleResult | None:
-        """Look at what half precision makes of a batch; None where that can't be seen."""
+        """Sample what half precision does to a batch; None if that is not possible."""
         look = sampler.take(batch, self.counters.seen, self.counters.scale)
         if look is None:
             self.unchecked = f"{sampler.failure}."
@@ -135,12 +136,12 @@ class Record:
         return look
 
     def check_epoch(self, weights: Sequence[Any]) -> Stop | None:
-        """Return the health rule that the epoch breaks as a whole."""
+        """Return the stop of the health rule that the whole epoch breaks, if any."""
         run_state = replace(self.run_state(), weights_are_finite=are_finite(weights))
         return self.health.check(run_state, at_epoch_end=True)
 
     def look_at_weights(self) -> None:
-        """Tell the user where the weights do not move."""
+        """Tell the user if the weights do not move."""
         watch, counters = self.weight_watch, self.counters
         if watch is None or counters.streaks.zero_steps:  # without gradients nothing is to move
             return

@@ -47,14 +47,11 @@ from mpt_cli.training.progress import Outcome, Progress
 from mpt_cli.training.run_from_settings import Program
 from mpt_cli.training.run_record import NO_SAMPLES_ASKED
 
-# why half precision was not looked at
+# why half precision was not checked
 NO_SAMPLE_YET = (
-    "there was no sample in so short a run; trainer.gradient_health_every_steps=10 takes one after 10 "
-    "steps, whatever it costs."
+    "the run was too short for a sample; trainer.gradient_health_every_steps=10 takes one after 10 steps, at any cost."
 )
-LOSS_IS_ITS_OWN = (
-    "the model's own train_step has a loss that only it can compute. mpt compare holds it against float32."
-)
+LOSS_IS_ITS_OWN = "only the model's train_step can compute its loss. mpt compare compares the model with float32."
 
 
 def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> "Session":
@@ -124,11 +121,11 @@ class Session(Trainer):
             return super().fit()
 
     def finish(self, outcome: Outcome, model_path: Path | None) -> Outcome:
-        """Put averaged weights into the model after the last step, and the model into its file (None: nowhere).
+        """Put averaged weights into the model after the last step, and save the model to its file (None: nowhere).
 
-        The metrics of a run with `use_ema` are those of the averaged weights, which are what is saved; where a callback
-        restores others at the end, they are of those. A signal while they are computed is part of the outcome returned:
-        they are computed when the run goes on.
+        The metrics of a run with `use_ema` are those of the averaged weights, which are saved; if a callback restores
+        other weights at the end, of those. A signal during their computation is part of the returned outcome: they are
+        computed when the run continues.
         """
         model, optimizer = self.parts.model, self.parts.optimizer
         if not outcome.finished:  # else `fit` has done it
@@ -145,9 +142,9 @@ class Session(Trainer):
         return outcome
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Put everything back as it was at `checkpoint`; DataError when it is of another model or optimizer.
+        """Restore the state of `checkpoint`; DataError if it is of another model or optimizer.
 
-        What settings may change in between is set again afterwards: the learning rate and the loss scale.
+        Settings that may differ from those of the checkpoint are set again: the learning rate and the loss scale.
         """
         parts, counters, position = self.parts, self.counters, checkpoint.position
         is_same_mode = _is_same_mode(parts, checkpoint)
@@ -160,17 +157,17 @@ class Session(Trainer):
         counters.scale = restore_scale(parts, checkpoint)
         other_fixed = not parts.scaling.moves and counters.scale != saved_scale(checkpoint)
         if self.sampler is None or not is_same_mode or other_fixed:
-            counters.sample = None  # it says nothing of gradients that are not computed or scaled as then
+            counters.sample = None  # it is meaningless for gradients that are computed or scaled differently
         self.logged_step = 0
         self.watch_weights(has_moved=position.get("has_moved", True))
         if self.callbacks and "callbacks" in position:
             self.callbacks.resume(position["callbacks"], checkpoint.arrays)
         rate = parts.configured_rate
-        if rate not in (None, position.get("configured_rate")):  # else it is what callbacks made of it
+        if rate not in (None, position.get("configured_rate")):  # else the value that callbacks set
             parts.optimizer.learning_rate = rate
 
     def checkpoint(self) -> Checkpoint:
-        """Return what the run needs to go on from here: its variables, and its position."""
+        """Return what the run needs to continue from here: its variables and its position."""
         parts, arrays = self.parts, collect_state(self.parts.model)
         position = {
             "progress": asdict(self.progress),
@@ -187,7 +184,7 @@ class Session(Trainer):
         return Checkpoint(self.counters.seen, arrays, position)
 
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
-        """Return what the console opens with."""
+        """Return the header of the run for the console."""
         parts, settings, scale = self.parts, self.parts.settings, self.counters.scale
         return RunHeader(
             recipe=settings.recipe,

@@ -1,4 +1,4 @@
-"""How a run ends: its summary, verdict and exit code."""
+"""The end of a run: its summary, verdict and exit code."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
         if outcome.signal is not None:  # 130 and 143 promise that the run can continue from here
             exit_code, explanation = BAD_DATA, f"It ended on {outcome.signal.name} and could not be saved: {unsaved}"
         else:
-            explanation += f" Its end could not be saved ({unsaved}): more epochs would continue from before it."
+            explanation += f" Its last state could not be saved ({unsaved}): more epochs would repeat steps."
     summary = _summary(session, run_dir, Conclusion(status, exit_code, verdict, explanation))
     exact = session.parts.settings.trainer.deterministic
     return replace(
@@ -52,7 +52,7 @@ def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -
 
 
 def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
-    """Return the summary of a run that was ended from outside of its loop; it can continue from its last checkpoint."""
+    """Return the summary of a run that was ended outside of its loop; it can continue from its last checkpoint."""
     explanation = f"It was {end.reason}."
     if (seen := session.counters.seen) > 0:
         saved = session.checkpointer.saved_step

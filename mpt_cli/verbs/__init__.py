@@ -1,4 +1,4 @@
-"""From a verb to its parser and to what runs it, the words that are taken before, and what verbs print.
+"""Find the parser and the function of a verb, take out words that argparse must not see, and print for all verbs.
 
 A verb NAME is an entry of `VERBS` and `configure_NAME(parser)` in `arguments`, and `run_NAME(arguments)` in its module,
 which returns the exit code. The module is imported when the verb runs: help and completion need none.
@@ -18,7 +18,7 @@ from mpt_cli.version import SCHEMA_VERSION
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a text that may hold what a file, a name or the environment brought in."""
+    """Print a text, without control codes that came from a file, a name or the environment."""
     print(printable(text), file=stream, flush=True)
 
 
@@ -54,9 +54,7 @@ _HYDRA_OPTIONS = {  # what Hydra's users type, and the word that does it here
 
 
 def check_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
-    """Raise ConfigError for options that the verb lacks but Hydra has, or that are named like a key, and say what to
-    write.
-    """
+    """Raise ConfigError for options of Hydra's and for options named like a key, and say what to write instead."""
     answers = {option: answer for options, answer in _HYDRA_OPTIONS.items() for option in options.split()}
     given = [word.partition("=")[0] for word in words]
     raise_problems(
@@ -67,7 +65,7 @@ def check_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
     script = next((word for word in words if word.endswith(".py") and "=" not in word), "")
     unknown = [word for word in given if word[:2] == "--" and not nearest(word, parser._option_string_actions)]
     if script and unknown and parser.prog == "mpt compare":
-        remedy = f"Those of a script stand behind it, and -- before: mpt compare … -- {script} {unknown[0]}"
+        remedy = f"Options of a script come after it, with -- before it: mpt compare … -- {script} {unknown[0]}"
         raise_problems([Problem(unknown[0], "is no option of mpt compare.", None, remedy)])
     if unknown and any(action.dest in ("overrides", "words") for action in parser._actions):
         from mpt_cli.settings.schema import remedy_for

@@ -1,7 +1,6 @@
-"""The verbs, and what each takes: `configure_NAME` for every verb NAME, whose docstring is the description in
-`mpt NAME --help`.
+"""The verbs and their arguments: the docstring of `configure_NAME` is the description in `mpt NAME --help`.
 
-All of them stand here, so that help and completion import no verb. Imports no Hydra, Keras or NumPy.
+They are all in this file, so that help and completion import no verb. Imports no Hydra, Keras or NumPy.
 """
 
 import argparse
@@ -93,7 +92,7 @@ class _HelpAll(argparse.Action):
 
 
 def set_short_usage(parser: Parser) -> None:
-    """Name the words in the usage, and of the options nothing but that there are some."""
+    """Write a usage line that names the positional words, and all options as `[options]`."""
     words = [str(action.metavar) for action in parser._get_positional_actions()]
     parser.usage = " ".join([parser.prog, *words, "[options]"])
 
@@ -133,7 +132,7 @@ def add_fail_on_verdict(parser: Parser) -> None:
 def add_job_options(parser: Parser, at_a_time: str, objective: str, directory: str) -> None:
     """Add the options of verbs that run jobs."""
     parser.add_argument("-j", "--jobs", type=int, metavar="N", help=f"jobs at a time; default: {at_a_time}")
-    parser.add_argument("--resume", metavar=directory, help="run what is missing or failed in an earlier one")
+    parser.add_argument("--resume", metavar=directory, help="run the missing and failed jobs of an earlier one")
     parser.add_argument("--objective", metavar="NAME", help=objective)
     parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
     parser.more.add_argument("--timeout", type=float, metavar="SECONDS", help="end a job that runs longer than this")
@@ -164,7 +163,7 @@ def configure_run(parser: Parser) -> None:
     default), with loss scaling around its optimizers and a record of each fit."""
     add_fail_on_verdict(parser)
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar=SCRIPT)
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar=MODULE, help="instead of a script")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar=MODULE, help="run a module, not a file")
     parser.epilog = """examples:
   mpt run train.py --epochs 3
   mpt run policy=mixed_bfloat16 train.py
@@ -198,12 +197,14 @@ def add_search_options(parser: Parser) -> None:
         choices=PRUNERS,
         help="in a search: end jobs whose objective is behind that of others at the same epoch",
     )
-    parser.more.add_argument("--sampler-seed", type=int, metavar="N", help="default: 0; with -j 1 the same seed repeats the search")
+    parser.more.add_argument(
+        "--sampler-seed", type=int, metavar="N", help="default: 0; with -j 1 the same seed repeats the search"
+    )
 
 
 def configure_sweep(parser: Parser) -> None:
     """Train with every combination of the values given, and rank the results."""
-    from mpt_cli.jobs.launchers import LAUNCHERS  # they read keys, which other verbs' help does not
+    from mpt_cli.jobs.launchers import LAUNCHERS  # launchers read keys, which the help of other verbs need not
 
     add_overrides(parser)
     add_job_options(parser, "what fits; 16 on a cluster", "rank by this metric, NAME:min or NAME:max", "SWEEP_DIR")
@@ -308,11 +309,11 @@ def configure_compare(parser: Parser) -> None:
   mpt compare conf=digits_cnn          float32, mixed_float16 and mixed_bfloat16
   mpt compare conf=digits_cnn policy=float32,mixed_float16 --seeds 3
   mpt compare policy=float32,mixed_float16 -- train.py --epochs 3
-  mpt compare --resume mine            what is missing or failed"""
+  mpt compare --resume mine            run the missing and failed jobs only"""
     parser.notes = """more examples:
   mpt compare conf=digits_mlp policy=mixed_float16 loss_scale=dynamic,fixed,none
   mpt compare conf=digits_mlp policy=float32,mixed_float16 backend=tensorflow,jax compare_dir=mine
-  mpt report mine                      table and page again
+  mpt report mine                      print the table and write the page again
 
 The baseline is float32 on the same backend or, without float32, the first policy. Jobs run one after another, so that
 their speeds can be compared. Each seed is a round; every second round runs in reverse order. For a script, quality and
@@ -325,7 +326,9 @@ finding and not a failure."""
 
 def configure_watch(parser: Parser) -> None:
     """Follow a run or a sweep that another process trains, or show one that is over."""
-    parser.add_argument("directory", metavar="RUN|SWEEP|COMPARE", help="what mpt train, sweep or compare writes")
+    parser.add_argument(
+        "directory", metavar="RUN|SWEEP|COMPARE", help="a directory written by mpt train, sweep or compare"
+    )
     parser.epilog = """examples:
   mpt watch runs/digits_cnn/RUN           Ctrl-C ends the watching, not the run
   mpt watch sweeps/digits_mlp/SWEEP       its jobs: step, loss, scale, skips"""
@@ -341,7 +344,7 @@ def configure_report(parser: Parser) -> None:
     """Write the HTML page of a run, of a sweep or of a comparison. It opens from
     disk and needs no network."""
     parser.add_argument("directory", metavar="RUN|SWEEP|COMPARE")
-    parser.add_argument("--out", metavar="FILE", help=f"the page; default: {PAGE} in the directory")
+    parser.add_argument("--out", metavar="FILE", help=f"the file to write; default: {PAGE} in the directory")
     parser.add_argument("--objective", metavar="NAME", help="rank by another metric, NAME:min or NAME:max")
     add_json(parser)
     parser.epilog = """examples:
@@ -353,7 +356,7 @@ what is missing."""
 
 
 def configure_reproduce(parser: Parser) -> None:
-    """Run recipes or earlier runs again and check what they reach."""
+    """Run recipes or earlier runs again and check their results."""
     parser.add_argument(
         "given",
         nargs="*",
@@ -398,7 +401,7 @@ def configure_reproduce(parser: Parser) -> None:
     add_config_dir(parser)
     parser.epilog = """examples:
   mpt reproduce --all --junit results.xml
-  mpt reproduce runs/digits_cnn/RUN             against its summary, bit for bit
+  mpt reproduce runs/digits_cnn/RUN       compare with its summary, bit for bit
   mpt reproduce digits_mlp --resume-check trainer.epochs=3"""
     parser.notes = """more examples:
   mpt reproduce digits_mlp overflow -j 2
@@ -425,7 +428,7 @@ def configure_check(parser: Parser) -> None:
     """Check a configuration without training, or print it."""
     add_overrides(parser)
     exclusive = parser.add_mutually_exclusive_group()
-    exclusive.add_argument("--show", action="store_true", help="print the configuration with every key it has")
+    exclusive.add_argument("--show", action="store_true", help="print the whole configuration, defaults included")
     exclusive.add_argument("--build", action="store_true", help="build the model on its data and audit its dtypes")
     parser.add_argument(
         "--untrusted", action="store_true", help="read no environment variables: ${oc.env:NAME} stays as it is"
@@ -457,8 +460,8 @@ examples:
 
 
 def configure_copy(parser: Parser) -> None:
-    """Copy a recipe to a file that you can edit, with mpt.schema.json, from which
-    editors know its keys. Overwrites nothing."""
+    """Copy a recipe to a file that you can edit, and mpt.schema.json, which tells
+    editors its keys. Overwrites nothing."""
     parser.add_argument("recipe", metavar="RECIPE", help="its name, as `mpt list` shows it")
     parser.add_argument("destination", metavar="DEST", nargs="?", help="a file or folder; default: ./RECIPE.yaml")
     parser.epilog = "example:\n  mpt copy digits_cnn mine.yaml\n  mpt train conf=./mine.yaml"

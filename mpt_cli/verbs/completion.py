@@ -84,7 +84,7 @@ class _Finder(CompletionFinder):
     ) -> list[str]:
         """Return the completions, sorted.
 
-        argparse takes a list of words for ended after an option; here it continues.
+        For argparse, an option ends a list of words; here the list continues after it.
         """
         for parser in active_parsers:
             active: list[argparse.Action] = parser.active_actions  # type: ignore[attr-defined]  # argcomplete adds it
@@ -99,21 +99,21 @@ class _Finder(CompletionFinder):
 def complete(output: TextIO | None = None, exit_method: Any = os._exit) -> None:
     """Answer the shell, which describes the line in environment variables, and end the process."""
     words = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))[3]
-    os.environ["_ARGCOMPLETE"] = str(min(len(words), 2))  # argparse's words begin behind the verb, once there is one
+    os.environ["_ARGCOMPLETE"] = str(min(len(words), 2))  # the words for argparse begin after the verb, if there is one
     with suppress(ConfigError):  # no folder follows, or it is still being typed
         add_config_directories(split_config_directories(words[1:])[0])
     with suppress(ConfigError):
         _Finder()(
             _parser(words[1:]),
-            always_complete_options=False,  # only behind a dash
-            default_completer=SuppressCompleter(),  # no files where none is meant
+            always_complete_options=False,  # only after a dash
+            default_completer=SuppressCompleter(),  # no files unless a file is expected
             exit_method=exit_method,
             output_stream=output,
         )
 
 
 def _parser(words: list[str]) -> argparse.ArgumentParser:
-    """Return the parser of the verb; before there is one, a parser of the verbs themselves."""
+    """Return the parser of the verb, or a parser that completes verbs if none is typed yet."""
     if words and words[0] in LISTED_VERBS:
         parser = verb_parser(words[0])
         for action in parser._actions:
@@ -127,6 +127,6 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
 
 
 def completion_script(shell: str) -> str:
-    """Return what a shell reads to complete the words of mpt; `shell` is bash, zsh or fish."""
+    """Return the completion script for a shell: bash, zsh or fish."""
     script: str = shellcode(["mpt"], shell="fish" if shell == "fish" else "bash")
-    return script.replace("[=/:]", "[=/:.]")  # no space behind a section either
+    return script.replace("[=/:]", "[=/:.]")  # no space after a section either

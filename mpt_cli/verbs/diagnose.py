@@ -28,14 +28,14 @@ TRIAL_STEPS = 20
 def run_diagnose(arguments: argparse.Namespace) -> int:
     run_dirs = [text for text in arguments.overrides if _is_run(text)]
     _check(arguments, run_dirs)
-    stream = sys.stderr if arguments.json else sys.stdout  # of what is said on the way
+    stream = sys.stderr if arguments.json else sys.stdout  # the stream for progress
     if run_dirs:
         return diagnose_run(run_dirs[0], arguments, lambda text: say(text, stream))
     return _diagnose_recipe(arguments, lambda text: say(text, stream))
 
 
 def _is_run(word: str) -> bool:
-    """Return whether a word is the path of a run: no override, and no recipe without its conf=."""
+    """Return whether a word is the path of a run, and neither an override nor the name of a recipe."""
     return "=" not in word.split("/")[0] and word[:1] != "~" and word not in recipe_paths()
 
 
@@ -62,7 +62,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
 
 
 def _report_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, arguments: argparse.Namespace) -> int:
-    """Say that no step of the run overflowed, and what else is wrong with it; make no directory."""
+    """Print that no step of the run overflowed, and its verdict if that is bad; make no directory."""
     measures = "mpt.diagnose(model, x, y) in that program" if is_of_program else _diagnose_command(run_dir)
     ending = printable_tree(run.ending)
     verdict = [f"{ending['verdict']}: {ending.get('explanation', '')}"] if "verdict" in ending else []
@@ -90,12 +90,14 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
             needed = own or "a run directory: mpt diagnose RUN_DIR"
             problems.append(Problem(name, f"must be given with {needed}.", value))
     if run_dirs and run_dirs[0].endswith(".py"):
-        rule = "must be a recipe or a run directory: the model of a script is made by the script."
-        remedy = "There mpt.diagnose(model, x, y) measures it before it trains (docs/guides/script-overflow.md)."
+        rule = "must be a recipe or a run directory: only the script can make its model."
+        remedy = "Call mpt.diagnose(model, x, y) in the script, before it trains (docs/guides/script-overflow.md)."
         raise config_error(run_dirs[0], rule, None, remedy)
     if run_dirs and len(arguments.overrides) > 1:
         others = [text for text in arguments.overrides if text != run_dirs[0]]
-        problems.append(Problem("RUN_DIR", "must be given alone: a run has its own configuration.", " ".join(others)))
+        problems.append(
+            Problem("RUN_DIR", "must be given alone, without keys: the run has its configuration.", " ".join(others))
+        )
     problems += minimum_problems(1, batches=arguments.batches, step=arguments.step)
     problems += minimum_problems(0, trial_steps=arguments.trial_steps, after_steps=arguments.after_steps)
     raise_problems(problems)
@@ -113,9 +115,9 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     if overflow is None:
         return _report_no_overflow(run, run_dir, is_of_program, arguments)
     if isinstance(stored.model, GivenModel):
-        rule = "is the run of a script or a Python program, which holds neither its model nor its data."
+        rule = "is the run of a script or a Python program: it holds neither the model nor the data."
         remedy = (
-            "There, mpt.diagnose(model, x, y) examines its layers before it trains, after import mpt_cli as mpt "
+            "In that program, import mpt_cli as mpt and call mpt.diagnose(model, x, y) before it trains "
             "(docs/guides/script-overflow.md)."
         )
         raise config_error(run_dir, rule, None, remedy)

@@ -80,7 +80,7 @@ def _recipes() -> list[dict[str, str]]:
 
 
 def _variants(section: str) -> list[dict[str, str]]:
-    """Return each variant, and the modes of other packages that can't be used."""
+    """Return each variant, and the reason for each mode of another package that can't be used."""
     entries = [{"name": name, "description": _describe(cls)} for name, cls in variants_of(section).items()]
     return entries + [{"name": name, "description": why} for name, why in _unusable(section)]
 
@@ -172,7 +172,7 @@ def run_copy(arguments: argparse.Namespace) -> int:
     schema = target.with_name(SCHEMA_FILE)
     if not schema.exists():
         write_atomic(schema, strict_json(json_schema(), indent=2) + "\n")
-        lines.append(f"{schema}: describes the keys to editors with a yaml-language-server")
+        lines.append(f"{schema}: lets an editor with a yaml-language-server complete and check keys")
     say("\n".join(lines))
     return OK
 
@@ -233,7 +233,9 @@ def run_check(arguments: argparse.Namespace) -> int:
     if arguments.show:
         return _show(arguments)
     if arguments.untrusted and arguments.build:
-        raise config_error("--build", "imports and runs what the recipe names: it can't be --untrusted.")
+        raise config_error(
+            "--build", "imports and runs what the recipe names, so it can't be combined with --untrusted."
+        )
     from mpt_cli.settings.load import missing_backend, placed
 
     settings, variables, told = _settings_of(arguments)
@@ -241,7 +243,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     built = None
     with placed(arguments.overrides):
         raise_problems(check_names(settings))
-        if not arguments.untrusted:  # whose files are not opened
+        if not arguments.untrusted:  # files of an untrusted recipe are not opened
             check_run_present(settings)
         if arguments.build:
             from mpt_cli import training_run

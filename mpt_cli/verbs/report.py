@@ -23,7 +23,7 @@ from mpt_cli.verbs.arguments import PAGE
 
 @dataclass(frozen=True)
 class ResultKind:
-    """How the results of a sweep, or of a comparison, are read, written and shown."""
+    """The functions that read, write and show the results of a sweep, or of a comparison."""
 
     directory: type[SweepDirectory]
     read: Callable[..., Any]

@@ -1,5 +1,5 @@
-"""`reproduce`: recipes or earlier runs again, held against what was expected; with `--resume-check` whether a killed
-run continues as if nothing had happened. Exit code 5 where that is missed.
+"""`reproduce`: run recipes or earlier runs again and compare with what was expected; with `--resume-check` check that
+a killed run continues as if nothing had happened. Exit code 5 if a check fails.
 """
 
 import argparse
@@ -30,17 +30,19 @@ from mpt_cli.verbs import minimum_problems, print_json, say, verb_parser
 
 
 def run_reproduce(arguments: argparse.Namespace) -> int:
-    os.environ[DEFAULTS] = ""  # what is held against what it was before depends on no file of the user's own
+    os.environ[DEFAULTS] = ""  # a run that is compared with an earlier one uses none of the user's default files
     if arguments.resume_check:
         return _check_resume(arguments)
     found = collect(_read_request(arguments))
     by_number: dict[int, Reproduction] = {}
     results: list[Reproduction] = []
-    _write_junit(arguments, found, results)  # that of an earlier reproduction says nothing of this one
+    _write_junit(arguments, found, results)  # an earlier reproduction's file would be mistaken for the present one
     if not found.targets:
         reasons = "; ".join(f"{name} {reason}" for name, reason in found.left_out.items())
         remedy = f"Left out: {reasons}." if reasons else ""
-        nothing = Problem("reproduce", "must have something to run, or it would always pass.", None, remedy)
+        nothing = Problem(
+            "reproduce", "must have a recipe or run to run: with none, it would always pass.", None, remedy
+        )
         raise ConfigError([problem for error in found.errors for problem in error.named_problems] or [nothing])
     printer = ResultPrinter(sys.stderr if arguments.json else sys.stdout, found)
     if arguments.dry_run:
@@ -54,7 +56,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
             results = [result for _, result in sorted(by_number.items())]
             printer.finish(results)
             if left := len(found.targets) - len(results):
-                say(f"mpt reproduce: it was ended before {left} of {len(found.targets)} had run", sys.stderr)
+                say(f"mpt reproduce: ended before {left} of {len(found.targets)} had run", sys.stderr)
             _write_junit(arguments, found, results)
     missed = [result for result in results if not result.passed]
     if arguments.json:
@@ -98,7 +100,7 @@ def _names_and_changes(arguments: argparse.Namespace) -> tuple[list[str], list[s
 
 
 class KillAt(Sink):
-    """Nothing is flushed, closed or saved: the process is gone at the end of the call that reaches `step`."""
+    """A callback that kills the process at the end of the call that reaches `step`: nothing is flushed or saved."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -118,7 +120,7 @@ _RESUME_CHECK_OPTIONS = ("given", "at", "output", "json", "resume_check")
 
 
 def _check_resume(arguments: argparse.Namespace) -> int:
-    """Prove it for one recipe, given by its name or by conf=."""
+    """Check the resume of one recipe, given by its name or by conf=."""
     names, changes = _names_and_changes(arguments)
     usual = verb_parser("reproduce")
     given = [

@@ -60,14 +60,14 @@ def run_run(arguments: argparse.Namespace) -> int:
     seen, error = run_program(program, run)
     code = _script_exit_code(error, settings.policy.name)
     _print_notes(seen)
-    if isinstance(error, (MptError, KeyboardInterrupt)):  # the former is ours, of what the script asked for
+    if isinstance(error, (MptError, KeyboardInterrupt)):  # the former is mpt's, about what the script asked for
         raise error
     return code or (seen.exit_code if seen else OK) or (_judge_strictly(seen, allows_unchecked) if strict else OK)
 
 
 def _check_place(settings: Settings, title: str) -> None:
-    """Say before the script begins, not at its first step, that nothing can be recorded where it is started; DataError
-    for a `run_dir` that was asked for."""
+    """Print before the script begins, not at its first step, that nothing can be recorded in this place; DataError
+    if the user asked for this `run_dir`."""
     try:
         RunDirectory.create(settings.run_dir, title).discard()
     except DataError as error:
@@ -77,15 +77,14 @@ def _check_place(settings: Settings, title: str) -> None:
 
 
 def _hint_at_keys(script: list[str]) -> None:
-    """Say which words of the script look like keys of mpt. They may well be the script's."""
+    """Print which words of the script look like keys of mpt. They may be meant for the script."""
     if keys := [word for word in script[1:] if "=" in word and is_run_key(word.partition("=")[0])]:
         say(f"mpt run: {' '.join(keys)}: given to the script; keys of mpt stand before its name.", sys.stderr)
 
 
 @dataclass(frozen=True)
 class ScriptProgram:
-    """A script or module with what is set for it: its name in runs, the words behind `mpt` that run it again, and those
-    of them that set something."""
+    """A script or module, its name in runs, and the words after `mpt` that run it again, overrides among them."""
 
     settings: Settings
     title: str
@@ -94,8 +93,8 @@ class ScriptProgram:
 
 
 def run_program(program: ScriptProgram, run: Callable[[], None]) -> tuple["ScriptRun | None", BaseException | None]:
-    """Call `run` with mpt around Keras from where that is imported. Return what was seen of it, None where Keras was
-    not imported, and what it raised (SystemExit included).
+    """Call `run` and wrap Keras when it is imported. Return what was recorded (None if Keras was not imported) and the
+    exception (SystemExit included).
     """
     from mpt_cli.engine.backend import set_import_variables
 
@@ -204,7 +203,7 @@ def _backend_without_tensorflow() -> str | None:
 
 
 def _choose_backend(name: str) -> None:
-    """Have Keras imported on this backend; ConfigError where that can't be."""
+    """Make Keras import this backend; ConfigError if it has imported another."""
     from mpt_cli.engine.backend import check_installed
 
     check_installed(name)
@@ -264,7 +263,7 @@ def script_settings(overrides: list[str]) -> Settings:
         problems.append(
             Problem(
                 "policy.name",
-                "is chosen for the layers of a model that is built, and a script builds its own under one policy.",
+                "needs a built model to choose from its layers; a script builds its model under one policy.",
                 settings.policy.name,
                 "Use mixed_float16, or mpt.fit(policy='auto_float16') in the script.",
             )

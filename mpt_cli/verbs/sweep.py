@@ -1,4 +1,4 @@
-"""`sweep` and `compare`: many runs of one command line, each in a process of its own, ranked or held against one."""
+"""`sweep` and `compare`: many runs from one command line, ranked or compared with a baseline."""
 
 import argparse
 import sys
@@ -82,7 +82,7 @@ def _problems_of_jobs(arguments: argparse.Namespace) -> list[Problem]:
 
 
 def _check_sweep(arguments: argparse.Namespace) -> Search | None:
-    """Return the search that the options ask for, None for a grid and where a sweep is resumed."""
+    """Return the search that the options ask for; None for a grid or a resumed sweep."""
     problems = [*_problems_of_jobs(arguments), *minimum_problems(1, trials=arguments.trials)]
     given = {name: getattr(arguments, name) for name in ("sampler", "sampler_seed", "pruner")}
     given = {name: value for name, value in given.items() if value is not None}
@@ -135,7 +135,7 @@ def _check_compare(arguments: argparse.Namespace) -> None:
                 "--resume",
                 "must be given without overrides, -j, --seeds and --tolerance.",
                 None,
-                "The comparison's own stand in its compare.json.",
+                "Those of the comparison are in its compare.json.",
             )
         )
     raise_problems(problems)

@@ -1,4 +1,4 @@
-"""`train`: one run; `evaluate`: what a finished run's model is good for."""
+"""`train`: one run; `evaluate`: loss and metrics of the model of a finished run."""
 
 import argparse
 import os
@@ -59,7 +59,7 @@ def _progress_stream(arguments: argparse.Namespace) -> Iterator[TextIO | None]:
 
 
 def _format_ending(status: str, explanation: str) -> str:
-    """Return how the run ended, with its status once.
+    """Return how the run ended, without repeating its status.
 
     >>> _format_ending("failed", "DataError: no file"), _format_ending("stopped", "Stopped: loss is nan")
     ('failed: DataError: no file', 'Stopped: loss is nan')
@@ -68,7 +68,7 @@ def _format_ending(status: str, explanation: str) -> str:
 
 
 def _follow_unless_first(settings: Settings) -> int | None:
-    """Train along as one process of several and return its exit code; None in the first process, or alone."""
+    """Train as one process of several and return its exit code; None in the first process, or alone."""
     from mpt_cli import training_run
     from mpt_cli.engine.distribution import check_process_info, find_process_info
 

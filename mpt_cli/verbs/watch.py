@@ -1,5 +1,5 @@
-"""`watch`: a run or a sweep that another process trains, as that process shows it. Only the files of its directory are
-read, what is new in them and whether anything more is to come, and nothing in it is touched.
+"""`watch`: follow a run or a sweep that another process trains. It reads what is new in the files of the directory, and
+whether the process still works, and changes nothing.
 """
 
 import argparse
@@ -16,16 +16,16 @@ from mpt_cli.settings.search_path import expanded
 from mpt_cli.verbs import say
 
 LOOK_SECONDS, SWEEP_LOOK_SECONDS = 0.25, 1.0
-MOST_QUEUED = 5  # of the jobs that wait on a cluster, that are shown
-LOOKS_TO_BE_SURE = 2  # a run that only just made its directory has not signed it yet
+MOST_QUEUED = 5  # waiting jobs of a cluster that are shown
+LOOKS_TO_BE_SURE = 2  # a new run may not have locked its directory yet
 
 
 def watch_directory(directory: Path, seconds: float) -> Iterator[int]:
-    """Look again and again; yield for how many looks in a row nobody was at work. DataError once it is gone."""
+    """Poll the directory; yield for how many polls in a row nobody held its lock. DataError once it is gone."""
     abandoned = 0
     while True:
         if not directory.is_dir():
-            raise DataError(f"{directory} is gone: it was removed, or what was to run in it never started.")
+            raise DataError(f"{directory} is gone: it was removed, or its run never started.")
         holder = read_holder(RunDirectory(directory).lock_file)
         abandoned = abandoned + 1 if holder is None or holder.is_gone is True else 0
         yield abandoned
@@ -41,7 +41,7 @@ def run_watch(arguments: argparse.Namespace) -> int:
             return _watch_sweep(path)
         return _watch_run(run)
     except KeyboardInterrupt:
-        print("\nmpt watch: ended; the run it watched continues", file=sys.stderr)
+        print("\nmpt watch: ended; the watched run continues", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -56,7 +56,7 @@ def _watch_run(run: RunDirectory) -> int:
             return int(ending["exit_code"])
         if abandoned >= LOOKS_TO_BE_SURE:
             break
-    say("its process is gone and left no summary: it was killed, or its machine went down")
+    say("the process of the run is gone and left no summary: it was killed, or the machine went down")
     if run.is_saved and run.config_yaml.is_file():
         say(f"to resume it: {resume_command(run.path)}")
     return TERMINATED

@@ -41,7 +41,7 @@ def test_an_old_word_does_what_its_new_one_does_and_says_it(mpt) -> None:
     for old, new, word in (("show", "check --show", "conf=digits_mlp"), ("completion", "doctor --completion", "zsh")):
         done = mpt(old, word)
         assert (done.code, done.out) == (0, mpt(*new.split(), word).out)
-        assert done.err == f"mpt {old} is now `mpt {new}`; the old word goes with the next version.\n"
+        assert done.err == f"mpt {old} is now `mpt {new}`; the next version drops the old verb.\n"
 
 
 def test_check_says_what_it_found(mpt) -> None:

@@ -99,7 +99,7 @@ def test_jobs_at_the_same_time_are_not_timed_against_each_other_also_when_resume
     outcomes.code = {}
     found, _ = outcomes.resume(tmp_path / "c")
     assert found.workers == 3
-    assert overall_sentence(found).startswith("Speed was not compared, as jobs ran 3 at a time.")
+    assert overall_sentence(found).startswith("Speed was not compared, because 3 jobs ran at a time.")
     assert cells(found, "mixed_float16")["verdict"] == "unclear in one seed; healthy"
 
 
@@ -137,6 +137,6 @@ def test_of_a_script_the_first_training_is_compared_by_what_its_fit_reports(outc
     jobs = [replace(job, verb="run") for job in found.plan.jobs]
     found = replace(found, plan=replace(found.plan, jobs=jobs))
     assert sentences(found)[-1] == (
-        "Of a script that trains several times only the first training is compared, by val_accuracy; "
-        "--objective NAME judges by another of its metrics."
+        "If a script trains several times, only the first training is compared, by val_accuracy; "
+        "--objective NAME chooses another of its metrics."
     )

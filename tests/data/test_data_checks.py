@@ -47,7 +47,7 @@ BAD = [
         {"y": np.array([0, 1.5, 1, 2]), "num_classes": 3},
         r"whole numbers from 0 to 2: not so for 1 of 4 values, first 1\.5 at \[1\]",
     ),
-    ({"y": np.ones((4, 3)), "num_classes": 5}, r"data\.num_classes=5, but the targets are no labels: float"),
+    ({"y": np.ones((4, 3)), "num_classes": 5}, r"data\.num_classes=5, but the targets are not labels: float"),
 ]
 
 

@@ -74,7 +74,7 @@ def test_a_fault_is_replayed_from_the_newest_checkpoint_before_it_and_what_canno
     assert (content["step"], content["replayed_from_step"], content["overflowed_again"]) == (9, 5, True)
     assert (tmp_path / "d" / "diagnosis.json").is_file() and content["first"]["phase"] == "backward"
     said = " ".join(content["explanation"])
-    assert "spoils numbers on purpose" in said and "no layer caused it: it comes from the loss" in said
+    assert "makes numbers wrong on purpose" in said and "no layer caused it: it comes from the loss" in said
     assert main(["diagnose", str(run), "--step", "4"]) == 2
     assert "--step: must be a step that overflowed: 3, 9. Received: 4." in capsys.readouterr().err
 

@@ -408,7 +408,7 @@ def test_no_yaml_repeats_a_run_of_objects(reference):
     assert settings.model.class_name == "Sequential" and run.summary["repeatable"] is False
     from mpt_cli import training_run
 
-    with pytest.raises(ConfigError, match=r"model\.name: is of a run that a Python program started"):
+    with pytest.raises(ConfigError, match=r"model\.name: is a run that a Python program started"):
         training_run.train(settings)
 
 

@@ -374,9 +374,12 @@ def test_what_needs_more_than_a_record_and_its_report_say_how_the_script_is_run_
     for words, said in (
         (["train", "conf=run/config.yaml"], f"Run the script again: {AGAIN}"),
         (["train", "resume=run"], f"Run the script again: {AGAIN}"),
-        (["reproduce", "run"], f"run: is of a script's run, .* Run the script again: {AGAIN}"),
-        (["diagnose", "run"], r"run: is the run of a script or .* There, mpt\.diagnose\(model, x, y\)"),
-        (["evaluate", "run"], r"a run that was recorded while a program of its own trained has no model; model\.save"),
+        (["reproduce", "run"], f"run: is the record of a script: .* Run the script again: {AGAIN}"),
+        (["diagnose", "run"], r"run: is the run of a script or .* call mpt\.diagnose\(model, x, y\)"),
+        (
+            ["evaluate", "run"],
+            r"mpt recorded this run while another program trained, so it has no model\. Call model\.save",
+        ),
     ):
         assert main(words) in (2, 3)
         assert re.search(said, capsys.readouterr().err), words

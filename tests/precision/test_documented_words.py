@@ -522,7 +522,7 @@ def compile_wraps_under_the_global_policy():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(logging.getLogger("mpt_cli"), "warning", told.append)
             assert [type(dense().optimizer) for _ in range(2)] == [Scaled, Scaled]
-        assert told == ["compile puts optimizers into mpt's LossScaleOptimizer, as set_global_policy asks for."]
+        assert told == ["compile puts optimizers into mpt's LossScaleOptimizer, because of set_global_policy."]
         assert mpt.global_policy() == mpt.Policy("mixed_float16")
         assert type(dense(auto_scale_loss=False).optimizer) is SGD
         assert dense(own := Scaled(SGD(0.5))).optimizer is own

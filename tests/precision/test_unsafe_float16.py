@@ -83,7 +83,7 @@ LOSSES = {
 def test_a_loss_added_in_float16_is_inf(name):
     model = around(LOSSES[name]("mixed_float16"), (300,))
     [what] = found(model)
-    assert "in float16 and inf above 65504" in what
+    assert "in float16, and is inf above 65504" in what
     result(model, 20.0)
     assert np.isinf(float(model.losses[0]))
     repaired = apply_policy(model, Policy("mixed_float16", None, {model.layers[-2].name: "float32"}))

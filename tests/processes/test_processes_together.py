@@ -97,10 +97,10 @@ def test_the_processes_of_a_tpu_pod_are_recognised_as_jax_recognises_them(tmp_pa
 
 
 CALLBACKS = (
-    "trainer.callbacks: must be empty with several processes: each would call them, and all would write the "
+    "trainer.callbacks: must be empty with several processes: each would call the callbacks and write the "
     "same files. Received: ['history']. trainer.early_stopping works."
 )
-NO_SEED = "seed: must be a number for 4 processes: each would draw another. Received: 'null'. For example seed=0."
+NO_SEED = "seed: must be a number for 4 processes: otherwise each draws a different one. Received: 'null'. For example seed=0."
 
 
 def test_a_task_of_a_slurm_step_says_what_its_settings_lack() -> None:

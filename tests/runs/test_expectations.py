@@ -75,7 +75,7 @@ def test_the_end_of_a_run_says_in_one_line_that_all_is_met_and_names_each_that_i
     ]
     assert expectation_lines(summary, {}) == []
     assert expectation_lines(summary, {"val_accuracy": {"min": 0.98}, "skipped_steps": 0}) == [
-        "expected of this recipe, but 1 of 2 not met:",
+        "1 of 2 expectations of the recipe not met:",
         "MISS val_accuracy: expected at least 0.98, got 0.97",
     ]
 

@@ -115,7 +115,9 @@ def test_a_run_whose_record_lacks_a_secret_is_gone_on_with_where_that_is_given_a
     assert "sk-71045" not in run.config_yaml.read_text()
     assert check_resumable(run, _settings(*secret)) == {}
     assert find_run(_settings(*secret, "resume=auto", "run_dir=here")) == run
-    with pytest.raises(ConfigError, match=r"model\.kwargs\.api_key: is not in the record, which holds no secrets"):
+    with pytest.raises(
+        ConfigError, match=r"model\.kwargs\.api_key: was left out of the record of the run, because it is a secret"
+    ):
         stored_settings(run)
 
 
@@ -182,7 +184,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_by_itself() -> No
     run = _run(Path("here"))
     check_checkpoints(run, None)
     write_json(run.environment_json, {"attempts": [{"attempt": 1, "from_step": 0}, {"attempt": 2, "from_step": 40}]})
-    with pytest.raises(DataError, match="the checkpoints of here are gone, and it had some"):
+    with pytest.raises(DataError, match="the checkpoints that here had are gone"):
         check_checkpoints(run, None)
 
 

@@ -27,7 +27,7 @@ _WRONG = [
             "loss_scale.min_scale: must be <= loss_scale.max_scale, which is 4. Received: 8.0.",
             "trainer.gradient_health_every_steps: must be >= 1. Received: 0.",
             "recipe: must be fit for a folder name: it names the folder under runs/. Received: 'a/b'.",
-            "optimizer.global_clipnorm: must be the only way of clipping; optimizer.clipnorm is given too. Received: 2.0. "
+            "optimizer.global_clipnorm: must be the only way of clipping. Also given: optimizer.clipnorm. Received: 2.0. "
             "Keep one of them.",
             "expect.val_accuracy.mn: must be one of min, max, value, rtol, atol. Received: 'mn'. Did you mean min?",
         ],
@@ -47,7 +47,7 @@ _WRONG = [
         [
             "loss_scale.initial_scale: must lie within loss_scale.min_scale=6.10352e-05 and "
             "loss_scale.max_scale=4.29497e+09. "
-            "Received: 1099511627776.0. Move the bound if you mean it.",
+            "Received: 1099511627776.0. Move the bound if this is intended.",
             "model.width: must be a multiple of model.heads=4. Received: 130.",
             "trainer.steps_per_execution: must be >= 1 and <= 65536. Received: 0.",
             "optimizer.ema_momentum: must be left out when optimizer.use_ema is false: nothing uses it. Received: 0.5. "
@@ -114,8 +114,8 @@ _WRONG = [
     (
         ["policy=float16", "optimizer=lamb"],
         [
-            "policy.name: must not be float16 with optimizer=lamb: with variables in float16 steps would be about 1.5 or "
-            "nothing. Received: 'float16'. Use policy.name=mixed_float16, or optimizer=sgd."
+            "policy.name: must not be float16 with optimizer=lamb: with variables in float16 each step would be "
+            "about 1.5 or 0. Received: 'float16'. Use policy.name=mixed_float16, or optimizer=sgd."
         ],
     ),
     (

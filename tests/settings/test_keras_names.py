@@ -56,7 +56,7 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
         ("trainer.loss='nets:'", "trainer.loss: must be package.module:function or path/to/file.py:function. "),
         ("trainer.loss_weights={a: much}", "trainer.loss_weights: must be a number for each output, as a mapping or "),
         ("trainer.class_weight=[1]", "trainer.class_weight: must map classes to factors. Received: [1]. "),
-        ("trainer.class_weight={cat: 1}", "trainer.class_weight: must name classes by their number, from 0. "),
+        ("trainer.class_weight={cat: 1}", "trainer.class_weight: must name classes by number, starting at 0. "),
         ("trainer.class_weight={0: -1}", "trainer.class_weight.0: must be a number >= 0. Received: -1."),
         (
             "optimizer.schedule.object=cosine_dekay",

@@ -12,7 +12,7 @@ from mpt_cli.settings.load import load_settings
 
 @pytest.mark.parametrize("written", ["", "# only a comment\n", "{}\n"])
 def test_a_file_without_a_key_is_no_recipe(written, write_recipe) -> None:
-    with pytest.raises(ConfigError, match=r"conf: own.yaml must hold keys, and it is empty .* `model: {name: mlp}`"):
+    with pytest.raises(ConfigError, match=r"conf: own.yaml must hold keys. It is empty.* `model: {name: mlp}`"):
         load_settings([write_recipe(written)])
 
 
@@ -176,19 +176,19 @@ def test_what_is_no_yaml_is_shown_with_a_mark_where_it_begins(write_recipe, prob
         (
             "model: mlp\n  seed: 3\n",
             (2, 7),
-            "a text with a colon and a space in it needs quotes; this line may be indented too deep",
+            "put a text with a colon and a space in it in quotes; or this line is indented too deep",
         ),
-        ("trainer:\n  epochs: 3\n batch_size: 3\n", (3, 2), "the indentation of this line is that of no line above"),
-        ("trainer:\n\tepochs: 3\n", (2, 1), "lines are indented with spaces, and here is a tab"),
-        ("trainer:\n  epochs:3\n  seed: 2\n", (3, 7), "a text with a colon"),
-        ("recipe: a: b\n", (1, 10), "a text with a colon"),
+        ("trainer:\n  epochs: 3\n batch_size: 3\n", (3, 2), "the indentation of this line matches no line above"),
+        ("trainer:\n\tepochs: 3\n", (2, 1), "this line is indented with a tab; YAML needs spaces"),
+        ("trainer:\n  epochs:3\n  seed: 2\n", (3, 7), "put a text with a colon"),
+        ("recipe: a: b\n", (1, 10), "put a text with a colon"),
         ("seed: 3\nmodel\n", (2, 1), "a key needs a colon and a space behind it"),
         ("recipe: 'mine\nseed: 3\n", (1, 9), "the quote that opens here is never closed"),
-        ("recipe: 'it's'\n", (1, 13), "a text ends at its closing quote; write a quote inside of it twice"),
-        ("tags: [a]]\n", (1, 10), "this bracket closes none that was opened"),
-        ("trainer:\n  epochs: 3\n  - a\n", (3, 3), "the dash of a list stands among keys: put the list below a key"),
-        ("recipe: @a\n", (1, 9), "a text that begins with this sign needs quotes"),
-        ('recipe: "a\\q"\n', (1, 12), "a backslash in double quotes begins a code; use single quotes"),
+        ("recipe: 'it's'\n", (1, 13), "text follows the closing quote; to write a quote inside of quotes, double it"),
+        ("tags: [a]]\n", (1, 10), "this bracket has no opening bracket"),
+        ("trainer:\n  epochs: 3\n  - a\n", (3, 3), "a list entry (-) is among keys: put the list below a key"),
+        ("recipe: @a\n", (1, 9), "a text that begins with this character needs quotes"),
+        ('recipe: "a\\q"\n', (1, 12), "a backslash in double quotes begins an escape; use single quotes"),
     ],
 )
 def test_a_slip_in_yaml_is_said_with_its_likely_cause(written, place, cause, write_recipe, problems) -> None:

@@ -73,7 +73,7 @@ def test_a_file_named_like_an_installed_module_does_not_replace_it() -> None:
         ),
         ("my_nets:bild", "k: my_nets has no bild. Received: 'my_nets:bild'. Did you mean build?"),
         ("my_nets:xyz", "k: my_nets has no xyz. Received: 'my_nets:xyz'. It has build, fail, inner, Nets."),
-        ("my_nets:number", "k: number must be a function, it is of type int. Received: 'my_nets:number'."),
+        ("my_nets:number", "k: number must be a function, not of type int. Received: 'my_nets:number'."),
         (
             "./my_nets:build",
             "k: ./my_nets is no module name; a file is named by its path, as in ./my_file.py:function. "
@@ -198,7 +198,7 @@ def test_a_function_of_two_is_the_object_itself_with_its_kwargs_set_and_objects_
 def test_an_instance_takes_no_kwargs() -> None:
     Path("objects.py").write_text(_OBJECTS)
     message = (
-        r"^k.kwargs: must be left out: objects:instance is an instance already, of Kind\. "
+        r"^k.kwargs: must be left out: objects:instance is already an instance of Kind\. "
         r"Received: {'size': 4}\."
     )
     with pytest.raises(ConfigError, match=message):

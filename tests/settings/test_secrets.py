@@ -98,8 +98,8 @@ def test_a_text_under_the_name_of_a_secret_is_left_out_and_has_to_be_given_again
     with pytest.raises(ConfigError) as caught:
         load_settings([f"conf={tmp_path / 'again.yaml'}"])
     assert str(caught.value) == (
-        "model.kwargs.api_key: is not in the record, which holds no secrets. Give it again: model.kwargs.api_key=…, or "
-        "model.kwargs.api_key='${oc.env:VARIABLE}', which is kept as that."
+        "model.kwargs.api_key: was left out of the record of the run, because it is a secret. Give it again: model.kwargs.api_key=…, or "
+        "model.kwargs.api_key='${oc.env:VARIABLE}', which is recorded in this form."
     )
     again = load_settings([f"conf={tmp_path / 'again.yaml'}", "model.kwargs.api_key=sk-12345"])
     assert replace(again, recipe="digits_mlp") == load_settings(words)
@@ -164,7 +164,7 @@ def test_nothing_that_a_run_writes_or_prints_holds_a_secret(tmp_path):
     ]
     done = mpt("train", *words, cwd=tmp_path, env={**ENVIRONMENT, "DB_PASSWORD": "hunter2"})
     assert done.returncode == 0, done.stderr
-    assert "${oc.env:DB_PASSWORD}" in done.stdout and "nothing takes vars.q" in done.stdout
+    assert "${oc.env:DB_PASSWORD}" in done.stdout and "nothing uses vars.q" in done.stdout
     printed = done.stdout + done.stderr
     written = [path for path in (tmp_path / "r").rglob("*") if path.is_file()]
     held = [str(path) for path in written if any(text in path.read_bytes() for text in (b"hunter2", b"sk-12345"))]

@@ -59,4 +59,4 @@ def test_where_they_cannot_be_read_the_recipe_is_checked_all_the_same(file, writ
 def test_vars_of_the_command_line_that_nothing_takes_are_said(write_recipe) -> None:
     recipe = write_recipe("vars: {n: 1, m: 2}\ntrainer: {epochs: '${vars.n}'}\n")
     notes = load_with_notes([recipe, "vars.n=2", "vars.q=32", "vars.m=3", "seed=${vars.m}"])[1]
-    assert notes == ["nothing takes vars.q: a key of the recipe would as ${vars.q}"]
+    assert notes == ["nothing uses vars.q; a key of the recipe uses it as ${vars.q}"]

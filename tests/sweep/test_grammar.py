@@ -43,7 +43,7 @@ def test_a_word_becomes_its_values(word, words):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["a=interval(1,2)"], "a: must be a list of values: interval() has no values to try one after another."),
+        (["a=interval(1,2)"], "a: must be a list of values; interval() only works in a search."),
         (["policy=glob(x*)"], "policy: must match at least one of auto_float16, bfloat16"),
         (["seed=glob(*)"], "seed: must be a key with known names for glob()"),
         (["run_dir=a,b"], "run_dir: must be left out: each job gets a directory of its own inside sweep_dir."),

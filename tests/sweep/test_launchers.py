@@ -92,7 +92,7 @@ def test_a_search_is_not_left_alone_whether_optuna_is_here_or_not(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else find(name))
     words = ["conf=digits_mlp", "optimizer.learning_rate=interval(0.1,1)"]
     with pytest.raises(
-        ConfigError, match="--detach: is for a grid on Slurm, without --timeout: a search makes each job"
+        ConfigError, match="--detach: is for a grid on Slurm, without --timeout: a search chooses each job"
     ):
         plan_new(words, Options(launcher=submitit_here({}), detach=True), Search(2), PrintableConsole(None))
 

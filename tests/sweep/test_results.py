@@ -77,7 +77,7 @@ def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs):
 def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     stubs.values = {1: 0.90, 2: 0.91, 3: 0.95, 4: 0.93, 5: 0.90, 6: 0.96}
     found, _ = stubs.start(GRID)
-    told = "It may be first by chance: 3 seeds can't tell it from initial_scale 2**8. More seeds may, from 3 on."
+    told = "It may be first by chance: 3 seeds can't tell it from initial_scale 2**8. More seeds may tell, at least 3."
     assert best_lines(found)[0].startswith("first      006-") and best_lines(found)[2].strip() == told
     assert cells(found, "2**8")["to the first"] == "≈ -0.0100 ± 0.0497"
     assert told.replace("'", "&#39;") in (tmp_path / "s" / "report.html").read_text()
@@ -114,7 +114,7 @@ def test_with_one_seed_none_is_called_best(stubs):
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3", "sweep_dir=s"])
     assert best_lines(found)[0].startswith("first      002-epochs-2")
     assert best_lines(found)[2].strip() == (
-        "It may be first by chance: one seed can't tell it from epochs 3; epochs 1. More seeds may, from 3 on."
+        "It may be first by chance: one seed can't tell it from epochs 3; epochs 1. More seeds may tell, at least 3."
     )
     found, _ = stubs.resume(Path("s"), ["seed=range(3)"])
     assert [len(row.finished) for row in found.configurations] == [3, 3, 3] and len(started(Path("s"))) == 6
@@ -160,8 +160,8 @@ def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs):
     lines = plain_lines(columns(found), found.configurations)
     assert [line.split()[:2] for line in lines[1:]] == [["1", "2"], ["1", "4"], ["3", "1"], ["3", "3"], ["5", "5"]]
     assert best_lines(found)[2].strip() == (
-        "It may be first by chance: one seed can't tell it from epochs 4; epochs 1; epochs 3; epochs 5. More seeds may, "
-        "from 3 on."
+        "It may be first by chance: one seed can't tell it from epochs 4; epochs 1; epochs 3; epochs 5. More seeds may tell, "
+        "at least 3."
     )
     content = written(found)
     assert [row["rank"] for row in content["configurations"]] == [1, 1, 3, 3, 5]

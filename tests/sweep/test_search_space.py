@@ -48,8 +48,8 @@ def test_the_space_in_the_grammar_of_hydra():
         (["a=tag(log,interval(0,1))"], "a: must be interval(SMALLER,LARGER), both > 0 on a log scale"),
         (["a=interval(0,inf)"], "a: must be interval(SMALLER,LARGER)"),
         (["a=1,2", "a=interval(1,2)"], "a: must be given once in a search."),
-        (["seed=1,2", "a=1,2"], "seed: must not be searched: a search would settle on a lucky one. Give one"),
-        (["seed=interval(1,2)", "a=1,2"], "seed: must not be searched: a search would settle on a lucky one."),
+        (["seed=1,2", "a=1,2"], "seed: must not be searched: a search would choose a lucky seed. Give one"),
+        (["seed=interval(1,2)", "a=1,2"], "seed: must not be searched: a search would choose a lucky seed."),
     ],
 )
 def test_what_cannot_be_searched_is_said(words, said):

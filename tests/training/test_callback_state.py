@@ -61,7 +61,7 @@ def test_what_can_not_be_stored_is_said_before_training_and_own_methods_do_bette
     Callbacks([custom_callbacks.Unstorable(), custom_callbacks.SaysItsState(), *silent], model).begin(1, 5, told.append)
     assert told == [
         "callbacks: Unstorable.mean (Mean) can't be stored in a checkpoint, so a resumed run starts with a "
-        "fresh one; with methods get_state and set_state the callback decides what is stored"
+        "fresh one; to store it, give the callback methods get_state and set_state"
     ]
 
 
@@ -109,6 +109,6 @@ def test_a_callback_that_comes_later_begins_anew_and_more_epochs_go_on(tmp_path)
     assert (first.epochs_completed, more.epochs_completed, more.applied_steps) == (2, 3, 15)
     assert more.ended_early.startswith("val_loss was no better than")
     assert (
-        "callbacks: History was not there when the checkpoint was made, so it starts anew"
+        "callbacks: History was not in the run when the checkpoint was made, so it starts fresh"
         in (run_dir / "console.log").read_text()
     )

@@ -128,7 +128,7 @@ def test_what_a_callback_raises_is_the_users(tmp_path):
     [
         (
             ["trainer.callbacks=[history,progbar_logger]"],
-            "trainer.callbacks[1]: progbar_logger can't be used in a run. Leave it out: the console shows it.",
+            "trainer.callbacks[1]: progbar_logger can't be used in a run. Leave it out: the console shows progress.",
         ),
         (
             ["trainer.callbacks=[early_stoping]"],
@@ -153,7 +153,7 @@ def test_what_a_callback_raises_is_the_users(tmp_path):
         (
             ["trainer.callbacks=[{object: 'keras.callbacks:BackupAndRestore', kwargs: {backup_dir: /tmp/x}}]"],
             "trainer.callbacks[0]: BackupAndRestore can't be used in a run. Received: 'BackupAndRestore'. Leave it out: "
-            "resume=auto does it, to the step.",
+            "resume=auto does this, exact to the step.",
         ),
         (
             ["trainer.early_stopping.monitor=loss"],

@@ -29,7 +29,7 @@ logger: {console: plain}
 GAN = (f"model.builder={NETS}:gan", f"data.loader={NETS}:unsplit", "data.validation_fraction=0")
 NO_GAN = [
     ((*GAN, f"data.loader={NETS}:blobs"), "GAN has a train_step of its own, but neither a test_step nor a loss"),
-    ((*GAN, "model.kwargs={compiled: false}"), "GAN has a compile of its own, whose arguments only its author knows"),
+    ((*GAN, "model.kwargs={compiled: false}"), "GAN has its own compile method, whose arguments mpt can't know"),
 ]
 SPOILED = ("fault=bad_data", "fault.kind=overflow", "fault.at_steps=[2,8]", "fault.every_steps=null")
 

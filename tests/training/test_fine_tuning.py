@@ -166,9 +166,9 @@ def test_a_file_with_some_of_the_weights_is_refused_by_name_unless_that_is_allow
     with pytest.raises(DataError) as raised:
         load_initial_weights(model, file)
     assert str(raised.value) == (
-        f"{found}: {names}. Give the file of this model, or set model.skip_mismatch=true to begin these afresh."
+        f"{found}: {names}. Give the file of this model, or set model.skip_mismatch=true to start these fresh."
     )
-    assert load_initial_weights(model, file, skip_mismatch=True) == [f"{found}, and begin afresh: {names}."]
+    assert load_initial_weights(model, file, skip_mismatch=True) == [f"{found}. They start fresh: {names}."]
     expected = [*part.get_weights()[:2], *fresh[2:]]
     assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), expected, strict=True))
     assert load_initial_weights(part, file) == []

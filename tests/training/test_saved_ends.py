@@ -57,7 +57,7 @@ def test_a_run_terminated_in_a_spoiled_state_does_not_promise_that_it_was_saved(
 def test_a_finished_run_whose_end_could_not_be_saved_says_so(tmp_path: Path) -> None:
     summary, run_dir = train(tmp_path, *NAN_TO_THE_END, "fault=overflow", "fault.at_steps=[25]")
     assert (summary.status, summary.exit_code, summary.applied_steps) == ("finished", NUMERICAL, 80)
-    ending = f" Its end could not be saved ({UNSAVED}): more epochs would continue from before it."
+    ending = f" Its last state could not be saved ({UNSAVED}): more epochs would repeat steps."
     assert summary.explanation.endswith(ending)
     assert newest_step(run_dir) is None
 

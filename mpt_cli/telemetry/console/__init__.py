@@ -1,5 +1,5 @@
-"""What a person sees: the live screen, the plain lines and the sentences both use. Here the console of rich through
-which all rooms print what is more than lines: one gate before the terminal.
+"""The console: a live screen, plain lines and the sentences of both. This file has the rich console through which all
+rooms print tables, so that one place guards the terminal.
 """
 
 import os
@@ -14,22 +14,22 @@ from mpt_cli.errors import printable
 
 
 class PrintableConsole(Console):
-    """What names of layers, jobs or terminals bring in is printed as `printable` has it, and as `?` where the stream's
-    encoding lacks it. When nobody reads any more (`mpt sweep … | head`), it falls silent.
+    """Prints text through `printable`, and characters that the stream's encoding lacks as `?`. When the reader is gone
+    (`mpt sweep … | head`), it stops printing.
     """
 
     def __init__(self, file: TextIO | None, **options: Any) -> None:
-        """Print to `file`; to nothing where it is None."""
+        """Print to `file`, or nowhere if it is None."""
         is_terminal = file is not None and file.isatty()
         super().__init__(file=file, highlight=False, quiet=file is None, **{"force_terminal": is_terminal, **options})
 
     @property
     def is_live(self) -> bool:
-        """Return whether things may change in place."""
+        """Return whether the output can change in place."""
         return self.is_terminal and not self.is_dumb_terminal
 
     def say(self, line: str, style: str | None = None) -> None:
-        """Print a line that stays, as long as it is."""
+        """Print a line that stays and is not wrapped."""
         self.out(line, style=style, highlight=False)
 
     def on_broken_pipe(self) -> None:
@@ -43,7 +43,7 @@ class PrintableConsole(Console):
 
 
 def fall_silent(stream: IO[str]) -> None:
-    """Write to nothing from now on, also in Python's own flush at exit, whose failure would change the exit code."""
+    """Write nowhere from now on, also in Python's flush at exit, whose failure would change the exit code."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, stream.fileno())
     os.close(nothing)
@@ -53,7 +53,7 @@ NARROWEST = 20  # columns for a text, whatever the terminal says
 
 
 def labelled_lines(rows: Sequence[tuple[str, str]], label_width: int, width: int | None = None) -> list[str]:
-    """Return a line for each label and text, or several where they must fit into `width`.
+    """Return a line for each label and text, wrapped if it must fit into `width`.
 
     >>> labelled_lines([("data", "one two")], 6), labelled_lines([("data", "one two three four five six")], 6, 26)
     (['data  one two'], ['data  one two three four', '      five six'])

@@ -20,8 +20,8 @@ ECHO_COLUMNS = 4
 
 
 class LiveConsole(PlainConsole):
-    """The plain lines, and below them where the run is now: rich's live display, drawn by its own thread, so that the
-    trainer pays no more than the storing of a reference.
+    """The plain lines, and below them the progress of the run: rich's live display, drawn by its own thread, so that
+    the trainer only stores a reference.
 
     `close` gives the terminal back (cursor, last line), also after an exception or Ctrl-C.
     """
@@ -29,8 +29,8 @@ class LiveConsole(PlainConsole):
     def __init__(self, console: Console) -> None:
         super().__init__(lambda line: console.print(Text(line)))
         self._latest = ""
-        self._position = 0, 1, ""  # step, epoch, what it is busy with
-        self._doing: list[tuple[str, float]] = []  # one within the other, each with the time it began
+        self._position = 0, 1, ""  # step, epoch, phase
+        self._doing: list[tuple[str, float]] = []  # nested phases, each with its start time
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(None),
@@ -83,8 +83,8 @@ class LiveConsole(PlainConsole):
         self._latest = sentence
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the area. A terminal that was made narrower has broken the lines of before into more, which rich does
-        not count: they are cleared too.
+        """Draw the area. A terminal that was made narrower has wrapped the old lines, which rich does not count: clear
+        them too.
         """
         lines = console.render_lines(self._area(), options, pad=False)
         if broken := sum((width - 1) // options.max_width for width in self._drawn if width):

@@ -1,5 +1,5 @@
-"""Plain lines without control codes: what is said of a run, the same on screen and in console.log (header, epochs,
-skipped steps, the end), and the console that prints it line by line, for pipes, batch jobs and console.log.
+"""Plain lines about a run, without control codes: header, epochs, skipped steps and the end, the same on screen and in
+console.log; and the console that prints them one by one, for pipes, batch jobs and console.log.
 """
 
 import threading
@@ -42,7 +42,7 @@ INDENT = 8  # of a sentence between rows: to the right of the epochs, whose colu
 
 
 def header_rows(header: RunHeader) -> list[tuple[str, str]]:
-    """Return what the run is, as label and text."""
+    """Return the rows that describe a run before it starts, as label and text."""
     length = f"{header.epochs} epochs"
     if header.steps_per_epoch:
         length += f" of {format_count(header.steps_per_epoch)} steps"
@@ -60,12 +60,12 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
 
 
 def final_rows(summary: Summary) -> list[tuple[str, str]]:
-    """Return how the run ended, as label and text."""
+    """Return the rows on how a run ended, as label and text."""
     rows = [("verdict", summary.verdict), ("", summary.explanation)]
     if summary.status in ("interrupted", "terminated"):
         by = "Ctrl-C (SIGINT)" if summary.status == "interrupted" else "SIGTERM"
         step = format_count(summary.steps_seen)
-        ended = ("ended", f"by {by} after step {step}, before all of its training was done")
+        ended = ("ended", f"by {by} after step {step}, before the training was complete")
         rows = [ended, *rows] if summary.steps_seen else [("ended", summary.explanation)]  # while it compiled, say
     rows += [*result_rows(summary), ("files", summary.run_dir)]
     rows += [("" if index else "not recorded", sentence) for index, sentence in enumerate(summary.not_recorded)]
@@ -74,7 +74,7 @@ def final_rows(summary: Summary) -> list[tuple[str, str]]:
 
 
 def result_rows(summary: Summary) -> list[tuple[str, str]]:
-    """Return what the run came to and what it took, as label and text."""
+    """Return the rows with metrics, skips, scale, speed and memory of a run, as label and text."""
     best = {name: value for name, value in summary.best_metrics.items() if value != summary.metrics.get(name)}
     rows = [("metrics", _format_metrics(summary.metrics)), ("best", _format_metrics(best))]
     skipped, seen = summary.skipped_steps, summary.steps_seen
@@ -123,7 +123,7 @@ def _format_speed(summary: Summary) -> str:
 
 
 def describe_events(events: Sequence[Event], scaling: Scaling) -> str:
-    """Return in a line how many steps were skipped, what was found where, and how the scale moved."""
+    """Return one line on how many steps were skipped, what was not finite and where, and how the scale moved."""
     skips = [event for event in events if event.kind == OVERFLOW]
     start, end, found = events[0].step, events[-1].step, []
     if skips:
@@ -135,7 +135,7 @@ def describe_events(events: Sequence[Event], scaling: Scaling) -> str:
 
 
 def _format_place(skips: list[Event]) -> str:
-    """Return what was found where, from the first skip that knows it: one example must do for all."""
+    """Return what was not finite and where, from the first skip that knows it, as an example for all."""
     event = next((event for event in skips if event.variable or event.layer), skips[0])
     what = event.fault or " and ".join(name for name in ("inf", "nan") if getattr(event, name)) or "not finite"
     if event.cause == FORWARD_PASS:
@@ -150,9 +150,9 @@ WAIT_SHARE = 0.01  # of the time gone: about a hundred lines of a kind per facto
 class PlainConsole(Sink):
     """Writes each line through `write_line` as soon as it is due.
 
-    Every epoch gets its row of the table, with all columns. Between epochs a line says where the run is, and one what
-    was skipped since the last: the first at once, then one at most every five seconds, later every minute, so that a
-    run that overflows for hours doesn't bury its own epochs.
+    Every epoch gets a row of the table. Between epochs one line says where the run is, and one what was skipped: the
+    first at once, then at most every five seconds, later every minute, so that a run that overflows for hours doesn't
+    bury its epochs.
     """
 
     def __init__(self, write_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -233,7 +233,7 @@ class PlainConsole(Sink):
 
 
 class StreamLines:
-    """Writes lines to a stream, flushed at once; falls silent when nobody reads any more (`mpt train … | head`).
+    """Writes lines to a stream and flushes each; stops writing when the reader is gone (`mpt train … | head`).
 
     The run itself goes on: its files have everything. Characters the stream's encoding lacks become `?`.
     """

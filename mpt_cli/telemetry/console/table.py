@@ -1,4 +1,4 @@
-"""The epochs of a run as one table, given out row by row: the same on a screen, in a pipe and in console.log."""
+"""The table of a run's epochs, printed row by row: the same on a screen, in a pipe and in console.log."""
 
 import math
 from collections.abc import Iterator
@@ -25,10 +25,10 @@ def model_metrics(metrics: dict[str, float]) -> dict[str, float]:
 
 
 class EpochTable:
-    """The lines of a run's table: each row, and before it the heading where one is due.
+    """The lines of a run's table: each row, with a heading before it if one is due.
 
-    That is at the first row, after many, and where the columns become others. The most important columns come first:
-    what does not fit on the screen is left out from the right.
+    A heading is due at the first row, after many rows, and when the columns change. The most important columns come
+    first: those on the right are left out if they don't fit on the screen.
     """
 
     def __init__(self, header: RunHeader) -> None:
@@ -56,7 +56,7 @@ class EpochTable:
         return [heading, line] if is_due else [line]
 
     def position(self, snapshot: Snapshot) -> str:
-        """Return where the run is within an epoch: a line of its own kind, which is no row of the table."""
+        """Return a line on where the run is within an epoch; it is no row of the table."""
         cells = {name: text for name, text in self.cells(snapshot) if text}
         where = f"step {cells.pop('step')}, epoch {cells.pop('epoch')}"
         return f"{where}: {', '.join(f'{name} {text}' for name, text in cells.items())}"
