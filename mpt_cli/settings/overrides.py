@@ -19,9 +19,11 @@ from mpt_cli.settings.schema import CHOOSING_KEYS, find_key, unknown_key_problem
 from mpt_cli.settings.search_path import (
     conf_override,
     group_names,
+    project_folders,
     project_groups,
     recipe_paths,
     recipe_remedy,
+    searching,
     shell_command,
 )
 
@@ -96,6 +98,11 @@ def without_quotes(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
+def conf_of(words: Iterable[str]) -> str | None:
+    """Return the recipe that a command line names."""
+    return next((without_quotes(word[5:]) for word in words if word.startswith("conf=")), None)
+
+
 @dataclass
 class ParsedOverrides:
     """A command line, sorted: files that it chooses, by group (`conf` is that of recipes); `overrides` of keys in the
@@ -113,8 +120,8 @@ class ParsedOverrides:
 
 def _read_word(word: str) -> GroupChoice | Override | Problem:
     """Return what a word of the command line says; a problem where it fits nowhere."""
-    if word.startswith("conf="):
-        return GroupChoice("conf", without_quotes(word.removeprefix("conf=")), "conf")
+    if (conf := conf_of([word])) is not None:
+        return GroupChoice("conf", conf, "conf")
     try:
         override = parse_override(word)
     except HydraException as error:
@@ -124,8 +131,10 @@ def _read_word(word: str) -> GroupChoice | Override | Problem:
 
 def parse_overrides(words: Iterable[str]) -> ParsedOverrides:
     """Sort them into choices and overrides; what fits nowhere becomes a problem."""
-    parsed = ParsedOverrides()
-    for found in map(_read_word, words):
+    parsed, words = ParsedOverrides(), [*words]
+    with searching(project_folders(conf_of(words))):
+        read = [*map(_read_word, words)]
+    for found in read:
         if isinstance(found, Problem):
             parsed.problems.append(found)
         elif isinstance(found, Override):
@@ -189,6 +198,9 @@ def _choice_or_problem(override: Override) -> GroupChoice | Problem | None:
     if override.is_sweep_override():
         remedy = "`mpt sweep` tries several, `mpt compare` several policies."
         return Problem(key, "must be one value here.", line.partition("=")[2], remedy)
+    is_of_project = find_key(key) is None and key in project_groups()
+    if is_of_project and not (override.is_delete() and value):
+        return GroupChoice(key, value, key)
     if override.is_delete() and group in group_names():
         remedy = f"Choose another, as in {group}=…; ~KEY removes one key."
         return Problem(line, "a group cannot be removed.", None, remedy)
@@ -199,8 +211,6 @@ def _choice_or_problem(override: Override) -> GroupChoice | Problem | None:
         return GroupChoice(group, value, key)
     if re.split("[./]", key)[0] == "hydra":
         return Problem(key, "there are no settings of Hydra's own.", line, "`mpt list keys` shows what can be set.")
-    if find_key(key) is None and key in project_groups():
-        return GroupChoice(key, str(value), key)
     return unknown_word_problem(key, value)
 
 

@@ -13,14 +13,13 @@ from typing import Any
 
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import create_defaults_list
-from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault, ResultDefault
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpt_cli.errors import ConfigError, Problem, SourcePlace, did_you_mean, first_line
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
 from mpt_cli.settings.model_data_optimizer_keys import mode_settings
@@ -35,6 +34,7 @@ from mpt_cli.settings.search_path import (
     group_names,
     is_shipped,
     module_folders,
+    project_folders,
     project_groups,
     search_in,
     searching,
@@ -52,20 +52,31 @@ FAULTS = (HydraException, OmegaConfBaseException, ValueError, RecursionError)
 
 @dataclass(frozen=True)
 class GroupChoice:
-    """A file of a group that the command line chooses, and the word for it. The group `conf` has the recipes."""
+    """A file of a group that the command line chooses, and the word for it. The group `conf` has the recipes.
+
+    Of a project's own group it may be none or several, as in Hydra.
+    """
 
     group: str
     name: Any
     written: str
 
+    @property
+    def files(self) -> list[str]:
+        """Return the files of a project's own group."""
+        listed = self.name if isinstance(self.name, list) else [] if self.name is None else [self.name]
+        return [str(name) for name in listed]
+
     def problem(self) -> Problem | None:
         """Return why it can't be taken, None when it can."""
         valid = group_choices(self.group)
-        if self.name not in valid:
-            remedy = did_you_mean(self.name, valid)
-            if isinstance(self.name, dict):
-                remedy = f"Give its keys one by one, as {', '.join(f'{self.group}.{key}' for key in self.name)}."
-            received = "null" if self.name is None else self.name
+        for name in [self.name] if self.group in sections() else self.files:
+            if name in valid:
+                continue
+            remedy = did_you_mean(name, valid)
+            if isinstance(name, dict):
+                remedy = f"Give its keys one by one, as {', '.join(f'{self.group}.{key}' for key in name)}."
+            received = "null" if name is None else name
             return Problem(self.written, f"must be one of {', '.join(valid)}.", received, remedy)
         try:
             if self.group in VARIANTS and self.name not in group_files(self.group):
@@ -113,12 +124,11 @@ class Recipe:
 def read_recipe(path: Path, of_project: Sequence[GroupChoice] = ()) -> Recipe:
     """Return the recipe at `path` with all its problems.
 
-    `of_project` are files of the project's own groups (`experiment=x`), which come last where no list names them.
+    `of_project` are files of the project's own groups (`experiment=x`): they come last, whatever lists say of these.
     """
-    wrong = {choice.group: problem for choice in of_project if (problem := choice.problem())}
-    recipe = Recipe(path, problems=[*wrong.values()])
+    recipe = Recipe(path)
     with searching():
-        _compose(recipe, None, [each for each in of_project if each.group not in wrong])
+        _compose(recipe, None, of_project)
     for base in [layer for layer in recipe.layers if layer.path != path]:
         base.body.pop("recipe", None)  # it gives everything but its name
     return recipe
@@ -138,7 +148,7 @@ def _compose(recipe: Recipe, choice: GroupChoice | None, of_project: Sequence[Gr
     """Add the layers of the recipe itself or of a choice; where Hydra can't compose them, a problem."""
     name = f"{choice.group}/{choice.name}" if choice else _ROOT
     try:
-        recipe.layers = _Files(recipe).layers(name, of_project)
+        recipe.layers = _Files(recipe, of_project).layers(name)
     except ConfigError as error:
         recipe.problems += [replace(each, key=choice.written) if choice else each for each in error.problems]
     except FAULTS as error:
@@ -170,8 +180,8 @@ class _Files(ConfigRepository):
     A recipe has a name at the top, wherever it lies: what its list names is looked for from the top as well.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.sources = recipe, []
+    def __init__(self, recipe: Recipe, of_project: Sequence[GroupChoice]) -> None:
+        self.recipe, self.of_project, self.sources = recipe, of_project, []
         self.recipes: dict[str, Path] = {}
         self.contents: dict[str, tuple[Path, dict[str, Any]]] = {}
         self.results: dict[str, ConfigResult | None] = {}
@@ -185,20 +195,12 @@ class _Files(ConfigRepository):
         self.recipes[name := re.sub(r"[^\w.-]", "_", path.stem) + number] = path
         return name
 
-    def layers(self, name: str, of_project: Sequence[GroupChoice] = ()) -> list[Layer]:
+    def layers(self, name: str) -> list[Layer]:
         """Return the files that Hydra composes for this one, in order."""
-        found = self._composed(name, [])
-        if of_project:
-            named = self._named_groups()  # by now every list was read
-            words = [f"{'' if each.group in named else '+'}{each.group}={each.name}" for each in of_project]
-            found = self._composed(name, words)
+        found = create_defaults_list(self, name, [], prepend_hydra=False, skip_missing=False).defaults
         return [
             self._layer(each.config_path, each.package or "") for each in found if each.config_path in self.contents
         ]
-
-    def _composed(self, name: str, words: list[str]) -> list[ResultDefault]:
-        overrides = OverridesParser.create().parse_overrides(words)
-        return create_defaults_list(self, name, overrides, prepend_hydra=False, skip_missing=False).defaults
 
     def _named_groups(self) -> set[str]:
         """Return the groups of which the lists that were read choose files."""
@@ -217,7 +219,12 @@ class _Files(ConfigRepository):
 
     def _load(self, name: str) -> ConfigResult | None:
         if name == _ROOT:
-            return _result([ConfigDefault(path=_GROUPS), ConfigDefault(path=self.name_of(self.recipe.path))])
+            recipe = self.name_of(self.recipe.path)
+            self.load_config(recipe)  # which may add to the search path
+            self.recipe.problems += filter(None, [choice.problem() for choice in self.of_project])
+            chosen = [choice for choice in self.of_project if choice.files and not choice.problem()]
+            last = [GroupDefault(group=choice.group, value=choice.files) for choice in chosen]
+            return _result([ConfigDefault(path=_GROUPS), ConfigDefault(path=recipe), *last])
         if name == _GROUPS:  # asked for last: Hydra reads a list from its end. They are there to be overridden
             named = self._named_groups()
             return _result([GroupDefault(group=group) for group in group_names() if group not in named])
@@ -228,19 +235,22 @@ class _Files(ConfigRepository):
                 return None
             self.contents[name] = path or Path(name), {choosing_key(group): choice}  # all else is by default
             return _result([])
-        content = load_mapping(path, may_be_empty=name not in self.recipes)
-        header = ConfigSource._get_header_dict(read_yaml_text(path))
+        content, header = load_mapping(path, may_be_empty=name not in self.recipes), _header_of(name, path)
         self.contents[name] = path, content
         defaults = content.pop("defaults", None)
-        if name not in self.recipes:
-            return _result(self._create_defaults_list(name, ListConfig(defaults or [])), header)
-        self._take_search_path(content, path)
+        if name in self.recipes:
+            self._search_in(project_folders(str(path)))
+            self._take_search_path(content, path)
         return _result(self._read_list(name, path, defaults), header)
 
     def _groups_in(self, name: str) -> list[GroupDefault]:
         """Return the entries of the defaults list of a file that choose files of groups."""
         listed = found.defaults_list if (found := self.results.get(name)) and found.defaults_list else []
         return [entry for entry in listed if isinstance(entry, GroupDefault)]
+
+    def _search_in(self, folders: list[Path]) -> None:
+        search_in(folders)
+        self.recipe.searchpath += folders
 
     def _take_search_path(self, content: dict[str, Any], path: Path) -> None:
         """Take out the folders of `hydra.searchpath`, relative to it; other keys of `hydra` stay, to be complained
@@ -255,30 +265,35 @@ class _Files(ConfigRepository):
             del content["hydra"]
         try:
             folders = [find_folder(str(text), "hydra.searchpath", path.parent) for text in OmegaConf.create(given)]
-            search_in(folders)
-            recipe.searchpath += folders
+            self._search_in(folders)
         except OmegaConfBaseException as error:
             recipe.problems.append(Problem("hydra.searchpath", f"cannot be resolved: {reason_of(error)}.", given))
         except ConfigError as error:
             recipe.problems += error.problems
 
     def _read_list(self, name: str, path: Path, defaults: Any) -> list[InputDefault]:
-        """Return the entries of a recipe's defaults list, as Hydra has them, recipes by the names they have here. An
-        entry that can't be is a problem, and left out.
+        """Return the entries of a defaults list, as Hydra has them, recipes by the names they have here. An entry that
+        can't be is a problem, and left out; so is one of a group that the command line says.
         """
         if not isinstance(defaults, list | None):
             remedy = "Write each entry as `- group: choice`."
             self.recipe.problems.append(Problem("defaults", "must be a list.", defaults, remedy))
             return []
         found, problems = list[InputDefault](), self.recipe.problems
+        said, is_recipe = {choice.group for choice in self.of_project}, name in self.recipes
         for index, written in enumerate(defaults or ()):
             wrong = list[Problem]()
             try:
                 [entry] = self._create_defaults_list(name, ListConfig([written]))
-                if isinstance(written, str) and written != "_self_":
+                if isinstance(entry, GroupDefault):
+                    is_from_top = is_recipe or str(entry.group).startswith("/")  # else of a group inside this one
+                    wrong = self._problems_of_entry(entry) if is_from_top else []
+                    found += [] if wrong or (is_from_top and _group_key(entry) in said) else [entry]
+                elif is_recipe and written != "_self_":
                     found.append(ConfigDefault(path=self.name_of(self._find_base(written, path))))
-                elif not isinstance(entry, GroupDefault) or not (wrong := self._problems_of_entry(entry)):
-                    found.append(entry)
+                else:
+                    wrong = _problems_of_file(name, written)
+                    found += [] if wrong else [entry]
             except (ValueError, AssertionError):  # the latter of a group that is no text
                 wrong = [Problem("defaults", "each entry must be `group: choice` or a recipe.", written)]
             except ConfigError as error:
@@ -294,7 +309,8 @@ class _Files(ConfigRepository):
         if entry.optional:
             return []
         if not self.group_exists(group):
-            remedy = did_you_mean(group, group_names()) or f"Groups: {', '.join(group_names())}."
+            groups = [*group_names(), *project_groups()]
+            remedy = did_you_mean(group, groups) or f"Groups: {', '.join(groups)}."
             return [Problem("defaults", "there is no such group.", group, remedy)]
         choices = [GroupChoice(group, name, f"defaults.{group}") for name in _choices(entry) if "${" not in name]
         return [problem for choice in choices if (problem := choice.problem())]
@@ -318,6 +334,25 @@ class _Files(ConfigRepository):
         body = _valid_sections(content, self.recipe.problems)
         chooses = {_group_key(entry): _choices(entry)[-1] for entry in self._groups_in(name) if _choices(entry)}
         return Layer(path, package, body if is_shipped(path) else located(body, module_folders(path)), group, chooses)
+
+
+def _header_of(name: str, path: Path) -> dict[str, str | None]:
+    """Return what the first lines of a group file say, of which Hydra reads no more than those above all others."""
+    text = read_yaml_text(path)
+    header = ConfigSource._get_header_dict(text)
+    if header["package"] is None and (late := re.search(r"^[ \t]*# *@package .*", text, re.MULTILINE)):
+        place = SourcePlace(str(path), text[: late.start()].count("\n") + 1, 1, late[0], len(late[0]))
+        rule = "`# @package` must stand above all other lines: Hydra reads it nowhere else."
+        raise config_error(name, rule, place=place)
+    return header
+
+
+def _problems_of_file(name: str, written: str) -> list[Problem]:
+    """Return what is wrong with an entry of the group file `name` that names another of its group."""
+    group = name.rpartition("/")[0]
+    is_other = written != "_self_" and "/" not in written and "${" not in written
+    problem = GroupChoice(group, written, f"defaults.{group}").problem() if is_other else None
+    return [problem] if problem else []
 
 
 def _result(defaults: list[InputDefault], header: dict[str, str | None] | None = None) -> ConfigResult:

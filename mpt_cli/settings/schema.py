@@ -313,6 +313,12 @@ def remedy_for(path: str, value: Any) -> str:
     leaf = OTHER_WORDS.get(written, written)
     if leaf == HYDRA_TARGET and section:
         return f"Write {section}.{_OBJECT_KEYS.get(section, 'object')}: {':'.join(str(value).rsplit('.', 1))}."
+    if section and leaf in sections() and isinstance(value, dict):
+        if leaf == section:
+            return f"Write its keys without this `{leaf}:` around them."
+        return (
+            f"Did you mean {leaf}? In a group file, keys of others need `# @package _global_` in its first line."
+        )
     if leaf != written and find_key(near := f"{section}.{leaf}".lstrip(".")):
         return f"Did you mean {near}?"
     if section == "optimizer" and any(leaf in optimizer_arguments(name) for name in OPTIMIZERS):

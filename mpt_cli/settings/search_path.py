@@ -1,5 +1,5 @@
 """Where recipes and group files are found. Of two files with one name the first is taken, in this order: the folder
-one works in, `--config-dir` and `MPT_CONFIG_DIR`, a recipe's `hydra.searchpath`, what is shipped.
+one works in, `--config-dir` and `MPT_CONFIG_DIR`, the project of a recipe, its `hydra.searchpath`, what is shipped.
 
 Each is a project: `conf/<group>/*.yaml` are group files, `recipes/**/*.yaml` recipes. A folder that is named may hold
 the groups and recipes themselves, as a folder of Hydra's does.
@@ -132,10 +132,12 @@ def _folders(kind: str) -> list[Path]:
     """Return the folders with conf/ or recipes/ that are searched, the first first."""
     given = re.split(r":(?!//)", os.environ.get(CONFIG_DIR, ""))
     named = [*(find_folder(text, CONFIG_DIR, Path.cwd()) for text in given if text), *_SEARCHED.get()]
-    places = [Path(kind), *(place for folder in named for place in (folder, folder / kind))]
-    shipped = _shipped(kind)  # the last, and no project of its own in a checkout of mpt
-    found = {folder.resolve(): folder for folder in reversed(places) if folder.is_dir()}
-    return [*(folder for path, folder in reversed(found.items()) if path != shipped.resolve()), shipped]
+    fit = [folder for folder in named if kind == "recipes" or folder.name != "recipes"]  # whose folders are no groups
+    places = [Path(kind), *(place for folder in fit for place in (folder, folder / kind))]
+    shipped, found = _shipped(kind), dict[Path, Path]()  # the last, and no project of its own in a checkout of mpt
+    for folder in filter(Path.is_dir, places):
+        found.setdefault(folder.resolve(), folder)
+    return [*(folder for path, folder in found.items() if path != shipped.resolve()), shipped]
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:
@@ -189,6 +191,13 @@ def module_folders(path: Path) -> list[Path]:
     """
     above = () if is_shipped(path) else Path(os.path.realpath(path)).parents  # pathlib raises for a link to itself
     return [path.parent, *[folder.parent for folder in above if folder.name in ("conf", "recipes")][:1]]
+
+
+def project_folders(conf: str | None) -> list[Path]:
+    """Return the conf/ and recipes/ of the project that a recipe named by its path lies in, wherever one works."""
+    path = expanded(conf or "")
+    folders = module_folders(path) if os.path.isfile(path) else []
+    return [part for folder in folders for part in (folder / "conf", folder / "recipes") if part.is_dir()]
 
 
 def find_recipe(name_or_path: str) -> Path:
