@@ -113,10 +113,6 @@ class ParsedOverrides:
     overrides: list[Override] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
-    @property
-    def conf(self) -> str | None:
-        return self.choices["conf"].name if "conf" in self.choices else None
-
 
 def _read_word(word: str) -> GroupChoice | Override | Problem:
     """Return what a word of the command line says; a problem where it fits nowhere."""
@@ -168,10 +164,9 @@ def _syntax_problem(text: str, error: HydraException) -> Problem:
         return Problem(text, "must be of the form key=value.", None, _no_value_remedy(text))
     if unknown := unknown_key_problem(key.lstrip("+"), value):
         return unknown
-    reason = first_line(error)
     quoted = _with_quotes(text)
     remedy = f"Text with special signs is written '{quoted}'." if len(quoted) < 200 else ""
-    return Problem(key, f"cannot be read: {reason}.", value, remedy)
+    return Problem(key, f"cannot be read: {first_line(error)}.", value, remedy)
 
 
 def _no_value_remedy(text: str) -> str:
@@ -207,15 +202,10 @@ def _choice_or_problem(override: Override) -> GroupChoice | Problem | None:
     if override.is_delete():
         problem = unknown_key_problem(key, {})
         return problem and replace(problem, received=None)
-    if group in group_names():
+    if group in group_names() and not isinstance(value, dict):  # whose keys are merged
         return GroupChoice(group, value, key)
     if re.split("[./]", key)[0] == "hydra":
         return Problem(key, "there are no settings of Hydra's own.", line, "`mpt list keys` shows what can be set.")
-    return unknown_word_problem(key, value)
-
-
-def unknown_word_problem(key: str, value: Any) -> Problem | None:
-    """Return the problem of a key that nothing has, where a group of the project's may be meant too."""
     problem = unknown_key_problem(key, value)
     named = nearest(key, project_groups()) if problem else None
     return replace(problem, remedy=f"Did you mean {named}?") if problem and named else problem

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
@@ -71,22 +71,17 @@ def _shipped(name: str) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
-_SEARCHED: ContextVar[tuple[Path, ...]] = ContextVar("searched", default=())
+_SEARCHED: ContextVar[Sequence[Path]] = ContextVar("searched", default=())
 
 
 @contextmanager
-def searching(folders: Sequence[Path] = ()) -> Iterator[None]:
-    """Search these folders too, to the end of the context, and what `search_in` adds in it."""
-    token = _SEARCHED.set((*_SEARCHED.get(), *folders))
+def searching(folders: Sequence[Path]) -> Iterator[None]:
+    """Search these folders too, to the end of the context, and what is added to them in it."""
+    token = _SEARCHED.set(folders)
     try:
         yield
     finally:
         _SEARCHED.reset(token)
-
-
-def search_in(folders: Sequence[Path]) -> None:
-    """Search the folders of a recipe's `hydra.searchpath`."""
-    _SEARCHED.set((*_SEARCHED.get(), *folders))
 
 
 def user_defaults() -> Path | None:
@@ -140,17 +135,12 @@ def _folders(kind: str) -> list[Path]:
     return [*(folder for path, folder in found.items() if path != shipped.resolve()), shipped]
 
 
-def _files(paths: Iterable[Path]) -> list[Path]:
-    """Sort them, without folders that are called like files."""
-    return sorted(path for path in paths if not path.is_dir())
-
-
 def recipe_paths() -> dict[str, Path]:
     """Return every recipe by name, those shipped first; one in a sub-folder is called folder/name."""
     found = {}
     for root in reversed(_folders("recipes")):
         is_named = root.name != "recipes"  # one that holds recipes itself, as a folder of Hydra's does
-        for path in _files(root.glob("*.yaml") if is_named else root.rglob("*.yaml")):
+        for path in sorted(root.glob("*.yaml") if is_named else root.rglob("*.yaml")):
             name = path.relative_to(root).with_suffix("")
             if not (is_named and path.stem == "config") and not any(part.startswith(".") for part in name.parts):
                 found[name.as_posix()] = path
@@ -170,7 +160,7 @@ def group_names() -> list[str]:
 
 def group_files(group: str) -> dict[str, Path]:
     """Return the files of a group by name. A group that is no section of the schema may be the project's alone."""
-    return {path.stem: path for root in reversed(_folders("conf")) for path in _files((root / group).glob("*.yaml"))}
+    return {path.stem: path for root in reversed(_folders("conf")) for path in sorted((root / group).glob("*.yaml"))}
 
 
 def group_choices(group: str) -> list[str]:
