@@ -243,15 +243,13 @@ def read_value(key: Key, value: Any) -> Any:
         raise _bad_value(key, value, {fault["type"]: fault["input"] for fault in error.errors()}) from error
 
 
-_TRUTHS = dict.fromkeys(("true", "yes", "y", "on", "1"), True) | dict.fromkeys(("false", "no", "n", "off", "0"), False)
-
-
 def _as_meant(key: Key, value: Any) -> Any:
     """Return the value with texts read as numbers, and as truth values if the key accepts no text."""
     if isinstance(value, str) and {int, float} & {*key.kinds}:
         value = value if (number := read_number(value)) is None else number
     elif isinstance(value, str) and str not in key.kinds:
-        value = _TRUTHS.get(value.lower(), value)
+        with suppress(ValueError):  # of what is none
+            return adapter(bool).validate_python(value, strict=False)
     return as_whole(value) if int in key.kinds else value
 
 

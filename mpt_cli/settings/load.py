@@ -46,7 +46,6 @@ from mpt_cli.settings.recipes import (
     Recipe,
     merge_keys,
     merge_layers,
-    read_choice,
     read_recipe,
     reason_of,
 )
@@ -58,7 +57,6 @@ from mpt_cli.settings.schema import (
     chosen_variant,
     find_key,
     no_such_key,
-    sections,
     unknown_key_problem,
     variant_class,
     variants_of,
@@ -67,7 +65,6 @@ from mpt_cli.settings.search_path import (
     find_recipe,
     is_shipped,
     recipe_paths,
-    searching,
     user_defaults,
 )
 
@@ -104,47 +101,44 @@ class Files:
     unsure: set[str]
 
 
-def read_files(given: ParsedOverrides) -> Files:
-    """Return the files of the recipe that a command line names, and the files that its overrides choose."""
-    Path.cwd()  # FileNotFoundError where it is gone, before anything is looked for in it
+def read_files(given: ParsedOverrides, is_script: bool = False) -> Files:
+    """Return the files of the recipe that a command line names, unless it is one of a script, over those of the user's
+    own defaults, and the files that its words choose.
+    """
+    path, problems = None, list[Problem]()
     try:
-        if given.conf is None:
-            names = ", ".join(recipe_paths()) or "none is installed"
-            rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
-            raise config_error("conf", rule, None, f"Recipes: {names}.")
-        path = find_recipe(given.conf)
+        path = None if is_script else _recipe_of(given)
     except ConfigError as error:
-        return compose_files(given, Recipe(problems=error.problems), Recipe())
-    ours = {"conf", *sections()}
-    recipe = read_recipe(path, [choice for group, choice in given.choices.items() if group not in ours])
-    return compose_files(given, recipe, _defaults_of_user(recipe))
+        problems += error.problems
+    recipe = read_recipe(path, given.choices.values())
+    below = Recipe() if is_script else _defaults_of_user(recipe)
+    problems += [*below.problems, *recipe.problems]
+    layers = [*(layer for layer in below.layers if layer.group not in given.choices), *recipe.layers]
+    tree = merge_layers(layers)
+    if not is_script and (backend := _backend(tree, recipe, given, problems)):  # a script chooses itself
+        tree = merge_keys(tree, {"backend": {"name": backend}})
+    unsure = {problem.key.removeprefix("defaults.").partition(".")[0] for problem in problems}
+    if "conf" in unsure or (recipe.problems and not recipe.layers):
+        unsure |= {*VARIANTS}
+    return Files(recipe, below, layers, tree, problems, unsure)
+
+
+def _recipe_of(given: ParsedOverrides) -> Path:
+    Path.cwd()  # FileNotFoundError where it is gone, before anything is looked for in it
+    if "conf" not in given.choices:
+        rule = "must be given: conf=RECIPE or conf=path/to/own.yaml."
+        raise config_error("conf", rule, None, f"Recipes: {', '.join(recipe_paths())}.")
+    return find_recipe(given.choices["conf"].name)
 
 
 def _defaults_of_user(recipe: Recipe) -> Recipe:
     """Return the user's defaults, which the recipe overrides; none below the record of a run, which has every key."""
     path = user_defaults()
     if path is None or recipe.is_record:
-        return Recipe(Path("none"))
+        return Recipe()
     found = read_recipe(path)
     found.body.pop("recipe", None)
     return found
-
-
-def compose_files(given: ParsedOverrides, recipe: Recipe, below: Recipe) -> Files:
-    """Return the files of the recipe, overridden by the files that overrides choose."""
-    replaced = given.choices.keys() & sections().keys()
-    with searching(recipe.searchpath):
-        chosen = [read_choice(choice) for group, choice in given.choices.items() if group in replaced]
-    layers = [layer for each in (below, recipe) for layer in each.layers if layer.group not in replaced]
-    layers += [layer for each in chosen for layer in each.layers]
-    problems = [problem for each in (below, recipe, *chosen) for problem in each.problems]
-    tree = merge_layers(layers)
-    if given.conf is not None and (backend := _backend(tree, recipe, given, problems)):  # a script chooses itself
-        tree = merge_keys(tree, {"backend": {"name": backend}})
-    unsure = {problem.key.removeprefix("defaults.").partition(".")[0] for problem in problems}
-    if "conf" in unsure or (recipe.problems and not recipe.layers):
-        unsure |= {*VARIANTS}
-    return Files(recipe, below, layers, tree, problems, unsure)
 
 
 def _variant_problem(section: str, name: str) -> Problem | None:
@@ -230,12 +224,8 @@ def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any) ->
         return None  # a comparison switches scaling off and leaves the numbers where they are
     chosen = chosen_variant(section, given)
     owners = ", ".join(f"{section}={variant}" for variant in key.variants)
-    return Problem(path, f"{section}={chosen} has no such key.", value, f"It belongs to {owners}. {key_out(path)}")
-
-
-def key_out(path: str) -> str:
-    """Return what to do about a key that the chosen variant does not have."""
-    return f"Choose one of these, or remove it with ~{path}."
+    remedy = f"Choose one of these, or remove it with ~{path}."
+    return Problem(path, f"{section}={chosen} has no such key.", value, f"It belongs to {owners}. {remedy}")
 
 
 def load_settings(overrides: list[str]) -> Settings:
@@ -356,8 +346,7 @@ def compose(files: Files, given: ParsedOverrides) -> Composition:
         except FAULTS as error:
             problems.append(Problem(override.key_or_group, f"cannot be set: {reason_of(error)}."))
     is_plain = "${" not in str(tree)  # OmegaConf takes nine times as long
-    with searching(files.recipe.searchpath):
-        found = _variants(tree if is_plain else OmegaConf.create(tree), problems)
+    found = _variants(tree if is_plain else OmegaConf.create(tree), problems)
     variants = {section: name for section, name in found.items() if section not in files.unsure}
     unsure = files.unsure | (VARIANTS.keys() - variants)
     tree = {"recipe": files.recipe.path.stem} | tree

@@ -225,8 +225,9 @@ _LEARNING_RATES = {"sgd": 0.01, "schedule_free_adamw": 0.0025}  # learning rates
 _WEIGHT_DECAYS = {"adamw": 0.004, "muon": 0.004}
 
 
-def _keras_optimizer(name: str, class_name: str) -> type[OptimizerSettings]:
+def _keras_optimizer(class_name: str) -> type[OptimizerSettings]:
     """Return the keys of an optimizer of Keras, with its defaults."""
+    name = class_name.lower().replace("schedulefree", "schedule_free_")
     decay = NonNegative if name == "adamw" else Optional[NonNegative]  # adam is the one without
     numbers = [
         ("learning_rate", NonNegative, _LEARNING_RATES.get(name, 1e-3)),
@@ -250,9 +251,7 @@ class CustomOptimizer(OptimizerSettings):
     )
 
 
-_NAMES = {each: each.lower().replace("schedulefree", "schedule_free_") for each in _CLASSES}
-OPTIMIZERS = {name: _keras_optimizer(name, class_name) for class_name, name in _NAMES.items()}
-OPTIMIZER_VARIANTS = {**OPTIMIZERS, "object": CustomOptimizer}
+OPTIMIZERS = {each.name: each for each in map(_keras_optimizer, _CLASSES)}
 
 PYTHON = "python"  # the recorded name of an object that a Python program gave; no YAML can make it
 

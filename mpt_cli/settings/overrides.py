@@ -19,9 +19,11 @@ from mpt_cli.settings.schema import CHOOSING_KEYS, find_key, unknown_key_problem
 from mpt_cli.settings.search_path import (
     conf_override,
     group_names,
+    project_folders,
     project_groups,
     recipe_paths,
     recipe_remedy,
+    searching,
     shell_command,
 )
 
@@ -96,6 +98,11 @@ def without_quotes(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
+def conf_of(words: Iterable[str]) -> str | None:
+    """Return the recipe that a command line names."""
+    return next((without_quotes(word[5:]) for word in words if word.startswith("conf=")), None)
+
+
 @dataclass
 class ParsedOverrides:
     """A command line, sorted: files that it chooses, by group (`conf` is that of recipes); `overrides` of keys in the
@@ -106,15 +113,11 @@ class ParsedOverrides:
     overrides: list[Override] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
-    @property
-    def conf(self) -> str | None:
-        return self.choices["conf"].name if "conf" in self.choices else None
-
 
 def _read_word(word: str) -> GroupChoice | Override | Problem:
     """Return what a word of the command line says; a problem where it fits nowhere."""
-    if word.startswith("conf="):
-        return GroupChoice("conf", without_quotes(word.removeprefix("conf=")), "conf")
+    if (conf := conf_of([word])) is not None:
+        return GroupChoice("conf", conf, "conf")
     try:
         override = parse_override(word)
     except HydraException as error:
@@ -124,8 +127,10 @@ def _read_word(word: str) -> GroupChoice | Override | Problem:
 
 def parse_overrides(words: Iterable[str]) -> ParsedOverrides:
     """Sort them into choices and overrides; what fits nowhere becomes a problem."""
-    parsed = ParsedOverrides()
-    for found in map(_read_word, words):
+    parsed, words = ParsedOverrides(), [*words]
+    with searching(project_folders(conf_of(words))):
+        read = [*map(_read_word, words)]
+    for found in read:
         if isinstance(found, Problem):
             parsed.problems.append(found)
         elif isinstance(found, Override):
@@ -159,10 +164,9 @@ def _syntax_problem(text: str, error: HydraException) -> Problem:
         return Problem(text, "must be of the form key=value.", None, _no_value_remedy(text))
     if unknown := unknown_key_problem(key.lstrip("+"), value):
         return unknown
-    reason = first_line(error)
     quoted = _with_quotes(text)
     remedy = f"Text with special signs is written '{quoted}'." if len(quoted) < 200 else ""
-    return Problem(key, f"cannot be read: {reason}.", value, remedy)
+    return Problem(key, f"cannot be read: {first_line(error)}.", value, remedy)
 
 
 def _no_value_remedy(text: str) -> str:
@@ -189,23 +193,19 @@ def _choice_or_problem(override: Override) -> GroupChoice | Problem | None:
     if override.is_sweep_override():
         remedy = "`mpt sweep` tries several, `mpt compare` several policies."
         return Problem(key, "must be one value here.", line.partition("=")[2], remedy)
+    is_of_project = find_key(key) is None and key in project_groups()
+    if is_of_project and not (override.is_delete() and value):
+        return GroupChoice(key, value, key)
     if override.is_delete() and group in group_names():
         remedy = f"Choose another, as in {group}=…; ~KEY removes one key."
         return Problem(line, "a group cannot be removed.", None, remedy)
     if override.is_delete():
         problem = unknown_key_problem(key, {})
         return problem and replace(problem, received=None)
-    if group in group_names():
+    if group in group_names() and not isinstance(value, dict):  # whose keys are merged
         return GroupChoice(group, value, key)
     if re.split("[./]", key)[0] == "hydra":
         return Problem(key, "there are no settings of Hydra's own.", line, "`mpt list keys` shows what can be set.")
-    if find_key(key) is None and key in project_groups():
-        return GroupChoice(key, str(value), key)
-    return unknown_word_problem(key, value)
-
-
-def unknown_word_problem(key: str, value: Any) -> Problem | None:
-    """Return the problem of a key that nothing has, where a group of the project's may be meant too."""
     problem = unknown_key_problem(key, value)
     named = nearest(key, project_groups()) if problem else None
     return replace(problem, remedy=f"Did you mean {named}?") if problem and named else problem

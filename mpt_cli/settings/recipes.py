@@ -5,7 +5,7 @@ alone uses parts of Hydra that are not public: its `compose` would read a dozen 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -13,14 +13,13 @@ from typing import Any
 
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import create_defaults_list
-from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault, ResultDefault
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpt_cli.errors import ConfigError, Problem, SourcePlace, did_you_mean, first_line
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
 from mpt_cli.settings.model_data_optimizer_keys import mode_settings
@@ -35,8 +34,8 @@ from mpt_cli.settings.search_path import (
     group_names,
     is_shipped,
     module_folders,
+    project_folders,
     project_groups,
-    search_in,
     searching,
 )
 
@@ -52,7 +51,10 @@ FAULTS = (HydraException, OmegaConfBaseException, ValueError, RecursionError)
 
 @dataclass(frozen=True)
 class GroupChoice:
-    """A file of a group that the command line chooses, and the word for it. The group `conf` has the recipes."""
+    """A file of a group that the command line chooses, and the word for it. The group `conf` has the recipes.
+
+    Of a project's own group it may be none or several, as in Hydra.
+    """
 
     group: str
     name: Any
@@ -61,11 +63,9 @@ class GroupChoice:
     def problem(self) -> Problem | None:
         """Return why it can't be taken, None when it can."""
         valid = group_choices(self.group)
-        if self.name not in valid:
-            remedy = did_you_mean(self.name, valid)
-            if isinstance(self.name, dict):
-                remedy = f"Give its keys one by one, as {', '.join(f'{self.group}.{key}' for key in self.name)}."
-            received = "null" if self.name is None else self.name
+        names = [self.name] if self.group in sections() else names_in(self.name)
+        for wrong in [name for name in names if name not in valid]:
+            received, remedy = "null" if wrong is None else wrong, did_you_mean(wrong, valid)
             return Problem(self.written, f"must be one of {', '.join(valid)}.", received, remedy)
         try:
             if self.group in VARIANTS and self.name not in group_files(self.group):
@@ -88,13 +88,16 @@ class Layer:
     chooses: dict[str, str] = field(default_factory=dict)
 
 
+NO_RECIPE = Path("custom")  # its stem is the default of `recipe`
+
+
 @dataclass
 class Recipe:
     """A recipe with the files that it is composed of, in order, the folders that these add to the search path, and what
     is wrong with them.
     """
 
-    path: Path = Path("custom")
+    path: Path = NO_RECIPE
     layers: list[Layer] = field(default_factory=list)
     searchpath: list[Path] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -110,44 +113,27 @@ class Recipe:
         return sections().keys() <= self.body.keys()
 
 
-def read_recipe(path: Path, of_project: Sequence[GroupChoice] = ()) -> Recipe:
-    """Return the recipe at `path` with all its problems.
+def read_recipe(path: Path | None, choices: Iterable[GroupChoice] = ()) -> Recipe:
+    """Return the recipe at `path`, or none, and over it the files that the command line chooses, with all problems.
 
-    `of_project` are files of the project's own groups (`experiment=x`), which come last where no list names them.
+    Of a group that it chooses no list has a say. Files of the project's own groups come before those of sections.
     """
-    wrong = {choice.group: problem for choice in of_project if (problem := choice.problem())}
-    recipe = Recipe(path, problems=[*wrong.values()])
-    with searching():
-        _compose(recipe, None, [each for each in of_project if each.group not in wrong])
-    for base in [layer for layer in recipe.layers if layer.path != path]:
-        base.body.pop("recipe", None)  # it has every key but its name
+    recipe = Recipe(path) if path else Recipe()
+    in_order = sorted((each for each in choices if each.group != "conf"), key=lambda each: each.group in sections())
+    files = _Files(recipe, in_order)
+    with searching(recipe.searchpath):
+        try:
+            recipe.layers = files.layers()
+        except ConfigError as error:
+            recipe.problems += error.problems
+        except FAULTS as error:
+            faulty = [*files.contents.values()][-1][0] if isinstance(error, RecursionError) else path
+            place = places_of(faulty).get(("defaults",)) if faulty else None
+            recipe.problems.append(Problem("defaults", f"cannot be composed: {reason_of(error)}.", place=place))
+        recipe.problems += filter(None, [choice.problem() for choice in in_order])
+    for base in [layer for layer in recipe.layers if layer.path != path and not layer.group]:
+        base.body.pop("recipe", None)  # it gives everything but its name
     return recipe
-
-
-def read_choice(choice: GroupChoice) -> Recipe:
-    """Return the file of a group that a word chooses, and those that it starts from, with all problems."""
-    recipe = Recipe()
-    if problem := choice.problem():
-        recipe.problems.append(problem)
-    else:
-        _compose(recipe, choice)
-    return recipe
-
-
-def _compose(recipe: Recipe, choice: GroupChoice | None, of_project: Sequence[GroupChoice] = ()) -> None:
-    """Add the layers of the recipe itself or of a choice; where Hydra can't compose them, a problem."""
-    name = f"{choice.group}/{choice.name}" if choice else _ROOT
-    try:
-        recipe.layers = _Files(recipe).layers(name, of_project)
-    except ConfigError as error:
-        recipe.problems += [replace(each, key=choice.written) if choice else each for each in error.problems]
-    except FAULTS as error:
-        rule = f"cannot be composed: {reason_of(error)}."
-        if choice:
-            recipe.problems.append(Problem(choice.written, f"{choice.name} {rule}"))
-        else:
-            place = places_of(recipe.path).get(("defaults",))
-            recipe.problems.append(Problem("defaults", rule, place=place))
 
 
 def _group_key(entry: GroupDefault) -> str:
@@ -155,9 +141,9 @@ def _group_key(entry: GroupDefault) -> str:
     return str(entry.group).removeprefix("/") + (f"@{entry.package}" if entry.package else "")
 
 
-def _choices(entry: GroupDefault) -> list[str]:
-    """Return the names of the files that an entry of a defaults list chooses."""
-    return entry.value if isinstance(entry.value, list) else [entry.value] if entry.value else []
+def names_in(value: Any) -> list[str]:
+    """Return the names of the files that an entry of a defaults list or a word chooses: none, one or several."""
+    return [str(name) for name in (value if isinstance(value, list) else [value]) if name is not None]
 
 
 _ROOT, _GROUPS = "_recipe_", "_groups_"  # what starts from the recipe, behind all groups of ours without a choice
@@ -170,11 +156,13 @@ class _Files(ConfigRepository):
     A recipe has a name at the top, wherever it lies: what its list names is looked for from the top as well.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.sources = recipe, []
+    def __init__(self, recipe: Recipe, choices: Sequence[GroupChoice]) -> None:
+        self.recipe, self.choices, self.sources = recipe, choices, []
+        self.said = {choice.group for choice in choices}
         self.recipes: dict[str, Path] = {}
         self.contents: dict[str, tuple[Path, dict[str, Any]]] = {}
         self.results: dict[str, ConfigResult | None] = {}
+        self.groups: dict[str, list[GroupDefault]] = {}  # the entries of each list that choose files of groups
 
     def name_of(self, path: Path) -> str:
         """Return the name that a recipe has here."""
@@ -185,24 +173,20 @@ class _Files(ConfigRepository):
         self.recipes[name := re.sub(r"[^\w.-]", "_", path.stem) + number] = path
         return name
 
-    def layers(self, name: str, of_project: Sequence[GroupChoice] = ()) -> list[Layer]:
-        """Return the files that Hydra composes for this one, in order."""
-        found = self._composed(name, [])
-        if of_project:
-            named = self._named_groups()  # every list has been read by now
-            words = [f"{'' if each.group in named else '+'}{each.group}={each.name}" for each in of_project]
-            found = self._composed(name, words)
+    def layers(self) -> list[Layer]:
+        """Return the files that Hydra composes, in order: those that words choose come last."""
+        entries: list[InputDefault] = [ConfigDefault(path=_GROUPS)]
+        if self.recipe.path is not NO_RECIPE:
+            entries.append(ConfigDefault(path=self.name_of(self.recipe.path)))
+            self.load_config(entries[-1].path)  # which may add to the search path
+        for choice in self.choices:
+            if (names := names_in(choice.name)) and not choice.problem():
+                entries.append(GroupDefault(group=choice.group, value=names))
+        self.results[_ROOT] = _result(entries)
+        found = create_defaults_list(self, _ROOT, [], prepend_hydra=False, skip_missing=False).defaults
         return [
             self._layer(each.config_path, each.package or "") for each in found if each.config_path in self.contents
         ]
-
-    def _composed(self, name: str, words: list[str]) -> list[ResultDefault]:
-        overrides = OverridesParser.create().parse_overrides(words)
-        return create_defaults_list(self, name, overrides, prepend_hydra=False, skip_missing=False).defaults
-
-    def _named_groups(self) -> set[str]:
-        """Return the groups of which the lists that were read choose files."""
-        return {_group_key(entry) for name in self.results for entry in self._groups_in(name) if not entry.override}
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path not in self.results:
@@ -216,11 +200,9 @@ class _Files(ConfigRepository):
         return config_path in group_names() or config_path in project_groups()
 
     def _load(self, name: str) -> ConfigResult | None:
-        if name == _ROOT:
-            return _result([ConfigDefault(path=_GROUPS), ConfigDefault(path=self.name_of(self.recipe.path))])
         if name == _GROUPS:  # asked for last: Hydra reads a list from its end. They are there to be overridden
-            named = self._named_groups()
-            return _result([GroupDefault(group=group) for group in group_names() if group not in named])
+            named = {_group_key(entry) for listed in self.groups.values() for entry in listed if not entry.override}
+            return _result([GroupDefault(group=group) for group in group_names() if group not in named | self.said])
         group, _, choice = name.rpartition("/")
         path = self.recipes.get(name) or group_files(group).get(choice)
         if path is None or (group in VARIANTS and is_shipped(path)):
@@ -228,19 +210,13 @@ class _Files(ConfigRepository):
                 return None
             self.contents[name] = path or Path(name), {choosing_key(group): choice}  # all else is by default
             return _result([])
-        content = load_mapping(path, may_be_empty=name not in self.recipes)
-        header = ConfigSource._get_header_dict(read_yaml_text(path))
+        content, header = load_mapping(path, may_be_empty=name not in self.recipes), _header_of(name, path)
         self.contents[name] = path, content
         defaults = content.pop("defaults", None)
-        if name not in self.recipes:
-            return _result(self._create_defaults_list(name, ListConfig(defaults or [])), header)
-        self._take_search_path(content, path)
+        if name in self.recipes:
+            self.recipe.searchpath += project_folders(str(path))
+            self._take_search_path(content, path)
         return _result(self._read_list(name, path, defaults), header)
-
-    def _groups_in(self, name: str) -> list[GroupDefault]:
-        """Return the entries of the defaults list of a file that choose files of groups."""
-        listed = found.defaults_list if (found := self.results.get(name)) and found.defaults_list else []
-        return [entry for entry in listed if isinstance(entry, GroupDefault)]
 
     def _take_search_path(self, content: dict[str, Any], path: Path) -> None:
         """Take out the folders of `hydra.searchpath`, relative to it; other keys of `hydra` stay, to be complained
@@ -249,36 +225,42 @@ class _Files(ConfigRepository):
         recipe, hydra = self.recipe, content.get("hydra")
         if not isinstance(hydra, dict) or "searchpath" not in hydra:
             return
-        given = hydra["searchpath"]
-        content["hydra"] = {name: value for name, value in hydra.items() if name != "searchpath"}
-        if not content["hydra"]:
+        given = hydra.pop("searchpath")
+        if not hydra:
             del content["hydra"]
         try:
-            folders = [find_folder(str(text), "hydra.searchpath", path.parent) for text in OmegaConf.create(given)]
-            search_in(folders)
-            recipe.searchpath += folders
+            for text in OmegaConf.create(given):
+                recipe.searchpath.append(find_folder(str(text), "hydra.searchpath", path.parent))
         except OmegaConfBaseException as error:
             recipe.problems.append(Problem("hydra.searchpath", f"cannot be resolved: {reason_of(error)}.", given))
         except ConfigError as error:
             recipe.problems += error.problems
 
     def _read_list(self, name: str, path: Path, defaults: Any) -> list[InputDefault]:
-        """Return the entries of a recipe's defaults list, as Hydra has them, recipes by the names they have here. An
-        entry that can't be is a problem, and left out.
+        """Return the entries of a defaults list, as Hydra has them, recipes by the names they have here. An entry that
+        can't be is a problem, and left out; so is one of a group that the command line says.
         """
         if not isinstance(defaults, list | None):
             remedy = "Write each entry as `- group: choice`."
             self.recipe.problems.append(Problem("defaults", "must be a list.", defaults, remedy))
             return []
         found, problems = list[InputDefault](), self.recipe.problems
+        groups, is_recipe = self.groups.setdefault(name, []), name in self.recipes
         for index, written in enumerate(defaults or ()):
             wrong = list[Problem]()
             try:
                 [entry] = self._create_defaults_list(name, ListConfig([written]))
-                if isinstance(written, str) and written != "_self_":
+                if isinstance(entry, GroupDefault):
+                    is_from_top = is_recipe or str(entry.group).startswith("/")  # else of a group inside this one
+                    wrong = self._problems_of_entry(entry) if is_from_top else []
+                    groups += [] if wrong else [entry]
+                    found += [] if wrong or (is_from_top and _group_key(entry) in self.said) else [entry]
+                elif is_recipe and written != "_self_":
                     found.append(ConfigDefault(path=self.name_of(self._find_base(written, path))))
-                elif not isinstance(entry, GroupDefault) or not (wrong := self._problems_of_entry(entry)):
-                    found.append(entry)
+                else:
+                    is_beside = written != "_self_" and "/" not in written
+                    wrong = _missing_files(name.rpartition("/")[0], [written] if is_beside else [])
+                    found += [] if wrong else [entry]
             except (ValueError, AssertionError):  # the latter of a group that is no text
                 wrong = [Problem("defaults", "each entry must be `group: choice` or a recipe.", written)]
             except ConfigError as error:
@@ -294,10 +276,10 @@ class _Files(ConfigRepository):
         if entry.optional:
             return []
         if not self.group_exists(group):
-            remedy = did_you_mean(group, group_names()) or f"Groups: {', '.join(group_names())}."
+            groups = [*group_names(), *project_groups()]
+            remedy = did_you_mean(group, groups) or f"Groups: {', '.join(groups)}."
             return [Problem("defaults", "there is no such group.", group, remedy)]
-        choices = [GroupChoice(group, name, f"defaults.{group}") for name in _choices(entry) if "${" not in name]
-        return [problem for choice in choices if (problem := choice.problem())]
+        return _missing_files(group, names_in(entry.value))
 
     def _find_base(self, name: str, recipe: Path) -> Path:
         """Return the recipe that a list names: a file beside it, as in Hydra, or any."""
@@ -316,8 +298,26 @@ class _Files(ConfigRepository):
         for part in reversed(parts):
             content = {part: content}
         body = _valid_sections(content, self.recipe.problems)
-        chooses = {_group_key(entry): _choices(entry)[-1] for entry in self._groups_in(name) if _choices(entry)}
+        chooses = {_group_key(each): names_in(each.value)[-1] for each in self.groups.get(name, ()) if each.value}
         return Layer(path, package, body if is_shipped(path) else located(body, module_folders(path)), group, chooses)
+
+
+def _header_of(name: str, path: Path) -> dict[str, str | None]:
+    """Return what the first lines of a file say. Hydra reads those above all others, which matter in group files."""
+    text = read_yaml_text(path)
+    header = ConfigSource._get_header_dict(text)
+    late = re.search(r"^[ \t]*# *@package .*", text, re.MULTILINE)
+    if late and header["package"] is None and "/" in name:
+        place = SourcePlace(str(path), text[: late.start()].count("\n") + 1, 1, late[0], len(late[0]))
+        rule = "`# @package` must stand above all other lines: Hydra reads it nowhere else."
+        raise config_error(name, rule, place=place)
+    return header
+
+
+def _missing_files(group: str, names: list[str]) -> list[Problem]:
+    """Return a problem for each name in a list that is no file of the group."""
+    choices = [GroupChoice(group, name, f"defaults.{group}") for name in names if "${" not in name]
+    return [problem for choice in choices if (problem := choice.problem())]
 
 
 def _result(defaults: list[InputDefault], header: dict[str, str | None] | None = None) -> ConfigResult:

@@ -17,11 +17,11 @@ from mpt_cli.settings.model_data_optimizer_keys import (
     DATA,
     MLP,
     MODELS,
-    OPTIMIZER_VARIANTS,
     OPTIMIZERS,
     PROGRAM_VARIANTS,
     PYTHON,
     SCALE_MODES,
+    CustomOptimizer,
     DataSettings,
     Digits,
     LossScaleSettings,
@@ -256,7 +256,7 @@ class Settings:
 VARIANTS: dict[str, dict[str, type]] = {
     "model": MODELS,
     "data": DATA,
-    "optimizer": OPTIMIZER_VARIANTS,
+    "optimizer": {**OPTIMIZERS, "object": CustomOptimizer},
     "loss_scale": {mode: mode_settings(mode) for mode in SCALE_MODES},
 }
 CHOOSING_KEYS = {  # model.name=cnn acts as model=cnn
@@ -326,6 +326,10 @@ def remedy_for(path: str, value: Any) -> str:
     leaf = OTHER_WORDS.get(written, written)
     if leaf == HYDRA_TARGET and section:
         return f"Write {section}.{_OBJECT_KEYS.get(section, 'object')}: {':'.join(str(value).rsplit('.', 1))}."
+    if section and leaf in sections() and isinstance(value, dict):
+        if leaf == section:
+            return f"Write its keys without this `{leaf}:` around them."
+        return f"Did you mean {leaf}? In a group file, keys of others need `# @package _global_` in its first line."
     if leaf != written and find_key(near := f"{section}.{leaf}".lstrip(".")):
         return f"Did you mean {near}?"
     if section == "optimizer" and any(leaf in optimizer_arguments(name) for name in OPTIMIZERS):
@@ -384,9 +388,8 @@ def all_keys(with_plugins: bool = True) -> dict[str, Key]:
 
 
 def find_key(path: str) -> Key | None:
-    """Return the key at `path`; None if there is none. Imports other packages only if no key of ours fits."""
-    is_added = path.startswith("loss_scale.") and bool(plugins.installed())
-    return all_keys(with_plugins=False).get(path) or (all_keys().get(path) if is_added else None)
+    """Return the key at `path`. Other packages are asked, and imported, only where none of ours has it."""
+    return all_keys(with_plugins=False).get(path) or (all_keys().get(path) if path.startswith("loss_scale.") else None)
 
 
 def mapping_of(path: str) -> Key | None:

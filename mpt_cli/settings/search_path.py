@@ -1,5 +1,5 @@
 """Where recipes and group files are found. Of two files with one name the first is taken, in this order: the folder
-one works in, `--config-dir` and `MPT_CONFIG_DIR`, a recipe's `hydra.searchpath`, what is shipped.
+one works in, `--config-dir` and `MPT_CONFIG_DIR`, the project of a recipe, its `hydra.searchpath`, what is shipped.
 
 Each is a project: `conf/<group>/*.yaml` are group files, `recipes/**/*.yaml` recipes. A folder that is named may hold
 the groups and recipes themselves, as a folder of Hydra's does.
@@ -9,7 +9,7 @@ import importlib.util
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
@@ -71,22 +71,17 @@ def _shipped(name: str) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
-_SEARCHED: ContextVar[tuple[Path, ...]] = ContextVar("searched", default=())
+_SEARCHED: ContextVar[Sequence[Path]] = ContextVar("searched", default=())
 
 
 @contextmanager
-def searching(folders: Sequence[Path] = ()) -> Iterator[None]:
-    """Search these folders too, to the end of the context, and what `search_in` adds in it."""
-    token = _SEARCHED.set((*_SEARCHED.get(), *folders))
+def searching(folders: Sequence[Path]) -> Iterator[None]:
+    """Search these folders too, to the end of the context, and what is added to them in it."""
+    token = _SEARCHED.set(folders)
     try:
         yield
     finally:
         _SEARCHED.reset(token)
-
-
-def search_in(folders: Sequence[Path]) -> None:
-    """Search the folders of a recipe's `hydra.searchpath`."""
-    _SEARCHED.set((*_SEARCHED.get(), *folders))
 
 
 def user_defaults() -> Path | None:
@@ -132,15 +127,12 @@ def _folders(kind: str) -> list[Path]:
     """Return the folders with conf/ or recipes/ that are searched, the first first."""
     given = re.split(r":(?!//)", os.environ.get(CONFIG_DIR, ""))
     named = [*(find_folder(text, CONFIG_DIR, Path.cwd()) for text in given if text), *_SEARCHED.get()]
-    places = [Path(kind), *(place for folder in named for place in (folder, folder / kind))]
-    shipped = _shipped(kind)  # the last, and no project of its own in a checkout of mpt
-    found = {folder.resolve(): folder for folder in reversed(places) if folder.is_dir()}
-    return [*(folder for path, folder in reversed(found.items()) if path != shipped.resolve()), shipped]
-
-
-def _files(paths: Iterable[Path]) -> list[Path]:
-    """Sort them, without folders that are called like files."""
-    return sorted(path for path in paths if not path.is_dir())
+    fit = [folder for folder in named if kind == "recipes" or folder.name != "recipes"]  # whose folders are no groups
+    places = [Path(kind), *(place for folder in fit for place in (folder, folder / kind))]
+    shipped, found = _shipped(kind), dict[Path, Path]()  # the last, and no project of its own in a checkout of mpt
+    for folder in filter(Path.is_dir, places):
+        found.setdefault(folder.resolve(), folder)
+    return [*(folder for path, folder in found.items() if path != shipped.resolve()), shipped]
 
 
 def recipe_paths() -> dict[str, Path]:
@@ -148,7 +140,7 @@ def recipe_paths() -> dict[str, Path]:
     found = {}
     for root in reversed(_folders("recipes")):
         is_named = root.name != "recipes"  # one that holds recipes itself, as a folder of Hydra's does
-        for path in _files(root.glob("*.yaml") if is_named else root.rglob("*.yaml")):
+        for path in sorted(root.glob("*.yaml") if is_named else root.rglob("*.yaml")):
             name = path.relative_to(root).with_suffix("")
             if not (is_named and path.stem == "config") and not any(part.startswith(".") for part in name.parts):
                 found[name.as_posix()] = path
@@ -168,7 +160,7 @@ def group_names() -> list[str]:
 
 def group_files(group: str) -> dict[str, Path]:
     """Return the files of a group by name. A group that is no section of the schema may be the project's alone."""
-    return {path.stem: path for root in reversed(_folders("conf")) for path in _files((root / group).glob("*.yaml"))}
+    return {path.stem: path for root in reversed(_folders("conf")) for path in sorted((root / group).glob("*.yaml"))}
 
 
 def group_choices(group: str) -> list[str]:
@@ -189,6 +181,13 @@ def module_folders(path: Path) -> list[Path]:
     """
     above = () if is_shipped(path) else Path(os.path.realpath(path)).parents  # pathlib raises for a link to itself
     return [path.parent, *[folder.parent for folder in above if folder.name in ("conf", "recipes")][:1]]
+
+
+def project_folders(conf: str | None) -> list[Path]:
+    """Return the conf/ and recipes/ of the project that a recipe named by its path lies in, wherever one works."""
+    path = expanded(conf or "")
+    folders = module_folders(path) if os.path.isfile(path) else []
+    return [part for folder in folders for part in (folder / "conf", folder / "recipes") if part.is_dir()]
 
 
 def find_recipe(name_or_path: str) -> Path:

@@ -15,9 +15,16 @@ from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.key_type import read_number
 from mpt_cli.settings.limits import MOST_JOBS
 from mpt_cli.settings.load import load_variations
-from mpt_cli.settings.overrides import parse_override, without_quotes
+from mpt_cli.settings.overrides import conf_of, parse_override, without_quotes
 from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key
-from mpt_cli.settings.search_path import group_choices, group_names, recipe_paths
+from mpt_cli.settings.search_path import (
+    group_choices,
+    group_names,
+    project_folders,
+    project_groups,
+    recipe_paths,
+    searching,
+)
 
 _POWER = re.compile(r"\d+(?:\.\d+)?\*\*-?\d+")
 _CALL = re.compile(r"\b(?:interval|range)\([^()]*\)")
@@ -78,7 +85,8 @@ def read_grid(words: Iterable[str]) -> Grid:
     [['loss_scale.initial_scale=2**8', 'loss_scale.initial_scale=2**16', 'loss_scale.initial_scale=2**24']]
     """
     grid, words = Grid(), [*words]
-    grid.axes = [axis for word in words if (axis := _job_words(word, grid.problems))]
+    with searching(project_folders(conf_of(words))):
+        grid.axes = [axis for word in words if (axis := _job_words(word, grid.problems))]
     given = [override_key(word) for word in words]
     grid.problems += [Problem(key, "must be given once in a sweep.") for key in grid.varied if given.count(key) > 1]
     return grid
@@ -151,10 +159,9 @@ def _matches(key: str, glob: Glob, problems: list[Problem]) -> list[str]:
 def _names_for(key: str) -> list[str] | None:
     if key == "conf":
         return list(recipe_paths())
-    group = CHOOSING_KEYS.get(key, key)
-    if group in group_names():
+    group, known = CHOOSING_KEYS.get(key, key), find_key(key)
+    if group in group_names() or (known is None and group in project_groups()):
         return group_choices(group)
-    known = find_key(key)
     return [str(choice).lower() for choice in known.choices] if known and known.choices else None
 
 

@@ -249,15 +249,15 @@ def script_title(rest: list[str]) -> str:
 def script_settings(overrides: list[str]) -> Settings:
     """Return the settings for these overrides; ConfigError for keys that only the script can decide."""
     from mpt_cli.settings.checks import check_combinations
-    from mpt_cli.settings.load import compose, compose_files
+    from mpt_cli.settings.load import compose, read_files
     from mpt_cli.settings.overrides import parse_overrides
-    from mpt_cli.settings.recipes import GroupChoice, Recipe
+    from mpt_cli.settings.recipes import GroupChoice
 
     given = parse_overrides(overrides)
     told = {problem.key for problem in given.problems}
     own = [p for word in overrides if (p := _script_key_problem(word)) is not None and p.key not in told]
     given.choices.setdefault("policy", GroupChoice("policy", "mixed_float16", "policy"))
-    composition = compose(compose_files(given, Recipe(), Recipe()), given)
+    composition = compose(read_files(given, is_script=True), given)
     settings, problems = composition.settings, [*own, *composition.problems]
     if settings.policy.is_auto:
         problems.append(

@@ -38,6 +38,11 @@ def test_a_choice_replaces_the_file_that_the_recipe_chose_and_leaves_its_own_key
         assert (chosen.initial_scale, chosen.growth_steps, chosen.hysteresis) == (2.0**scale, steps, 3)
 
 
+def test_a_mapping_for_a_group_is_merged_as_in_hydra(own) -> None:
+    trainer = load_settings([own, "trainer={epochs: 3, early_stopping: {patience: 2}}"]).trainer
+    assert (trainer.epochs, trainer.early_stopping.patience, trainer.batch_size) == (3, 2, 64)
+
+
 @pytest.mark.slow
 def test_a_given_key_is_taken_back(own) -> None:
     assert load_settings([own, "~trainer.epochs"]).trainer.epochs == 10

@@ -119,7 +119,7 @@ _WRONG = [
         ],
     ),
     (
-        ["distribute=data_parallel"],
+        ["distribute=data_parallel", "backend=tensorflow"],
         [
             "distribute.name: data_parallel must have backend=jax, here it is tensorflow. Received: 'data_parallel'. "
             "Use backend=jax or distribute=mirrored."
@@ -140,14 +140,14 @@ _WRONG = [
         ],
     ),
     (
-        ["distribute=mirrored", "optimizer.gradient_accumulation_steps=2"],
+        ["distribute=mirrored", "backend=tensorflow", "optimizer.gradient_accumulation_steps=2"],
         [
             "optimizer.gradient_accumulation_steps: must be null with distribute=mirrored: Keras cannot accumulate there. "
             "Received: 2. Raise trainer.batch_size instead."
         ],
     ),
     (
-        ["distribute=mirrored", "optimizer.clipvalue=2"],
+        ["distribute=mirrored", "backend=tensorflow", "optimizer.clipvalue=2"],
         [
             "optimizer.clipvalue: must be null with distribute=mirrored: Keras clips on each replica, before gradients are "
             "added up. Received: 2.0. Use backend=jax distribute=data_parallel, or distribute=none."

@@ -79,6 +79,9 @@ CASES = [
     ("experiment: tiny", "description: x\n", "experiment=big"),
     ("experiment: tiny", "description: x\n", "experiment=swap"),
     ("", "seed: 1\n", "+experiment=swap"),
+    ("_self_, experiment: tiny", OWN, "experiment=big"),
+    ("_self_, experiment: tiny", OWN, "experiment=[big,tiny]"),
+    ("experiment: tiny, _self_", OWN, "~experiment"),
     ("", "vars: {n: 4}\ntrainer: {epochs: '${vars.n}'}\n", "vars.n=6"),
     ("_self_, base", "expect: {val_loss: {max: 2}, val_accuracy: {min: 0.5}}\n", ""),
 ]

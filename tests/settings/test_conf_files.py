@@ -17,6 +17,7 @@ _NEEDED = {
     ("policy", "float16"): ["optimizer=sgd"],
     ("policy", "bfloat16"): ["optimizer=sgd"],
     ("distribute", "data_parallel"): ["backend=jax"],
+    ("distribute", "mirrored"): ["backend=tensorflow"],
 }
 
 

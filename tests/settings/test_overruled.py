@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import PolicySettings
@@ -11,6 +13,32 @@ def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(write_recipe
     recipe = write_recipe("loss_scale: {mode: fixed, initial_scale: 1024, max_consecutive_skips: 25}\n")
     scale = load_settings([recipe, "loss_scale=dynamic"]).loss_scale
     assert scale == LossScaleSettings(mode="dynamic", initial_scale=1024.0, max_consecutive_skips=25)
+
+
+OWN_GROUP = {"a": "trainer: {epochs: 6, batch_size: 16}", "b": "trainer: {epochs: 7}\nseed: 5"}
+
+
+@pytest.mark.parametrize("listed", ["[{experiment: a}]", "[_self_, {experiment: a}]", "[{experiment: null}]", "[]"])
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["experiment=b"], (7, 64, 5)),
+        (["experiment=[a,b]"], (7, 16, 5)),
+        (["experiment=[b,a]"], (6, 16, 5)),
+        (["experiment=null"], (4, 64, 0)),
+        (["~experiment"], (4, 64, 0)),
+        (["experiment=b", "trainer.epochs=9"], (9, 64, 5)),
+    ],
+)
+def test_files_of_a_group_of_the_projects_win_wherever_a_list_has_the_group(
+    listed, words, values, write_recipe
+) -> None:
+    recipe = write_recipe(f"defaults: {listed}\ntrainer: {{epochs: 4}}\n")
+    Path("conf/experiment").mkdir(parents=True)
+    for name, keys in OWN_GROUP.items():
+        Path(f"conf/experiment/{name}.yaml").write_text(f"# @package _global_\n{keys}\n")
+    settings = load_settings([recipe, *words])
+    assert (settings.trainer.epochs, settings.trainer.batch_size, settings.seed) == values
 
 
 def test_a_mapping_that_the_chosen_file_has_empty_is_empty(write_recipe) -> None:

@@ -44,8 +44,9 @@ def test_a_group_file_means_the_modules_of_its_project(folder, monkeypatch) -> N
 
 
 @pytest.mark.slow
-def test_group_files_that_start_from_one_another_are_refused_in_a_sentence(folder, messages) -> None:
+def test_group_files_that_start_from_one_another_are_refused_in_a_sentence(folder, problems) -> None:
     for one, other in (("a", "b"), ("b", "a")):
         write(folder / "work" / "conf" / "trainer" / f"{one}.yaml", f"defaults: [{other}]\nepochs: 1\n")
-    said = "trainer: a cannot be composed: it refers to itself, or starts from a file that starts from it."
-    assert messages("conf=digits_mlp", "trainer=a") == [said]
+    [said] = problems("conf=digits_mlp", "trainer=a")
+    assert str(said) == "defaults: cannot be composed: it refers to itself, or starts from a file that starts from it."
+    assert str(said.place).startswith(" --> conf/trainer/b.yaml:1:1")

@@ -103,8 +103,35 @@ def test_of_two_files_with_one_name_the_first_of_the_search_path_is_taken(folder
 
 @pytest.mark.slow
 def test_a_group_file_whose_list_names_what_is_not_there_is_refused(messages) -> None:
-    write("conf/loss_scale/mine.yaml", "defaults: [nothing, _self_]\nmode: fixed\n")
-    assert "mine cannot be composed: In 'loss_scale/mine'" in messages("conf=digits_mlp", "loss_scale=mine")[0]
+    write("conf/loss_scale/mine.yaml", "defaults: [dynamc, _self_]\nmode: fixed\n")
+    assert messages("conf=digits_mlp", "loss_scale=mine") == [
+        "defaults.loss_scale: must be one of auto, dynamic, fixed, logmax, mine, none. Received: 'dynamc'. "
+        "Did you mean dynamic?"
+    ]
+
+
+def test_a_group_file_with_the_keys_or_the_package_in_a_wrong_place_is_told_where_they_go(messages, problems) -> None:
+    write("conf/optimizer/mine.yaml", "optimizer: {learning_rate: 0.5}\ntrainer: {epochs: 3}\n")
+    first, second = messages("conf=digits_mlp", "optimizer=mine")
+    assert first.endswith("Write its keys without this `optimizer:` around them.")
+    assert second.endswith("In a group file, keys of others need `# @package _global_` in its first line.")
+    write("conf/optimizer/late.yaml", "# my own\n# @package _global_\ntrainer: {epochs: 3}\n")
+    [late] = problems("conf=digits_mlp", "optimizer=late")
+    assert late.rule == "`# @package` must stand above all other lines: Hydra reads it nowhere else."
+    assert (late.place.file, late.place.line) == ("conf/optimizer/late.yaml", 2)
+
+
+@pytest.mark.parametrize("words", [[], ["experiment=large"], ["experiment=[small,large]"]])
+def test_the_project_of_a_recipe_is_searched_wherever_one_works(words, folder, monkeypatch) -> None:
+    write("project/conf/experiment/small.yaml", "# @package _global_\ntrainer: {epochs: 2}\n")
+    write("project/conf/experiment/large.yaml", "# @package _global_\ntrainer: {batch_size: 256}\n")
+    write("project/recipes/base.yaml", "seed: 3\n")
+    write("project/recipes/study/one.yaml", "defaults: [base, {experiment: small}]\n")
+    written = ["conf=project/recipes/study/one.yaml", *words]
+    from_outside = load_settings(written)
+    monkeypatch.chdir(folder / "project")
+    assert from_outside == load_settings(["conf=study/one", *words])
+    assert from_outside.seed == 3 and (from_outside.trainer.batch_size == 256) == bool(words)
 
 
 def test_a_group_file_that_names_no_mode_sets_numbers_of_the_one_chosen() -> None:

@@ -40,6 +40,15 @@ def test_a_word_becomes_its_values(word, words):
     assert (grid.axes, grid.problems) == ([words], [])
 
 
+def test_the_files_of_a_group_of_the_projects_are_matched_where_the_recipe_lies(tmp_path):
+    (group := tmp_path / "conf" / "experiment").mkdir(parents=True)
+    for name in ("small", "large"):
+        (group / f"{name}.yaml").write_text("# @package _global_\nseed: 3\n")
+    (recipe := tmp_path / "mine.yaml").write_text("seed: 1\n")
+    grid = read_grid([f"conf={recipe}", "experiment=glob(*)"])
+    assert (grid.axes[1:], grid.problems) == ([["experiment=large", "experiment=small"]], [])
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
