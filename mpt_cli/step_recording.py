@@ -4,6 +4,7 @@
 by: there they are taken beside the loop, which waits for nothing.
 """
 
+import math
 import sys
 import threading
 import time
@@ -467,7 +468,7 @@ class LoopRecording(Recording):
 
     def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
         if loss is not None:  # all that is known of how well it trains
-            self.progress.record({"loss": loss})
+            self.progress.record({"loss": loss if math.isfinite(loss) else self.counters.last_mean_loss or loss})
         super().line(loss, metrics, **others)
 
     def header(self) -> RunHeader:
