@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -79,6 +80,7 @@ class ScriptRun:
     fits: list[Any] = field(default_factory=list)  # models in fits that have a record; None for a fit of mpt's
     calls: TapedCalls = field(default_factory=TapedCalls)
     budget: SampleBudget = field(default_factory=SampleBudget)
+    in_backward: set[int] = field(default_factory=set)  # threads in a backward pass of the script
     places: int = 0  # run directories so far
 
     @contextmanager
@@ -142,6 +144,11 @@ class ScriptRun:
         wrappers = [self.wrapper_of(inner) for inner in mine or self.plain if mine or not inner.built]
         scales: list[float] = _outside(lambda: [float(each.loss_scale) for each in wrappers if each.scales])
         return min(scales, default=None)
+
+    @property
+    def is_seeing_script(self) -> bool:
+        """Return whether the script calls, not mpt, nor a backward pass with tapes of its own (`tf.recompute_grad`)."""
+        return threading.get_ident() not in self.in_backward and not _calling_module().startswith("mpt_cli.")
 
     def step(self, optimizer: Any, grads: Iterable[Any], variables: Any) -> None:
         """Apply true gradients, and record the step unless a `fit` does."""
@@ -539,8 +546,7 @@ def _tapes(seen: ScriptRun) -> Iterator[Patch]:
     def make(gradient: Any) -> Any:
         def scaled(tape: Any, target: Any, sources: Any, output_gradients: Any = None, **named: Any) -> Any:
             flat = tf.nest.flatten(sources)
-            is_ours = _calling_module().startswith("mpt_cli.")
-            if is_ours or not any(isinstance(each, (keras.Variable, tf.Variable)) for each in flat):
+            if not seen.is_seeing_script or not any(isinstance(each, (keras.Variable, tf.Variable)) for each in flat):
                 seen.calls.derive()
                 return gradient(tape, target, sources, output_gradients, **named)
             found = seen.passes.find(target, flat, seen.first_scale)
@@ -549,7 +555,11 @@ def _tapes(seen: ScriptRun) -> Iterator[Patch]:
 
             def take(seeds: Any) -> Any:
                 outputs = [out for call in calls for out in call.outputs]
-                gradients, beside = gradient(tape, target, [sources, outputs], seeds, **named)
+                seen.in_backward.add(thread := threading.get_ident())
+                try:
+                    gradients, beside = gradient(tape, target, [sources, outputs], seeds, **named)
+                finally:
+                    seen.in_backward.discard(thread)
                 seen.calls.keep(calls, beside, found.scale)
                 return gradients
 
@@ -569,7 +579,7 @@ def _calls_under_tapes(seen: ScriptRun) -> Iterator[Patch]:
 
     def make_enter(enter: Any) -> Any:
         def entered(tape: Any) -> Any:
-            if not _calling_module().startswith("mpt_cli."):
+            if seen.is_seeing_script:
                 seen.calls.open(tape)
             return enter(tape)
 

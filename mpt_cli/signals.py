@@ -264,6 +264,10 @@ def _raise(number: int, _: FrameType | None) -> None:
 
 
 def _raise_as_python(number: int) -> NoReturn:
+    from multiprocessing import parent_process
+
+    if number == signal.SIGTERM and parent_process() is not None:  # a child, which prints any other exception
+        raise SystemExit(SIGNAL_EXIT_CODES[number])
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 

@@ -4,6 +4,7 @@
 there another thread reads the log, and the loop never waits.
 """
 
+import math
 import sys
 import threading
 import time
@@ -466,7 +467,7 @@ class LoopRecording(Recording):
 
     def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
         if loss is not None:  # the only known measure of its quality
-            self.progress.record({"loss": loss})
+            self.progress.record({"loss": loss if math.isfinite(loss) else self.counters.last_mean_loss or loss})
         super().line(loss, metrics, **others)
 
     def header(self) -> RunHeader:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from mpt_cli.errors import DataError, Problem, config_error, raise_problems
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.sweep.directory import FINISHED, SEED, Configuration, JobResult, JobResults, SweepDirectory, read_jobs
+from mpt_cli.sweep.directory import FINISHED, SEED, Configuration, JobResults, SweepDirectory, read_jobs
 from mpt_cli.sweep.job_list import Job, Objective, SweepPlan, job_name, make_plan
 from mpt_cli.sweep.overrides import Grid, load_each, override_key, read_grid, varied_values
 from mpt_cli.sweep.paired import PairedDifference
@@ -71,19 +71,17 @@ def make_comparison(
             words, grid, secrets.randbelow(2**31) if settings.seed is None else settings.seed, seeds or 1
         )
     plan = make_plan(words, objective=objective) if script is None else _script_plan(words, script)
-    setups: dict[str, Setup] = {}
-    for job in plan.jobs:
-        own = job.without_seed
-        if str(own) not in setups:
-            settings = settings_of(job.words)
-            setups[str(own)] = Setup(own, settings.policy.name, 1 if script else settings.trainer.batch_size)
+    setups = []
+    for job in {str(job.without_seed): job for job in plan.jobs}.values():
+        settings = settings_of(job.words)
+        setups.append(Setup(job.without_seed, settings.policy.name, 1 if script else settings.trainer.batch_size))
     if len(setups) < 2:
         raise config_error("policy", "must have at least two values to compare.", None, f"As in {POLICIES}.")
     rounds = [list(members) for _, members in groupby(plan.jobs, lambda job: job.overrides.get(SEED))]
     jobs = [job for index, members in enumerate(rounds) for job in (members[::-1] if index % 2 else members)]
     if script is not None:
         jobs = [replace(job, words=[*job.words, *script.words], verb="run") for job in jobs]
-    return replace(plan, jobs=jobs), list(setups.values())
+    return replace(plan, jobs=jobs), setups
 
 
 def _script_plan(words: Sequence[str], script: Script) -> SweepPlan:
@@ -113,8 +111,7 @@ def _with_seeds(words: Sequence[str], grid: Grid, first: int, count: int) -> lis
     if SEED not in grid.varied:
         seed = f"{SEED}={','.join(str(first + index) for index in range(count))}"
         words = [*(word for word in words if override_key(word) != SEED), seed]
-    order = {SEED: 1, **{key: 2 for key in grid.varied if key != SEED}}
-    return sorted(words, key=lambda word: order.get(override_key(word), 0))
+    return sorted(words, key=lambda word: override_key(word) == SEED or 2 * (override_key(word) in grid.varied))
 
 
 SHARES = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")  # metrics between 0 and 1
@@ -208,9 +205,9 @@ class Entry(Configuration):
     speed: Quality = Quality(UNKNOWN)
 
     @property
-    def jobs(self) -> dict[str, JobResult]:
-        """Return the jobs by seed."""
-        return {result.seed: result for result in self.results}
+    def ignores_seed(self) -> bool:
+        """Return whether all its runs, of several seeds, came to the same metrics: a script may set its own seed."""
+        return len({str(job.summary.get("metrics")) for job in self.finished}) == 1 < len(self.finished)
 
     @property
     def is_faster(self) -> bool:
@@ -300,7 +297,7 @@ def _with_baseline(entry: Entry, entries: list[Entry], objective: Objective, tol
     baseline = next((other for other in group if other.policy == "float32"), group[0])
     if baseline is entry:
         return entry
-    theirs, own = dict(baseline.values), dict(entry.values)
+    theirs, own = dict(baseline.values[: 1 if baseline.ignores_seed else None]), dict(entry.values)
     pairs = [(theirs[seed], own[seed]) for seed in own if seed in theirs]
     seconds = [(baseline.seconds[seed], mine) for seed, mine in entry.seconds.items() if seed in baseline.seconds]
     return replace(

@@ -1,26 +1,17 @@
 """The report of a comparison: its verdict and doubts in sentences, the table, results.json and report.html."""
 
+import math
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.compare.comparison import (
-    BETTER,
-    EQUAL,
-    SAME,
-    UNCLEAR,
-    UNKNOWN,
-    WORSE,
-    Comparison,
-    Entry,
-)
+from mpt_cli.compare.comparison import SMALLEST_GAIN, UNKNOWN, WORSE, Comparison, Entry
 from mpt_cli.files import write_json
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn, print_table
-from mpt_cli.sweep.job_list import Objective
 from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
 from mpt_cli.sweep.report import MEMORY, SKIPPED, ending_lines, format_difference, format_verdict, job_dict
 from mpt_cli.telemetry.console import PrintableConsole
@@ -30,25 +21,36 @@ from mpt_cli.telemetry.format import format_number
 def overall_sentence(found: Comparison) -> str:
     """Return the verdict of the whole comparison in one sentence."""
     if all(entry.quality.kind == UNKNOWN for entry in found.compared):
-        what = "Quality can't" if any(entry.factors for entry in found.compared) else "Nothing can"
-        return f"{what} be compared: {_unfinished(found)}"
+        failed = [f"{entry.label} ({format_verdict(entry)})" for entry in found.entries if not entry.finished]
+        if failed:
+            return f"No verdict: there is no good run of {', '.join(failed)}."
+        name = found.objective.name
+        return f"No verdict: no run has {name}. --objective NAME judges by another number that the runs have."
     if found.workers > 1:
         return f"Speed was not compared, because {found.workers} jobs ran at a time."
     if found.seeds < FEWEST_SEEDS:
-        return f"Fewer than {FEWEST_SEEDS} seeds can't rule out chance: use --seeds {FEWEST_SEEDS} or more."
-    faster = [entry for entry in found.compared if entry.is_faster]
-    if not any(entry.factors for entry in found.compared):
+        return f"Fewer than {FEWEST_SEEDS} seeds show nothing; --seeds {FEWEST_SEEDS} or more may."
+    measured = [entry for entry in found.compared if entry.factors]
+    if not measured:
         return "Whether half precision pays is not known: no speed was measured. More steps may show it."
-    if not faster:
-        return "Half precision is not shown to pay on this device: no configuration is shown to be faster."
-    paying = [entry for entry in faster if entry.pays]
-    verb = "pays" if paying else "is faster, but is not shown to be as good"
+    faster = [entry for entry in measured if entry.is_faster]
     return " ".join(
-        f"{entry.label} {verb}: {_speed_up_cell(entry)} the speed of {entry.baseline.label}, "
+        f"{entry.label} {_pays_words(entry)}: {_speed_up_cell(entry)} the speed of {entry.baseline.label}, "
         f"its quality {_quality_words(entry)}."
-        for entry in paying or faster
+        for entry in [entry for entry in faster if entry.pays] or faster or measured
         if entry.baseline
     )
+
+
+def _pays_words(entry: Entry) -> str:
+    """Return whether it pays, no more firmly than the interval of its speed allows."""
+    gain = 1 + SMALLEST_GAIN
+    low, high = (entry.factors or [])[1:] or (0.0, math.inf)
+    if entry.pays:
+        return "pays" if low > gain else "seems to pay"
+    if entry.is_faster:
+        return f"{'is' if low > gain else 'seems'} faster, but is not shown to be as good"
+    return "does not pay" if high < gain or entry.quality.kind == WORSE else "may pay, but is not shown to"
 
 
 def sentences(found: Comparison) -> list[str]:
@@ -57,11 +59,12 @@ def sentences(found: Comparison) -> list[str]:
     if margins := [entry.quality.margin for entry in found.compared if entry.quality.kind != UNKNOWN]:
         told.append(
             f"Equal quality: {FEWEST_SEEDS} or more seeds show that the mean difference of {found.objective.name} is "
-            f"within {format_number(max(margins))} of the baseline. Better or worse: they show that it is not 0. Both "
-            "have an error rate of 5%. The same: no seed differs, which is no proof. Otherwise it is unclear."
+            f"within {format_number(max(margins))} of the baseline; better or worse: that it is not 0, each with an "
+            "error rate of 5%; the same: no seed differs, which is no proof; else it is unclear. Speed: brackets hold "
+            "the 95% interval, and less than 5% is no gain; other work on the machine widens it, more seeds narrow it."
         )
-    if not any(entry.policy == "float32" for entry in found.entries):
-        told.append("float32 is not among the configurations, so the first is the baseline.")
+    if any(entry.ignores_seed for entry in found.entries if entry.baseline is None):
+        told.append("No seed changed a metric of the baseline: for quality its runs count as one.")
     if margins and found.plan.jobs[0].verb == "run":
         told.append(
             f"If a script trains several times, only the first training is compared, by {found.objective.name}; "
@@ -70,47 +73,28 @@ def sentences(found: Comparison) -> list[str]:
     return told
 
 
-def entry_verdict(found: Comparison, entry: Entry) -> str:
-    """Return the last cell of a row: how the configuration compares with its baseline, and its numerical verdict."""
+def entry_verdict(entry: Entry) -> str:
+    """Return the cell of the table: the configuration against its baseline, and the verdict on its numerics."""
     verdict = format_verdict(entry)
     if not entry.is_complete:
         return verdict
     if entry.baseline is None:
         return f"baseline; {verdict}"
-    if found.workers > 1:
-        return f"{_quality_words(entry)}; {verdict}"
-    return f"{_quality_words(entry)}, {_SPEED_WORDS[entry.speed.kind]}; {verdict}"
-
-
-_SPEED_WORDS = {
-    BETTER: "faster",
-    WORSE: "slower",
-    EQUAL: "as fast",
-    SAME: "as fast",
-    UNCLEAR: "speed unclear",
-    UNKNOWN: "speed unknown",
-}
+    return f"quality {_quality_words(entry)}; {verdict}"
 
 
 def format_factor(factor: float) -> str:
     """
     >>> format_factor(1.94), format_factor(0.333), format_factor(12.3)
-    ('1.9×', '0.33×', '12×')
+    ('1.94×', '0.33×', '12×')
     """
-    return f"{factor:.0f}×" if factor >= 10 else f"{factor:.1f}×" if factor >= 1 else f"{factor:.2f}×"
+    return f"{factor:.0f}×" if factor >= 10 else f"{factor:.2f}×"
 
 
 def _quality_words(entry: Entry) -> str:
-    """Return the kind of quality, with the number of seeds if it holds for these seeds only."""
-    kind, seeds = entry.quality.kind, count_seeds(entry.quality.seeds)
-    return f"{kind} in {seeds}" if kind in (SAME, EQUAL, UNCLEAR) else kind
-
-
-def _unfinished(found: Comparison) -> str:
-    failed = [entry.label for entry in found.entries if not entry.finished]
-    if failed:
-        return f"{', '.join(failed)} did not finish."
-    return f"no run has {found.objective.name}. --objective NAME chooses another metric of the runs."
+    """Return the kind of quality, with the number of seeds for which it holds."""
+    kind, seeds = entry.quality.kind, entry.quality.seeds
+    return f"{kind} in {count_seeds(seeds)}" if seeds else kind
 
 
 SECONDARY = ("memory",)  # left out where the terminal is narrow
@@ -119,17 +103,16 @@ SECONDARY = ("memory",)  # left out where the terminal is narrow
 def columns(found: Comparison) -> list[TableColumn[Entry]]:
     """Return all columns: what was compared, quality, skips, speed, memory, verdict."""
     name = found.objective.name
-    seeds = TableColumn[Entry]("seeds", lambda entry: f"{len(entry.finished)} of {len(entry.results)}")
     return [
         TableColumn("precision", lambda entry: entry.label, is_number=False),
-        *([seeds] if found.seeds > 1 else []),
+        TableColumn("seeds", lambda entry: f"{len(entry.finished)} of {len(entry.results)}"),
         TableColumn(f"quality: {name}", lambda entry: format_number(entry.mean)),
         TableColumn("difference", _paired_cell),
         SKIPPED,
         TableColumn("step", _step_cell),
         TableColumn("speed-up", _speed_up_cell),
         MEMORY,
-        TableColumn("verdict", lambda entry: entry_verdict(found, entry), is_number=False, wraps=True),
+        TableColumn("verdict", entry_verdict, is_number=False, wraps=True),
     ]
 
 
@@ -169,9 +152,9 @@ def print_comparison(found: Comparison, console: PrintableConsole, page: Path | 
 def compare_page(found: Comparison, page: Path) -> str:
     """Return the whole page as text; `page` is where it will be written."""
     histories = read_histories(
-        (job.run_dir, f"{entry.label}, seed {seed}" if found.seeds > 1 else entry.label)
+        (job.run_dir, f"{entry.label}, seed {job.seed}" if found.seeds > 1 else entry.label)
         for entry in found.entries
-        for seed, job in entry.jobs.items()
+        for job in entry.results
     )
     return render_page(
         "compare.html",
@@ -215,17 +198,14 @@ def comparison_dict(found: Comparison) -> dict[str, Any]:
 
 
 def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
-    names = dict.fromkeys(name for job in entry.finished for name in job.summary.get("metrics", {}))
-    means = {name: replace(entry, objective=Objective(name, falls=True)).mean for name in names}
     peaks = [peak for job in entry.results if (peak := job.number("peak_memory_bytes")) is not None]
     return {
         "label": entry.label,
         "overrides": entry.overrides,
         "policy": entry.policy,
         "baseline": None if entry.baseline is None else entry.baseline.label,
-        "verdict": entry_verdict(found, entry),
+        "verdict": entry_verdict(entry),
         "quality": None if entry.baseline is None else asdict(entry.quality),
-        "metrics": means,
         "skipped_steps": sum(int(job.number("skipped_steps") or 0) for job in entry.results),
         "step_seconds": entry.step_seconds,
         "speed_up": entry.factors
@@ -236,7 +216,7 @@ def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
         },
         "peak_memory_bytes": int(max(peaks)) if peaks else None,
         "jobs": [
-            {**job_dict(found, job), "run_dir": str(job.run_dir), "step_seconds": entry.seconds.get(seed)}
-            for seed, job in entry.jobs.items()
+            {**job_dict(found, job), "run_dir": str(job.run_dir), "step_seconds": entry.seconds.get(job.seed)}
+            for job in entry.results
         ],
     }

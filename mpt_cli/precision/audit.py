@@ -105,7 +105,10 @@ def _risk(layer: Any, is_head: bool) -> str:
         return ""
     probabilities = getattr(getattr(layer, "activation", None), "__name__", "") in ("softmax", "sigmoid")
     if is_head and (probabilities or isinstance(layer, keras.layers.Softmax)):
-        return f"{PROBABILITIES} in {layer.compute_dtype}: their gradient is inf or nan near 0 and exactly 0 below 6e-8"
+        bad = "those above 0.998 are 1"
+        if layer.compute_dtype == "float16":
+            bad = "their gradient is inf or nan near 0 and exactly 0 below 6e-8"
+        return f"{PROBABILITIES} in {layer.compute_dtype}: {bad}"
     return layer_risk(layer) if layer.compute_dtype == "float16" else ""
 
 

@@ -153,6 +153,7 @@ class TapedCalls:
         self._skipped: dict[Any, tuple[list[Any], list[Any], Any]] = {}  # copies of inputs, models, form of the inputs
         self._thread = 0  # of the program: looks at its steps run elsewhere
         self._eager_steps = 0
+        self._hold_all = False  # the models called, of the variables whose gradients are taken
         self.heads: dict[int, Any] = {}  # by their ids the models that were called last before a loss
 
     def open(self, tape: Any) -> None:
@@ -193,8 +194,9 @@ class TapedCalls:
         if self._are_derived or (tf.executing_eagerly() and self._eager_steps % EAGER_STEPS != 1):
             return []
         ids = ids_of(sources)
-        own = (call for call in self._calls if ids & ids_of(call.model.trainable_variables))
-        return [call for call in own if all(map(is_readable, call.outputs))]
+        held = [(call, ids_of(call.model.trainable_variables)) for call in self._calls]
+        self._hold_all = ids <= set().union(*(own for _, own in held))
+        return [call for call, own in held if ids & own and all(map(is_readable, call.outputs))]
 
     def keep(self, calls: Sequence[TapedCall], gradients: Sequence[Any], scale: Tensor) -> None:
         """Keep the `gradients` of the scaled loss by all outputs of these calls."""
@@ -212,7 +214,7 @@ class TapedCalls:
             return
         for model, batch in found.values():
             self._keep(model, batch)
-        if found:
+        if found and self._hold_all:
             last = calls[-1].model
             self.heads[id(last)] = last
 

@@ -91,7 +91,7 @@ class StepCounters:
     learning_rate: float = math.nan
     is_sound: bool = True  # whether loss and gradients of the last applied step were finite
     peaks: StreakCounts[int] = NO_STREAKS
-    last_mean_loss: float | None = None  # of the last call that had applied steps
+    last_mean_loss: float | None = None  # of the last call that had applied steps; if not finite, the last
     first_loss: float | None = None  # of the first applied step
     sample: GradientSample | None = None  # the latest
     _loss_sum: float = 0.0
@@ -182,7 +182,7 @@ class StepCounters:
             return
         with np.errstate(invalid="ignore"):  # inf and -inf in one block add up to nan
             total = float(np.sum(used, dtype=np.float64))
-        self.last_mean_loss = total / len(used)
+        self.last_mean_loss = total / len(used) if np.isfinite(total) else float(used[-1])
         self._loss_sum += total
         self._loss_count += len(used)
 

@@ -1,7 +1,6 @@
 """`run`: an unchanged Keras script under a policy, with loss scaling, record, health rules and verdict."""
 
 import argparse
-import importlib.util
 import os
 import re
 import runpy
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import mpt_cli
-from mpt_cli.errors import NUMERICAL, OK, DataError, MptError, Problem, config_error, raise_problems
+from mpt_cli.errors import NUMERICAL, OK, TERMINATED, DataError, MptError, Problem, config_error, raise_problems
 from mpt_cli.jobs.local_processes import at_end_of_forked, spawn_main, spawning_by
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings, acts_on_record
@@ -39,10 +38,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     settings, name = script_settings(overrides), target_name(rest)
     _check_place(settings, script_title(rest))
     _hint_at_keys(rest)
-    named = settings.backend.name
-    asked = any(word.startswith(("backend=", "backend.name=")) for word in overrides) and named != "auto"
-    if (backend := named if asked else _backend_without_tensorflow()) is not None:
-        _choose_backend(backend)
+    _choose_backend(settings.backend.name)
     is_module = rest[0] == "-m"
     again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then
     options = [STRICT] * strict + [ALLOW_UNCHECKED] * allows_unchecked
@@ -55,7 +51,7 @@ def run_run(arguments: argparse.Namespace) -> int:
             if is_module:
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(name, run_name="__main__")
+                runpy.run_path(os.path.abspath(name), run_name="__main__")
 
     seen, error = run_program(program, run)
     code = _script_exit_code(error, settings.policy.name)
@@ -151,7 +147,9 @@ def run_spawned(words: list[str], title: str, command: tuple[str, ...], given: d
     program = ScriptProgram(settings, title, command, tuple(words))
     seen, error = run_program(program, lambda: spawn_main(**given))
     _print_notes(seen)
-    if isinstance(error, Terminated):  # as `Pool.terminate` ends a process without us
+    if (
+        isinstance(error, Terminated) or getattr(error, "code", None) == TERMINATED
+    ):  # as `Pool.terminate` ends a process without us
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
     assert error is not None  # spawn_main ends with SystemExit
@@ -184,28 +182,23 @@ def _print_notes(seen: "ScriptRun | None") -> None:
 
 def _judge_strictly(seen: "ScriptRun | None", allow_unchecked: bool) -> int:
     """Return the exit code that --fail-on-verdict asks for, and print the reason."""
-    if seen is None or not seen.ended_runs:
-        reason = "there is no verdict, because no training of the script was recorded to its end"
-    else:
+    reason = "there is no verdict, because no training of the script was recorded to its end"
+    if seen is not None and seen.ended_runs:
         reason = seen.why_not_good(allow_unchecked)
     if reason:
         say(f"mpt run: --fail-on-verdict: {reason}", sys.stderr)
     return NUMERICAL if reason else OK
 
 
-def _backend_without_tensorflow() -> str | None:
-    """Return the installed backend where Keras would choose a missing TensorFlow; None where it can choose."""
-    if "KERAS_BACKEND" in os.environ or importlib.util.find_spec("tensorflow") is not None:
-        return None
+def _choose_backend(name: str) -> None:
+    """Have Keras imported on this backend ("auto": on the only one here); ConfigError where that can't be."""
+    from mpt_cli.engine.backend import check_installed
     from mpt_cli.settings.load import installed_backend
 
-    return installed_backend()
-
-
-def _choose_backend(name: str) -> None:
-    """Make Keras import this backend; ConfigError if it has imported another."""
-    from mpt_cli.engine.backend import check_installed
-
+    if name == "auto":
+        name = installed_backend()
+        if "KERAS_BACKEND" in os.environ or name == "tensorflow":
+            return
     check_installed(name)
     keras = sys.modules.get("keras")
     if keras is not None and (loaded := keras.backend.backend()) != name:
@@ -227,7 +220,7 @@ def split_script(words: list[str]) -> tuple[list[str], list[str]]:
         if word not in (STRICT, ALLOW_UNCHECKED) and ("=" not in word or word.startswith("-"))
     )
     count = next(others, len(words))
-    return words[:count], words[count:]
+    return words[:count], words[count + (words[count:][:1] == ["--"]) :]
 
 
 def target_name(rest: list[str]) -> str:
@@ -235,6 +228,8 @@ def target_name(rest: list[str]) -> str:
         raise config_error("script", "must be given: mpt run [key=value …] script.py args …, or -m module.")
     if rest[0] == "-m":
         return rest[1]
+    if rest[0].endswith(".ipynb"):
+        raise DataError(f"{rest[0]} is a notebook: `jupyter nbconvert --to script` makes a script of it.")
     if not Path(rest[0]).is_file():
         raise DataError(f"there is no script {rest[0]}.")
     return rest[0]
@@ -284,8 +279,8 @@ def _script_key_problem(word: str) -> Problem | None:
         return None
     of_trainer = [f"trainer.{name}" for name in RECORDED_TRAINER_KEYS]
     known = [*SINGLE_KEYS, "loss_scale.…", "logger.…", *of_trainer]
-    own = 'In the script, a layer takes dtype="float32". ' if path.startswith("policy.") else ""
-    return Problem(path, "must be set in the script itself.", value, f"{own}mpt run takes {', '.join(known)}.")
+    own = "Words of the script stand after its name; in it, a layer takes dtype='float32'."
+    return Problem(path, "must be set in the script itself.", value, f"mpt run takes {', '.join(known)}. {own}")
 
 
 def _script_exit_code(error: BaseException | None, policy: str) -> int:
@@ -304,8 +299,7 @@ def _script_exit_code(error: BaseException | None, policy: str) -> int:
     sys.excepthook(type(error), error.with_traceback(frames), frames)
     if policy != "float32" and re.search("float16|half", f"{error}{error.__cause__}{error.__context__}"):
         layer = failed_layer(error)
-        has_layers = bool(getattr(layer, "layers", ()))  # a model: what it mixes comes from layers of several dtypes
-        cure = "keras.ops.cast there gives all one dtype" if has_layers else "dtype='float32' there keeps it out"
+        cure = "dtype='float32' there keeps it out, keras.ops.cast gives what it mixes one dtype"
         where = "" if layer is None else f" It broke in {describe_layer(layer)}; {cure}."
         other = "" if policy == "mixed_bfloat16" else "policy=mixed_bfloat16 has the range of float32, "
         say(

@@ -20,10 +20,10 @@ from mpt_cli.telemetry.console import PrintableConsole
 
 @dataclass
 class Outcomes:
-    """What the stubs report by policy: accuracy (of each seed), examples per second, exit code."""
+    """What the stubs report by policy: accuracy (of each seed), examples per second (also of each), exit code."""
 
     accuracy: dict[str, Sequence[float]] = field(default_factory=dict)
-    rate: dict[str, float] = field(default_factory=dict)
+    rate: dict[str, float | Sequence[float]] = field(default_factory=dict)
     code: dict[str, int] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
 
@@ -44,12 +44,14 @@ class Outcomes:
         policy = next(word.partition("=")[2] for word in job.words if word.startswith("policy="))
         seed = int(job.overrides.get("seed", 0))
         values = self.accuracy.get(policy, [0.9])
-        code = self.code.get(policy, 0)
+        code, rate = self.code.get(policy, 0), self.rate.get(policy, 1000.0)
         more = {
             "exit_code": code,
             "status": "finished" if code == 0 else "stopped",
             "skipped_steps": 0,
-            "examples_per_second": self.rate.get(policy, 1000.0) * (1 + seed % 3 / 100 * (policy != "float32")),
+            "examples_per_second": rate[seed % len(rate)]
+            if isinstance(rate, Sequence)
+            else rate * (1 + seed % 3 / 100 * (policy != "float32")),
         }
         accuracy = str(values[seed % len(values)])
         return [sys.executable, "-S", stub_job.__file__, "good", str(run_dir), accuracy, json.dumps(more)]

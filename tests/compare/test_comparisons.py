@@ -39,6 +39,11 @@ CASES = {
     ),
     "two seeds": (THREE, 2, {}),
     "unclear": (TWO, 3, {"accuracy": spread(0.93, 0.97, 0.92), "rate": FASTER}),
+    # logarithms 0.0392, 0.0488, 0.0583: 0.04877 ± 0.0237; then -0.1054, 0.4700, 0.3365: 0.2337 ± 0.7471
+    "hardly faster": (TWO, 3, {"accuracy": spread(0.951, 0.96, 0.942), "rate": {"mixed_float16": [1040, 1050, 1060]}}),
+    "by turns": (TWO, 3, {"accuracy": spread(0.951, 0.96, 0.942), "rate": {"mixed_float16": [900, 1600, 1400]}}),
+    "slower": (TWO, 3, {"accuracy": spread(0.951, 0.96, 0.942), "rate": {"mixed_float16": 500.0}}),
+    "a script with its own seed": (TWO, 3, {"rate": FASTER}),
     # differences -0.45, -0.46, -0.45: 0.0057735 / sqrt(3) * 4.3027 = 0.01434
     "worse": (TWO, 3, {"accuracy": spread(0.5, 0.5, 0.52, of_float32=(0.95, 0.96, 0.97)), "rate": FASTER}),
     "a failed run": (THREE, None, {"code": {"mixed_float16": 4}, "rate": {"mixed_bfloat16": 3000.0}}),
@@ -100,7 +105,7 @@ def test_jobs_at_the_same_time_are_not_timed_against_each_other_also_when_resume
     found, _ = outcomes.resume(tmp_path / "c")
     assert found.workers == 3
     assert overall_sentence(found).startswith("Speed was not compared, because 3 jobs ran at a time.")
-    assert cells(found, "mixed_float16")["verdict"] == "unclear in one seed; healthy"
+    assert cells(found, "mixed_float16")["verdict"] == "quality unclear in one seed; healthy"
 
 
 @pytest.mark.slow

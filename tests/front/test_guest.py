@@ -280,8 +280,8 @@ def test_a_script_that_half_precision_breaks_hears_whose_policy_it_is(tmp_path):
     done = run(tmp_path, BREAKS)
     assert done.returncode == 1 and done.stderr.endswith(
         "mpt run: the dtype policy mixed_float16 comes from mpt, not the script. It broke in layer mixer (Mixes); "
-        "dtype='float32' there keeps it out. policy=mixed_bfloat16 has the range of float32, policy=float32 runs the "
-        "script as it is.\n"
+        "dtype='float32' there keeps it out, keras.ops.cast gives what it mixes one dtype. policy=mixed_bfloat16 has the "
+        "range of float32, policy=float32 runs the script as it is.\n"
     )
 
 
@@ -293,6 +293,65 @@ def test_a_process_of_multiprocessing_trains_under_the_same_policy_on_a_record_o
     (path,) = tmp_path.glob("run-process-*")
     assert load_run(path).summary["applied_steps"] == 1
     assert done.stderr.count(f"next: mpt report {path.name}") == 1
+
+
+SPOILED = """
+import keras, tensorflow as tf
+w, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.5)
+for factor in (1.0, float("nan"), 1.0):
+    with tf.GradientTape() as tape:
+        loss = w * factor
+    gradient = tape.gradient(loss, w)
+    optimizer.apply_gradients([(tf.where(tf.math.is_finite(gradient), gradient, 0.0), w)])
+"""
+
+
+def test_a_loss_that_was_nan_and_is_finite_at_the_end_has_not_ended_as_nan(tmp_path):
+    """In float32 nothing is skipped: the loop itself leaves such gradients out."""
+    assert run(tmp_path, SPOILED, "policy=float32").returncode == 0
+    summary = load_run(tmp_path / "run").summary
+    assert (summary["verdict"], summary["applied_steps"], summary["metrics"]) == ("healthy", 3, {"loss": 0.5})
+
+
+ENDED = """
+import multiprocessing, os, signal
+def work():
+    os.kill(os.getpid(), signal.SIGTERM)
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start()
+    child.join()
+    print(child.exitcode)
+"""
+
+
+@pytest.mark.long
+def test_a_process_that_a_pool_terminates_ends_by_the_signal_and_prints_nothing(tmp_path):
+    done = run(tmp_path, ENDED, fresh=True)
+    assert (done.returncode, done.stdout) == (0, "-15\n") and "Traceback" not in done.stderr, done.stderr
+
+
+RECOMPUTED = """
+import keras, pathlib, tensorflow as tf
+print(pathlib.Path(__file__).is_absolute())
+layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype="mixed_float16")
+layer.build((None, 1))
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones", name="features")])
+again, optimizer = tf.recompute_grad(lambda x: layer(x) * 2.0**-13), keras.optimizers.SGD(0.5)
+weights = [*layer.trainable_variables, *model.trainable_variables]
+for factor in (1.0, 1.0, float("nan"), 1.0):
+    with tf.GradientTape() as tape:
+        loss = tf.cast(again(model(tf.ones((1, 1)), training=True)), "float32") * 2.0**-12 * factor
+    grads = tape.gradient(loss, weights)
+    print(float(grads[0][0, 0]) * 2**25)
+    optimizer.apply_gradients(zip(grads, weights))
+"""
+
+
+def test_a_pass_with_tapes_inside_is_scaled_once_and_its_features_are_no_head(tmp_path):
+    """2^-25 is below half of the smallest number of float16. The third loss is nan, the last is not."""
+    done = run(tmp_path, RECOMPUTED)
+    assert done.stdout == "True\n1.0\n1.0\nnan\n1.0\n" and "output of the model" not in done.stderr, done.stderr
 
 
 @pytest.mark.long
