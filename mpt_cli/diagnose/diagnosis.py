@@ -8,7 +8,7 @@ from typing import Any
 from mpt_cli.diagnose.float32_examination import Examination
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
 from mpt_cli.engine.backend import Platform
-from mpt_cli.errors import config_error
+from mpt_cli.errors import ConfigError, config_error
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.samples.lost_digits import LostDigits
@@ -52,6 +52,8 @@ class Diagnosis:
     faults: dict[str, str] = field(default_factory=dict)
     mended: dict[str, str] = field(default_factory=dict)
     digits: LostDigits | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    float32: str = ""
 
     def __str__(self) -> str:
         """Return a line each on what is wrong, what to set, and how sure that is."""
@@ -142,7 +144,7 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
 
     One such layer may hide another, which the next round finds.
     """
-    again, kept, mended = found, [*found.keep_in_float32], dict[str, str]()
+    again, kept, mended, labels = found, [*found.keep_in_float32], dict[str, str](), {**found.labels}
     for _ in range(ROUNDS):
         lost = _first_lossy_layers(again)
         mended |= lost
@@ -152,9 +154,16 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
             break
         kept += dict.fromkeys(more)
         say(f"half precision loses something at any scale; trying again with {', '.join(kept)} in float32")
-        examination.keep_in_float32(kept)
+        try:
+            examination.keep_in_float32(kept)
+        except ConfigError as error:  # the model mixes what layers in float16 and float32 return
+            return replace(found, float32=f"{', '.join(kept)} in float32 may (not tried: {error})")
         again = _verify(examination, [*kept], say)
-    return replace(again, mended=mended) if again.window is not None and again.is_safe else found
+        labels |= again.labels
+    if again.window is not None and again.is_safe:
+        return replace(again, mended=mended, labels=labels)
+    outcome = "leaves nothing in float16" if again.window is None else "does not either"
+    return replace(found, float32=f"{', '.join(kept)} in float32 {outcome}" if kept else "")
 
 
 def _layers_to_keep(examination: Examination, found: Diagnosis) -> list[str]:
@@ -174,14 +183,21 @@ def _layers_to_keep(examination: Examination, found: Diagnosis) -> list[str]:
     return examination.layers_around(names, sent_back)
 
 
-def _first_lossy_layers(found: Diagnosis) -> dict[str, str]:
-    """Return the layers whose outputs in float32 are beyond float16.
+def origins(found: Diagnosis) -> dict[str, str]:
+    """Return the faults without layers that only receive what others lost in the forward pass."""
+    lossy = _first_lossy_layers(found)
+    return {layer: its for layer, its in found.faults.items() if layer in lossy or its not in FORWARD_FAULTS}
 
-    Other layers only receive what these lost. If no layer is beyond float16, return the first that loses its outputs.
+
+def _first_lossy_layers(found: Diagnosis) -> dict[str, str]:
+    """Return the layers that lose their outputs by themselves: the first, and those whose outputs are beyond float16 in
+    float32.
+
+    The others only receive what these lost.
     """
     lost = {layer: fault for layer, fault in found.faults.items() if fault in FORWARD_FAULTS}
-    rows = [row for row in found.layer_samples if row.kind == ACTIVATIONS and row.is_beyond_float16]
-    return {row.layer: lost[row.layer] for row in rows if row.layer in lost} or dict([*lost.items()][:1])
+    beyond = {row.layer for row in found.layer_samples if row.kind == ACTIVATIONS and row.is_beyond_float16}
+    return {layer: fault for layer, fault in lost.items() if layer in {*beyond, *[*lost][:1]}}
 
 
 def _verify(examination: Examination, kept: list[str], say: Callable[[str], None]) -> Diagnosis:
@@ -205,14 +221,15 @@ def _verify(examination: Examination, kept: list[str], say: Callable[[str], None
     recommended = recommended_scale(found.window or predicted, *scale_bounds(settings.loss_scale.rule))
     for scale in (1.0, found.loss_scale, recommended / 2, recommended):
         examination.try_scale(scale)
-    trials, rows = examination.trials, examination.layer_samples(recommended)
+    trials, (rows, faults) = examination.trials, examination.compare_at(recommended)
     found = replace(
         found,
         trials=[trials[scale] for scale in sorted(trials)],
         layer_samples=rows,
-        faults=examination.places.faults(rows),
+        faults=faults,
+        labels=examination.labels(rows, faults),
     )
-    overflows = found.highest_safe is None or found.forward_overflows or OVERFLOWED in found.faults.values()
+    overflows = found.highest_safe is None or found.forward_overflows
     return found if overflows else replace(found, recommended=recommended)
 
 
@@ -258,9 +275,12 @@ def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
     sure = "not tried in float16" if tried is None else f"tried in real float16 passes {trial_sentence(tried)}"
     when = f"trained for {found.step} steps" if found.step else "before training"
     sure += f"; this holds for the model {when}, and gradients change: --after-steps (after_steps=) measures later"
-    none = "nothing: no loss scale is needed" if found.window is None else "no loss scale helps here"
-    advice = f"nothing needs to change; {keys} leaves the most room above and below" if found.is_well else keys or none
-    return [("finding", _finding(found)), ("set", advice), ("evidence", sure)]
+    if found.is_well:
+        keys = f"nothing needs to change; {keys} leaves the most room above and below"
+    elif not keys:
+        remedy = found.float32 or "mixed_bfloat16 may (not tried)"
+        keys = "nothing: no loss scale is needed" if found.window is None else f"no loss scale alone helps; {remedy}"
+    return [("finding", _finding(found)), ("set", keys), ("evidence", sure)]
 
 
 def _finding(found: Diagnosis) -> str:
@@ -276,9 +296,9 @@ def _finding(found: Diagnosis) -> str:
     wrong = f"{scale} {format_fraction(met.flushed)} of the gradients in float16 become zero"
     if met.overflows:
         wrong = f"{scale} gradients overflow in {met.overflows} of {met.passes} passes"
-    faults = {**found.mended, **found.faults}
+    faults = {**found.mended, **origins(found)}
     if fault := next((fault for fault in FAULTS if fault in faults.values()), None):
-        names = [layer for layer, its in faults.items() if its == fault]
+        names = [found.labels.get(layer, layer) for layer, its in faults.items() if its == fault]
         wrong = f"{layer_names(names)} {FAULTS[fault][0]}; {wrong}"
     return f"{wrong} at step {found.step}"
 

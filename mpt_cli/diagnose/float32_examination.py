@@ -16,14 +16,20 @@ from mpt_cli.engine.step_batches import StepChunk
 from mpt_cli.errors import ConfigError, NumericalError, config_error
 from mpt_cli.precision import computes_in_float16, has_custom_train_step
 from mpt_cli.precision.gradient_check import is_overwritten
-from mpt_cli.precision.gradients import SafeScales
+from mpt_cli.precision.gradients import INFS, NANS, SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
-from mpt_cli.precision.policy import name_of, parts_of
+from mpt_cli.precision.policy import layers_of, name_of, outermost, parts_of
 from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges
 from mpt_cli.samples.lost_digits import measure_digits
+from mpt_cli.samples.probes import VALUE
 from mpt_cli.samples.value_ranges import HALF, RangeMap, is_rounded, mean_share
 from mpt_cli.settings.schema import PolicySettings
-from mpt_cli.telemetry.record_types import ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS, LayerSample
+from mpt_cli.telemetry.record_types import (
+    ACTIVATION_GRADIENTS,
+    OVERFLOWED,
+    WEIGHT_GRADIENTS,
+    LayerSample,
+)
 from mpt_cli.training.build_run_parts import Assembly, assemble, build_metrics
 from mpt_cli.training.run_from_settings import Program
 from mpt_cli.user_code import model_problem
@@ -123,6 +129,7 @@ def _variables(model: Any) -> list[Any]:
     return [variable for variable in model.variables if not is_overwritten(variable)]
 
 
+AFTER_PRODUCT = ("softmax", "attention_output")  # in Keras's attention layers
 GRADIENTS = (ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS)
 # doublings above and below the predicted highest scale within which the real one is looked for
 FARTHEST, FARTHEST_BELOW = 3, 32
@@ -172,8 +179,8 @@ class Examination:
         self._trace_examined()
 
     def layers_around(self, names: Sequence[str], sent_back: Sequence[str]) -> list[str]:
-        """Return the layers in `names`, those that take an output of `sent_back`, and those next to their plain
-        operations.
+        """Return the layers among `names`, those that take an output of `sent_back`, and those next to their plain
+        operations; instead of a layer inside one of Keras's that one.
 
         An operation such as x * 2 computes in the dtype of its input, and so do the operations after it.
         """
@@ -187,7 +194,20 @@ class Examination:
                 pending += [maker for maker, takers in consumers.items() if index in takers]
                 pending += consumers.get(index, ())
             around.add(index)
-        return [name_of(parts[index]) for index in sorted(around) if isinstance(parts[index], keras.Layer)]
+        owners = outermost(self._examined)
+        layers = [name_of(parts[index]) for index in sorted(around) if isinstance(parts[index], keras.Layer)]
+        return [*dict.fromkeys(owners.get(name, name) for name in layers)]
+
+    def labels(self, rows: Sequence[LayerSample], faults: dict[str, str]) -> dict[str, str]:
+        """Return the words for faulty layers inside Keras's: the layer that a script can set, and what fails in it."""
+        beyond, owners = {row.layer for row in rows if row.is_beyond_float16}, outermost(self._examined)
+        words = {}
+        for name in faults.keys() & owners:
+            part = name.removeprefix(f"{owners[name]}/")
+            if part in AFTER_PRODUCT and name not in beyond and faults[name] == OVERFLOWED:
+                part = "product of query and key"
+            words[name] = f"{owners[name]} (its {part})"
+        return words
 
     def try_scale(self, scale: float) -> ScaleTrial:
         """Try it on float16 passes, once."""
@@ -212,10 +232,22 @@ class Examination:
     def _is_safe(self, power: int) -> bool:
         return -126 <= power <= 127 and self.try_scale(2.0**power).overflows == 0
 
-    def layer_samples(self, scale: float) -> list[LayerSample]:
-        """Return a sample of each layer in float16 passes at this scale, compared with float32."""
+    def compare_at(self, scale: float) -> tuple[list[LayerSample], dict[str, str]]:
+        """Return what float16 passes leave of each layer at this scale, against float32, and the faults of layers.
+
+        A layer that overflows between the layers inside it comes before those that receive its output.
+        """
         exact = add_up([self._in_float32(batch, scale) for batch in self._batches])
-        return self.places.layer_samples(self._pass_at(scale)[0], exact)
+        total, _ = self._pass_at(scale)
+        rows = self.places.layer_samples(total, exact)
+        faults = self.places.faults(rows)
+        for index in self._in_float16.probes.order:
+            part = self._in_float16.probes.parts[index]
+            inside = layers_of(part) if isinstance(part, keras.Layer) else []
+            is_lost = inside and total.parts[index, VALUE, INFS : NANS + 1].any()
+            if is_lost and faults.keys().isdisjoint(map(name_of, inside)):
+                return rows, {name_of(part): OVERFLOWED, **faults}
+        return rows, faults
 
     def _pass_at(self, scale: float) -> tuple[ValueRanges, int]:
         """Return the sum of the counts of all batches, and the number of batches with non-finite weight gradients."""

@@ -18,6 +18,7 @@ from mpt_cli.diagnose.diagnosis import (
     format_window,
     layer_names,
     lead_sentences,
+    origins,
     trial_sentence,
 )
 from mpt_cli.diagnose.safe_windows import LayerRange
@@ -52,7 +53,8 @@ def config_lines(found: Diagnosis) -> list[str]:
 
 
 def _examined(found: Diagnosis) -> str:
-    what = f"{found.settings.recipe} under {found.policy.name}"
+    kept = layer_names(found.settings.policy.overrides)
+    what = f"{found.settings.recipe} under {found.policy.name}" + (f" but for {kept}" if kept else "")
     if not found.examines_run_policy:
         what += f" (the policy of the run, {found.settings.policy.name}, has no float16)"
     return f"{what}, compared with float32 at the same weights, on {found.batches} batches at step {found.step}"
@@ -62,7 +64,7 @@ def _safe(found: Diagnosis) -> str:
     if found.window is None:
         return "any scale: no gradient is in float16"
     if found.window.empty:
-        return "no scale: each overflows or flushes something, and keeping layers in float32 does not help"
+        return "no scale: each overflows or flushes something"
     if not found.is_safe:
         return f"no scale for every layer; scales {format_window(found.window)} for layers whose inputs are not lost"
     return f"scales {format_window(found.window)}: nothing overflows, little is flushed to zero"
@@ -70,10 +72,10 @@ def _safe(found: Diagnosis) -> str:
 
 def _faults(found: Diagnosis) -> Iterator[str]:
     for fault, (words, remedy) in FAULTS.items():
-        names = [layer for layer, its in found.faults.items() if its == fault]
+        names = [found.labels.get(layer, layer) for layer, its in origins(found).items() if its == fault]
         if names:
             yield f"{layer_names(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
-        if mended := [layer for layer, its in found.mended.items() if its == fault]:
+        if mended := [found.labels.get(layer, layer) for layer, its in found.mended.items() if its == fault]:
             yield f"{layer_names(mended)} {words}, unless the layers named here are in float32"
 
 

@@ -73,7 +73,7 @@ def clone_with_policies(model: Any, policies: dict[Any, str], moved: Any) -> Any
     Models inside it are copied layer by layer too. Raises ValueError for a subclassed model, where a layer can't be
     made anew, and where one inside another one gets variables of another dtype than asked for.
     """
-    if not isinstance(model, keras.Sequential) and not hasattr(model, "operations"):
+    if not _has_graph(model):
         raise ValueError(
             f"the variables of layer {moved.name!r} are {moved.variable_dtype} and can't change dtype after the "
             f"subclassed model {type(model).__name__} is built. Give the layer a dtype where the model makes it."
@@ -98,6 +98,10 @@ def clone_with_policies(model: Any, policies: dict[Any, str], moved: Any) -> Any
         if layer in policies and twin.dtype_policy.name != policies[layer]:
             _set_policy(twin, policies[layer])
     return copy
+
+
+def _has_graph(model: Any) -> bool:
+    return isinstance(model, keras.Sequential) or hasattr(model, "operations")
 
 
 def remake_layer(layer: Any, **changes: Any) -> Any:
@@ -277,7 +281,10 @@ def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:
     >>> [layer.compute_dtype for layer in model.layers]
     ['float16', 'float32']
     """
-    wanted = (dict.fromkeys(layers_of(model), policy.name) if everywhere else {}) | wanted_policies(model, policy)
+    wanted = wanted_policies(model, policy)
+    if everywhere:
+        own = [] if _has_graph(model) else [model]  # a subclassed model casts its inputs, for its layers and sums
+        wanted = dict.fromkeys([*own, *layers_of(model)], policy.name) | wanted
     changed = {layer: name for layer, name in wanted.items() if layer.dtype_policy.name != name}
     moved = [
         layer
@@ -303,6 +310,40 @@ def layers_of(model: Any) -> list[Any]:
     """
     found = {id(layer): layer for layer in inner_layers(model)}
     return [layer for layer in found.values() if not isinstance(layer, (keras.layers.InputLayer, keras.Model))]
+
+
+def outermost(model: Any) -> dict[str, str]:
+    """Return, by each layer inside one of Keras's (a projection of an attention layer, an LSTM's cell), the outermost
+    such layer around it: the one that a script can set."""
+    owners: dict[str, str] = {}
+    for owner in filter(_is_of_keras, layers_of(model)):
+        name = name_of(owner)
+        owners |= dict.fromkeys(map(name_of, layers_of(owner)), owners.get(name, name))
+    return owners
+
+
+def _is_of_keras(layer: Any) -> bool:
+    return type(layer).__module__.startswith("keras.")
+
+
+def made_in_float32(model: Any, policy: str) -> list[Any]:
+    """Return the layers that were made with dtype="float32" in a model that is to have `policy`, but for its head.
+
+    The others have the global policy, that of the layer around them, or `policy` already. In a loaded model each layer
+    has a policy of its own, which says nothing.
+    """
+    inherited, heads = keras.config.dtype_policy(), head_layers(model)
+    given, layers = [], [layer for layer in layers_of(model) if layer not in heads]
+    around = [model, *(x for x in inner_layers(model) if isinstance(x, keras.Model) or not _is_of_keras(x))]
+    pairs = [(layer, holder) for holder in around for layer in inner_layers(holder, recursive=False) if layer in layers]
+    for layer, holder in pairs:
+        own = layer.dtype_policy
+        if own.name == "float32" != policy and own is not inherited and own is not holder.dtype_policy:
+            given.append(layer)
+    return given if len(given) <= MOST_GIVEN * len(pairs) else []
+
+
+MOST_GIVEN = 0.75  # of the layers: the base of a model that is loaded, under a few new layers, is more
 
 
 def parts_of(model: Any) -> list[Any]:

@@ -66,7 +66,7 @@ OTHER_POLICY = "the policy mixed_bfloat16 or float32"
 KEPT_BY_MORE = "a higher loss scale keeps what float16 flushes: "
 
 FORWARD, NAN, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
-IN_DOUBT, UNSETTLED, TOO_HIGH = "nan in every step", "unsettled", "too high"
+IN_DOUBT, UNSETTLED, PROBING, TOO_HIGH = "nan in every step", "unsettled", "grows too often", "too high"
 VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
     "vanishing",
     "flushed without scale",
@@ -106,6 +106,11 @@ CAUSES = {
         "since no scale is low enough, the cause is nan or a value too large for float16. Try "
         f"{OTHER_POLICY}, a lower learning rate, or clipping gradients by their global norm.",
     ),
+    PROBING: Cause(
+        lambda run_state, skips: 0 < skips * (run_state.scaling.growth_steps or 0) <= 2 * run_state.late_skips[0],
+        "the scale overflows about each time that it grows: let it grow less often (loss_scale.growth_steps=100, not "
+        "tried).",
+    ),
     TOO_HIGH: Cause(_always, "lower the highest scale (loss_scale.max_scale), or try the policy mixed_bfloat16."),
     IN_DOUBT: Cause(
         lambda run_state, skips: run_state.applied_steps == 0 and run_state.is_nan_throughout(skips),
@@ -141,8 +146,9 @@ CAUSES = {
     ),
     ZERO_UNKNOWN: Cause(
         lambda run_state, _: run_state.scaling.is_needed and not run_state.sample_is_new,
-        "it was not checked whether float16 flushed them. If so, a higher scale (loss_scale.initial_scale) or "
-        f"{OTHER_POLICY} keeps them; else units are dead, or the loss does not depend on the weights.",
+        "it was not checked whether float16 flushed them. If so, a higher scale (loss_scale=dynamic, "
+        f"loss_scale.initial_scale) or {OTHER_POLICY} keeps them; else units are dead, or the loss does not "
+        "depend on the weights.",
     ),
     DEAD_GRADIENTS: Cause(
         lambda run_state, _: not (run_state.sample_is_new and (run_state.flushed_share or 0) > 0),

@@ -19,6 +19,7 @@ from mpt_cli.telemetry.causes import (
     FORWARD,
     NAN,
     OVERFLOW_CAUSES,
+    PROBING,
     SPOILED_LOSS,
     SPOILED_WEIGHTS,
     TOO_HIGH,
@@ -75,10 +76,7 @@ NEVER_TRAINED = "never trained"
 STOPPED = "stopped"
 GOOD_VERDICTS = (HEALTHY, WARM_UP)
 
-# Dynamic scaling probes: after each growth one skip may follow, a share of 1 in growth_steps. A twentieth of all steps
-# is the point where the loss of data and time shows, and growth_steps would have to be 20 to reach it by probing.
-CHRONIC_SHARE = 0.05
-PROBE_MARGIN = 2.0  # twice the share that probing alone explains
+CHRONIC_SHARE = 0.05  # of all steps: where the loss of data and time shows
 CHRONIC_SKIPS = 3  # in a short run one or two skips are above any share and prove nothing
 FLUSHED_SHARE = 0.1  # chosen, not measured: a few per cent are lost in most healthy nets (exact zeros not counted)
 SMALL_NOISE = 0.002  # of the outputs, over their variance: what rounding leaves of deep nets that train as in float32
@@ -125,15 +123,13 @@ def _late_skip_rate(run_state: RunState) -> float:
 
 def _ends_overflowing(run_state: RunState) -> str | None:
     late_steps, late_skips = run_state.late_skips
-    growth_steps = run_state.scaling.growth_steps
-    probing = PROBE_MARGIN / growth_steps if growth_steps else 0.0
-    if late_skips < CHRONIC_SKIPS or late_skips <= late_steps * max(CHRONIC_SHARE, probing):
+    if late_skips < CHRONIC_SKIPS or late_skips <= late_steps * CHRONIC_SHARE:
         return None
     words = (
         f"{format_count(late_skips)} of the last {format_count(late_steps)} steps were skipped "
         f"({format_share(late_skips, late_steps)}), long after the scale should have settled. "
     )
-    cause = find_cause(run_state, late_skips, (FORWARD, NAN, FIXED, TOO_HIGH))
+    cause = find_cause(run_state, late_skips, (FORWARD, NAN, FIXED, PROBING, TOO_HIGH))
     advice = CAUSES[cause].advise(run_state)
     return words + (f"In most of them {advice}" if cause in (FORWARD, NAN) else _as_sentence(advice))
 
@@ -145,7 +141,7 @@ def _ends_with_bad_values(run_state: RunState) -> str | None:
     for cause, steps in ((FORWARD, run_state.forward_steps), (NAN, run_state.persistent_nan_steps)):
         if len(steps) >= THIRD_TIME:
             count, seen, last = (format_count(step) for step in (len(steps), run_state.steps_seen, steps[-1]))
-            words = f"{count} of {seen} steps, the last {last}, were skipped, and the scale was not the cause"
+            words = f"{count} of {seen} steps (step {last} is the latest) were skipped, and not because of the scale"
             return f"{words}: {CAUSES[cause].advise(run_state)}"
     return None
 
@@ -280,8 +276,11 @@ def describe_unmoved(found: UnmovedWeights, is_checked: bool = True) -> str:
 
 
 def _ends_as_it_began(run_state: RunState) -> str | None:
-    only_zero_gradients = 0 < run_state.applied_steps <= run_state.streaks.zero_steps
-    if run_state.unmoved is None or only_zero_gradients or run_state.layers_that(FLUSHED):
+    steps, zeros = run_state.applied_steps, run_state.streaks.zero_steps
+    if 0 < steps <= zeros and run_state.loss != 0 and not (run_state.faults or run_state.flushed_share):
+        words = f"Every gradient was exactly 0 in all {format_count(steps)} applied steps, so that nothing was learnt"
+        return f"{words}: {advise(run_state, 0, (ZERO_UNKNOWN, DEAD_GRADIENTS))}"
+    if run_state.unmoved is None or 0 < steps <= zeros or run_state.layers_that(FLUSHED):
         return None
     may_be_flushed = run_state.scaling.is_needed and bool(run_state.unchecked)
     return describe_unmoved(run_state.unmoved, is_checked=not may_be_flushed)

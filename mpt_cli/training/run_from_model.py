@@ -27,6 +27,7 @@ from mpt_cli.errors import DataError, config_error
 from mpt_cli.models.build import set_trained
 from mpt_cli.precision import LossScaleOptimizer, has_custom_train_step, layers_of
 from mpt_cli.precision.keras_internals import compiled_loss_weights, copied_optimizer, policies_kept
+from mpt_cli.precision.policy import made_in_float32, name_of
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.precision.train_step import can_be_called, has_custom_compute_loss, unwrapped
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimizer
@@ -181,9 +182,10 @@ def described_optimizer(optimizer: Any) -> GivenOptimizer:
 
 
 def described_policy(model: Any, policy: str | None) -> PolicySettings:
-    """Return the policy asked for, or the one that most layers of the built model have."""
+    """Return the policy asked for, but for layers made in float32; else the one that most layers of the model have."""
     if policy is not None:
-        return PolicySettings(policy)
+        kept = map(name_of, made_in_float32(model, policy))
+        return PolicySettings(policy, overrides=dict.fromkeys(kept, "float32"))
     names = [layer.dtype_policy.name for layer in layers_of(model)]
     known = [name for name in names if name in FLOAT_POLICIES]
     name = max(known, key=lambda each: (known.count(each), each != "float32"), default="float32")  # not of a head

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale, NoScale
 from mpt_cli.telemetry import health_and_verdict as v
 from mpt_cli.telemetry.health_and_verdict import judge
-from mpt_cli.telemetry.record_types import DEAD, DIGITS, FLUSHED, STALE, VANISHED, Event, Scaling, UnmovedWeights
+from mpt_cli.telemetry.record_types import (
+    DEAD,
+    DIGITS,
+    FLUSHED,
+    NO_STREAKS,
+    STALE,
+    VANISHED,
+    Event,
+    Scaling,
+    UnmovedWeights,
+)
 from mpt_cli.telemetry.run_state import LONGEST_SETTLING_SKIPS, EventTally, RunState, build_run_state
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 
@@ -65,11 +75,13 @@ CASES = {
     "chronic, most of the late skips forward": skipping(TENTHS, forward_steps=TENTHS[-25:]),
     "a twentieth of the second half": skipping(range(502, 552, 2)),
     "more than a twentieth of the second half": skipping(range(502, 554, 2)),
-    "growing every 20 steps": skipping(
-        range(501, 909, 8), scaling=Scaling(DynamicScale(growth_steps=20)), first_growth_step=9
+    "growing every 5 steps": skipping(
+        range(6, 1000, 6), scaling=Scaling(DynamicScale(growth_steps=5)), first_growth_step=5
     ),
-    "growing every 19 steps": skipping(
-        range(501, 909, 8), scaling=Scaling(DynamicScale(growth_steps=19)), first_growth_step=9
+    "growing every 50 steps": skipping(TENTHS, scaling=Scaling(DynamicScale(growth_steps=50)), first_growth_step=9),
+    "all gradients 0": replace(FLOAT16, streaks=NO_STREAKS._replace(zero_steps=10), unchecked="hidden."),
+    "all gradients 0, of float32": replace(
+        CLEAN, scaling=Scaling(), steps_seen=10, applied_steps=10, streaks=NO_STREAKS._replace(zero_steps=10)
     ),
     "a nan bug": skipping([7, 14, 21], nan_steps=[7, 14, 21], persistent_nan_steps=[7, 14, 21]),
     "nan that went with the scale": skipping([1, 2, 3], nan_steps=[1, 2, 3]),
