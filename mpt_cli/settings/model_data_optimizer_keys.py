@@ -193,7 +193,6 @@ class Schedule:
     kwargs: Dict[str, Any] = key(
         {}, "arguments of `object`; initial_learning_rate is learning_rate unless it is given here"
     )
-    kwargs: Dict[str, Any] = key({}, "arguments for object; initial_learning_rate defaults to optimizer.learning_rate")
 
 
 @dataclass

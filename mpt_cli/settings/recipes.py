@@ -177,8 +177,9 @@ class _Files(ConfigRepository):
         """Return the files that Hydra composes, in order: those that words choose come last."""
         entries: list[InputDefault] = [ConfigDefault(path=_GROUPS)]
         if self.recipe.path is not NO_RECIPE:
-            entries.append(ConfigDefault(path=self.name_of(self.recipe.path)))
-            self.load_config(entries[-1].path)  # which may add to the search path
+            name = self.name_of(self.recipe.path)
+            entries.append(ConfigDefault(path=name))
+            self.load_config(name)  # which may add to the search path
         for choice in self.choices:
             if (names := names_in(choice.name)) and not choice.problem():
                 entries.append(GroupDefault(group=choice.group, value=names))
