@@ -10,9 +10,9 @@ import inspect
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from functools import wraps
 from pathlib import Path
@@ -58,6 +58,8 @@ JAX_LOOP = (
     "scale_loss there, or policy=mixed_bfloat16"
 )
 
+_in_backward = ContextVar("in_backward", default=False)  # whether this thread takes gradients
+
 
 @dataclass
 class ScriptRun:
@@ -80,7 +82,6 @@ class ScriptRun:
     fits: list[Any] = field(default_factory=list)  # models in fits that have a record; None for a fit of mpt's
     calls: TapedCalls = field(default_factory=TapedCalls)
     budget: SampleBudget = field(default_factory=SampleBudget)
-    in_backward: set[int] = field(default_factory=set)  # threads in a backward pass of the script
     places: int = 0  # run directories so far
 
     @contextmanager
@@ -148,7 +149,7 @@ class ScriptRun:
     @property
     def is_seeing_script(self) -> bool:
         """Return whether the script calls, not mpt, nor a backward pass with tapes of its own (`tf.recompute_grad`)."""
-        return threading.get_ident() not in self.in_backward and not _calling_module().startswith("mpt_cli.")
+        return not _in_backward.get() and not _calling_module().startswith("mpt_cli.")
 
     def step(self, optimizer: Any, grads: Iterable[Any], variables: Any) -> None:
         """Apply true gradients, and record the step unless a `fit` does."""
@@ -544,22 +545,25 @@ def _tapes(seen: ScriptRun) -> Iterator[Patch]:
     seen.passes = BackwardPasses()
 
     def make(gradient: Any) -> Any:
+        def taken(*arguments: Any, **named: Any) -> Any:
+            before = _in_backward.set(True)
+            try:
+                return gradient(*arguments, **named)
+            finally:
+                _in_backward.reset(before)
+
         def scaled(tape: Any, target: Any, sources: Any, output_gradients: Any = None, **named: Any) -> Any:
             flat = tf.nest.flatten(sources)
             if not seen.is_seeing_script or not any(isinstance(each, (keras.Variable, tf.Variable)) for each in flat):
                 seen.calls.derive()
-                return gradient(tape, target, sources, output_gradients, **named)
+                return taken(tape, target, sources, output_gradients, **named)
             found = seen.passes.find(target, flat, seen.first_scale)
             seen.calls.derive(tape)
             calls = seen.calls.calls_with(flat) if _replicas() == 1 else []
 
             def take(seeds: Any) -> Any:
                 outputs = [out for call in calls for out in call.outputs]
-                seen.in_backward.add(thread := threading.get_ident())
-                try:
-                    gradients, beside = gradient(tape, target, [sources, outputs], seeds, **named)
-                finally:
-                    seen.in_backward.discard(thread)
+                gradients, beside = taken(tape, target, [sources, outputs], seeds, **named)
                 seen.calls.keep(calls, beside, found.scale)
                 return gradients
 

@@ -1,6 +1,5 @@
 """The report of a comparison: its verdict and doubts in sentences, the table, results.json and report.html."""
 
-import math
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -24,8 +23,7 @@ def overall_sentence(found: Comparison) -> str:
         failed = [f"{entry.label} ({format_verdict(entry)})" for entry in found.entries if not entry.finished]
         if failed:
             return f"No verdict: there is no good run of {', '.join(failed)}."
-        name = found.objective.name
-        return f"No verdict: no run has {name}. --objective NAME judges by another number that the runs have."
+        return f"No verdict: no run has {found.objective.name}. --objective NAME judges by another metric of theirs."
     if found.workers > 1:
         return f"Speed was not compared, because {found.workers} jobs ran at a time."
     if found.seeds < FEWEST_SEEDS:
@@ -45,7 +43,7 @@ def overall_sentence(found: Comparison) -> str:
 def _pays_words(entry: Entry) -> str:
     """Return whether it pays, no more firmly than the interval of its speed allows."""
     gain = 1 + SMALLEST_GAIN
-    low, high = (entry.factors or [])[1:] or (0.0, math.inf)
+    low, high = (entry.factors or [])[1:] or (0.0, gain)
     if entry.pays:
         return "pays" if low > gain else "seems to pay"
     if entry.is_faster:

@@ -277,10 +277,9 @@ def _script_key_problem(word: str) -> Problem | None:
     path, _, value = word.partition("=")
     if is_run_key(path):
         return None
-    of_trainer = [f"trainer.{name}" for name in RECORDED_TRAINER_KEYS]
-    known = [*SINGLE_KEYS, "loss_scale.…", "logger.…", *of_trainer]
-    own = "Words of the script stand after its name; in it, a layer takes dtype='float32'."
-    return Problem(path, "must be set in the script itself.", value, f"mpt run takes {', '.join(known)}. {own}")
+    known = [*SINGLE_KEYS, "loss_scale.…", "logger.…", *(f"trainer.{name}" for name in RECORDED_TRAINER_KEYS)]
+    remedy = f"mpt run takes {', '.join(known)}. Words of the script stand after its name; in it, a layer takes dtype='float32'."
+    return Problem(path, "must be set in the script itself.", value, remedy)
 
 
 def _script_exit_code(error: BaseException | None, policy: str) -> int:

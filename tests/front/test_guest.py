@@ -348,6 +348,34 @@ for factor in (1.0, 1.0, float("nan"), 1.0):
 """
 
 
+INSIDE = """
+import keras, numpy as np, tensorflow as tf
+class Reversible(keras.layers.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+    def call(self, x):
+        @tf.custom_gradient
+        def apply(x):
+            def grad(up, variables):
+                with tf.GradientTape() as tape:
+                    tape.watch(x)
+                    y = x * keras.ops.cast(self.scale, x.dtype)
+                found = tape.gradient(y, [x, *variables], output_gradients=up)
+                return found[0], found[1:]
+            return x * keras.ops.cast(self.scale, x.dtype), grad
+        return apply(x)
+model = keras.Sequential([keras.Input((1,)), Reversible(), Reversible()])
+model.compile(keras.optimizers.SGD(0.125), "mse", jit_compile=False)
+model.fit(np.ones((1, 1)), np.zeros((1, 1)), verbose=0)
+print(*(float(weight) for weight in model.get_weights()))
+"""
+
+
+def test_a_fit_of_layers_with_tapes_in_their_gradients_is_scaled_once(tmp_path):
+    done = run(tmp_path, INSIDE, "loss_scale.initial_scale=1024")
+    assert (done.returncode, done.stdout) == (0, "0.75 0.75\n"), done.stderr
+
+
 def test_a_pass_with_tapes_inside_is_scaled_once_and_its_features_are_no_head(tmp_path):
     """2^-25 is below half of the smallest number of float16. The third loss is nan, the last is not."""
     done = run(tmp_path, RECOMPUTED)
