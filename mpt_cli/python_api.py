@@ -280,7 +280,6 @@ def diagnose(
     *,
     after_steps: int = 0,
     batches: int = 8,
-    epochs: int = 1,
     batch_size: int | None = None,
     policy: str | None = None,
     loss_scale: Any = None,
@@ -291,8 +290,7 @@ def diagnose(
     `model` is compiled; data arguments are those of Keras's `fit`. Copies of the model are measured, under `policy`,
     else in the model's own dtypes if it computes in float16, else under mixed_float16. Lost digits are measured in the
     model's own dtypes if one of them is half precision. `batches` of the data are measured after `after_steps` steps of
-    training, over at most `epochs`.
-    Raises ConfigError or DataError for what can't be measured.
+    training. Raises ConfigError or DataError for what can't be measured.
     """
     least = {"batches": (batches, 1), "after_steps": (after_steps, 0)}
     if problems := [Problem(name, f"must be >= {low}.", value) for name, (value, low) in least.items() if value < low]:
@@ -307,7 +305,7 @@ def diagnose(
     data = given.read_given(arguments)
     size = _batch_size(batch_size, data)
     policy = policy or (None if is_rounded(model) else "mixed_float16")
-    tree = {"trainer": {"epochs": epochs, "batch_size": size, "save_model": False}}
+    tree = {"trainer": {"batch_size": size, "save_model": False}}
     settings = given_settings(model, RunArguments(policy, loss_scale, tree=tree))
     program = given.ModelProgram(settings, model, data, policy)
     say: Callable[[str], None] = (lambda text: None) if quiet else partial(print, flush=True)

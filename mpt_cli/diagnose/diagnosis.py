@@ -1,6 +1,6 @@
 """The diagnosis of a model by `mpt diagnose conf=…`: how it is made, what it found, and the scale it recommends."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, log2
 from typing import Any
@@ -8,14 +8,14 @@ from typing import Any
 from mpt_cli.diagnose.float32_examination import Examination
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
 from mpt_cli.engine.backend import Platform
-from mpt_cli.errors import ConfigError, config_error
+from mpt_cli.errors import ConfigError
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.samples.lost_digits import LostDigits
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.format import format_fraction, format_scale
+from mpt_cli.telemetry.health_and_verdict import name_layers
 from mpt_cli.telemetry.record_types import ACTIVATIONS, DEAD, FLUSHED, OVERFLOWED, VANISHED, LayerSample
-from mpt_cli.training.build_run_parts import Assembly
 from mpt_cli.training.run_from_settings import Program
 
 ROUNDS = 5  # attempts to find the layers to keep in float32
@@ -29,11 +29,12 @@ class Diagnosis:
     It holds for the model after `step` steps, where the run has the scale `loss_scale` (1.0 without scaling).
     `keep_in_float32` names layers that lose digits, and layers that had to be in float32 before a scale was found;
     `layers`, `recommended` and `trials` then hold for the model with these in float32. `highest_safe` is the highest
-    power of two without an overflow in float16, None if every power near the predicted one overflowed.
+    power of two, up to the predicted one, without an overflow in float16, None if there is none near it.
     `layer_samples` has what float16 passes at the scale found left of each layer, and `faults` the layers that then do
-    not train as in float32: with any, no window is safe, and if values overflow in the forward pass no scale is
-    recommended. `mended` names layers that lost their outputs until `keep_in_float32` was in float32. `digits` is what
-    rounding leaves of the outputs of the model, None if that could not be measured.
+    not train as in float32: with any, no window is safe, and if the loss overflows no scale is recommended. `mended`
+    names layers that lost their outputs until `keep_in_float32` was in float32. `labels` has words for layers inside
+    those of Keras, and `float32` says why no layer is kept. `digits` is what rounding leaves of the outputs of the
+    model, None if that could not be measured.
     """
 
     settings: Settings
@@ -72,7 +73,7 @@ class Diagnosis:
         found = common_window([layer.window for layer in self.layers])
         if found is None or self.highest_safe is None:
             return found
-        return SafeScales(found.lowest_power, min(found.highest_power, self.highest_safe))
+        return SafeScales(found.lowest_power, self.highest_safe)
 
     @property
     def trial_of_run(self) -> ScaleTrial | None:
@@ -83,9 +84,9 @@ class Diagnosis:
     def is_well(self) -> bool:
         """Return whether the run has float16 already and its scale suits every layer, as tried."""
         tried, window = self.trial_of_run, self.window
-        if tried is None or window is None or not self.examines_run_policy or not self.is_safe or self.mended:
+        if tried is None or window is None or not self.examines_run_policy or not self.is_safe:
             return False
-        if self.loses_digits:
+        if self.loses_digits or self.keep_in_float32:
             return False
         return not tried.overflows and not self.faults and is_within(floor(log2(tried.scale)), window)
 
@@ -113,13 +114,12 @@ def diagnose(
     """Measure `batches` batches after `after_steps` steps of training, recommend a scale and verify it. Writes no file;
     `say` gets the progress.
 
-    Raises ConfigError for settings that `mpt train` would refuse and for steps beyond the end of the run,
-    NumericalError if the loss or its gradients are not finite in float32.
+    Raises ConfigError for settings that `mpt train` would refuse, NumericalError if the loss or its gradients are not
+    finite in float32.
     """
     settings = program.settings
     say(f"{settings.recipe}: building the model and a copy to measure")
     examination = Examination(program, platform, batches)
-    _check_step(after_steps, examination.parts)
     trained = f" after {after_steps} steps of training" if after_steps else ""
     say(f"measuring {batches} batches{trained}")
     examination.measure_at(after_steps)
@@ -130,23 +130,15 @@ def diagnose(
     return replace(_with_layers_in_float32(examination, _verify(examination, kept, say), say), digits=digits)
 
 
-def _check_step(after_steps: int, parts: Assembly) -> None:
-    """Raise ConfigError where the step lies after the end of the run."""
-    steps = parts.total_steps
-    if steps is not None and after_steps > steps:
-        remedy = "Train longer: trainer.epochs, in Python epochs=."
-        raise config_error("--after-steps", f"must be at most the {steps} of the run.", after_steps, remedy)
-
-
 def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
     """Put the layers in float32 that no scale suits or that lose the forward pass, and return that diagnosis if it is
     better.
 
     One such layer may hide another, which the next round finds.
     """
-    again, kept, mended, labels = found, [*found.keep_in_float32], dict[str, str](), {**found.labels}
+    again, kept, mended = found, [*found.keep_in_float32], dict[str, str]()
     for _ in range(ROUNDS):
-        lost = _first_lossy_layers(again)
+        lost = {layer: its for layer, its in origins(again).items() if its in FORWARD_FAULTS}
         mended |= lost
         more = _layers_to_keep(examination, again) + examination.layers_around([*lost], [*lost])
         more = [name for name in more if name not in kept]
@@ -159,9 +151,8 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
         except ConfigError as error:  # the model mixes what layers in float16 and float32 return
             return replace(found, float32=f"{', '.join(kept)} in float32 may (not tried: {error})")
         again = _verify(examination, [*kept], say)
-        labels |= again.labels
     if again.window is not None and again.is_safe:
-        return replace(again, mended=mended, labels=labels)
+        return replace(again, mended=mended, labels=found.labels)
     outcome = "leaves nothing in float16" if again.window is None else "does not either"
     return replace(found, float32=f"{', '.join(kept)} in float32 {outcome}" if kept else "")
 
@@ -184,20 +175,13 @@ def _layers_to_keep(examination: Examination, found: Diagnosis) -> list[str]:
 
 
 def origins(found: Diagnosis) -> dict[str, str]:
-    """Return the faults without layers that only receive what others lost in the forward pass."""
-    lossy = _first_lossy_layers(found)
-    return {layer: its for layer, its in found.faults.items() if layer in lossy or its not in FORWARD_FAULTS}
+    """Return the faults without layers that only receive what others lost in the forward pass.
 
-
-def _first_lossy_layers(found: Diagnosis) -> dict[str, str]:
-    """Return the layers that lose their outputs by themselves: the first, and those whose outputs are beyond float16 in
-    float32.
-
-    The others only receive what these lost.
+    Those that lose their outputs by themselves are the first, and those whose outputs are beyond float16 in float32.
     """
-    lost = {layer: fault for layer, fault in found.faults.items() if fault in FORWARD_FAULTS}
-    beyond = {row.layer for row in found.layer_samples if row.kind == ACTIVATIONS and row.is_beyond_float16}
-    return {layer: fault for layer, fault in lost.items() if layer in {*beyond, *[*lost][:1]}}
+    own = {row.layer for row in found.layer_samples if row.kind == ACTIVATIONS and row.is_beyond_float16}
+    own |= {*[layer for layer, its in found.faults.items() if its in FORWARD_FAULTS][:1]}
+    return {layer: its for layer, its in found.faults.items() if layer in own or its not in FORWARD_FAULTS}
 
 
 def _verify(examination: Examination, kept: list[str], say: Callable[[str], None]) -> Diagnosis:
@@ -299,22 +283,10 @@ def _finding(found: Diagnosis) -> str:
     faults = {**found.mended, **origins(found)}
     if fault := next((fault for fault in FAULTS if fault in faults.values()), None):
         names = [found.labels.get(layer, layer) for layer, its in faults.items() if its == fault]
-        wrong = f"{layer_names(names)} {FAULTS[fault][0]}; {wrong}"
+        wrong = f"{name_layers(names)} {FAULTS[fault][0]}; {wrong}"
+    elif found.keep_in_float32:
+        wrong = f"no loss scale fits all layers as they are, in float16; with those below in float32 {wrong}"
     return f"{wrong} at step {found.step}"
-
-
-def layer_names(names: Iterable[str]) -> str:
-    """Return the names as text; consecutive names that differ only in their number become a range.
-
-    >>> layer_names(["dense_8", "dense_9", "dense_10", "head", "dense_12"])
-    'dense_8 to dense_10, head, dense_12'
-    """
-    groups: list[list[str]] = []
-    for name in names:
-        stem, _, number = name.rpartition("_")
-        is_next = bool(groups) and number.isdigit() and groups[-1][-1] == f"{stem}_{int(number) - 1}"
-        groups[-1].append(name) if is_next else groups.append([name])
-    return ", ".join(f"{group[0]} to {group[-1]}" if len(group) > 2 else ", ".join(group) for group in groups)
 
 
 def config_sections(found: Diagnosis) -> dict[str, dict[str, Any]]:
@@ -362,19 +334,19 @@ def format_window(window: SafeScales | None) -> str:
 KEEP_IN_FLOAT32 = "keep {it} in float32 (policy.overrides), "
 FAULTS = {
     OVERFLOWED: (
-        "overflow in the forward pass, at any loss scale",
+        "overflowed in the forward pass, at any loss scale",
         KEEP_IN_FLOAT32 + "scale the inputs down or normalise before, or use mixed_bfloat16",
     ),
     VANISHED: (
-        "vanish in the forward pass: nearly all of their outputs are 0, at any loss scale",
+        "vanished in the forward pass: nearly all outputs were 0, at any loss scale",
         KEEP_IN_FLOAT32 + "initialise the weights larger, or normalise their inputs",
     ),
     FLUSHED: (
-        "get no gradient: nearly all of it is 0, though not in float32",
+        "got no gradient: nearly all of it was 0, though not in float32",
         KEEP_IN_FLOAT32 + "or first fix what vanishes or overflows after it, or raise the scale where there is room",
     ),
     DEAD: (
-        "get no gradient, not even in float32: dead units, a loss weight of 0, or no path to the loss",
+        "got no gradient, not even in float32: dead units, a loss weight of 0, or no path to the loss",
         "no dtype changes that",
     ),
 }

@@ -131,8 +131,7 @@ def _variables(model: Any) -> list[Any]:
 
 AFTER_PRODUCT = ("softmax", "attention_output")  # in Keras's attention layers
 GRADIENTS = (ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS)
-# doublings above and below the predicted highest scale within which the real one is looked for
-FARTHEST, FARTHEST_BELOW = 3, 32
+FARTHEST = 32  # halvings below the predicted highest scale within which the real one is looked for
 
 
 class Examination:
@@ -166,7 +165,6 @@ class Examination:
         _check_finite(self._reference, step)
         self.loss = float(self._reference.loss)
         self.loss_scale = float(self.parts.optimizer.loss_scale) if self.parts.scaling.scales else 1.0
-        self._trace_examined()
 
     def layers(self) -> list[LayerRange]:
         """Return the measurements of each layer, in the dtypes of the model under examination."""
@@ -176,7 +174,6 @@ class Examination:
         """Examine the model with these layers in float32 from now on."""
         self.policy = replace(self.policy, overrides={**self.policy.overrides, **dict.fromkeys(names, "float32")})
         self._build_examined()
-        self._trace_examined()
 
     def layers_around(self, names: Sequence[str], sent_back: Sequence[str]) -> list[str]:
         """Return the layers among `names`, those that take an output of `sent_back`, and those next to their plain
@@ -220,14 +217,12 @@ class Examination:
         return self.trials[scale]
 
     def highest_safe(self, window: SafeScales) -> int | None:
-        """Return the largest power of two near the predicted one at which float16 passes do not overflow; None if they
+        """Return the largest power of two, up to the predicted one, at which float16 passes do not overflow; None if they
         do even far below it.
         """
-        power = window.highest_power
-        if self._is_safe(power):
-            above = range(power + 1, power + FARTHEST + 1)
-            return next((k - 1 for k in above if not self._is_safe(k)), power + FARTHEST)
-        return next((k for k in range(power - 1, power - FARTHEST_BELOW, -1) if self._is_safe(k)), None)
+        powers = range(window.highest_power, window.highest_power - FARTHEST, -1)
+        is_finite = self.try_scale(1.0).loss_is_finite  # else it is at no scale
+        return next(filter(self._is_safe, powers), None) if is_finite else None
 
     def _is_safe(self, power: int) -> bool:
         return -126 <= power <= 127 and self.try_scale(2.0**power).overflows == 0
@@ -259,15 +254,13 @@ class Examination:
         return RangeMap(self._examined, self._in_float16.probes)
 
     def _build_examined(self) -> None:
-        self._examined = build_copy(self.program, self.policy, self.parts.data)
-        put_weights(self._examined, self._weights)
-        self._in_float16, self.trials = GradientPass(self._examined), dict[float, ScaleTrial]()
-
-    def _trace_examined(self) -> None:
-        """Run one pass to see the dtypes of the layers' outputs.
+        """Build the copy and run one pass to see the dtypes of the layers' outputs.
 
         ConfigError if the model mixes dtypes, or the device can't run it: JAX on a CPU has no float16 attention.
         """
+        self._examined = build_copy(self.program, self.policy, self.parts.data)
+        put_weights(self._examined, self._weights)
+        self._in_float16, self.trials = GradientPass(self._examined), dict[float, ScaleTrial]()
         try:
             self._in_float16(self._batches[0])
         except (ValueError, TypeError, NotImplementedError) as error:

@@ -16,7 +16,6 @@ from mpt_cli.diagnose.diagnosis import (
     Diagnosis,
     config_sections,
     format_window,
-    layer_names,
     lead_sentences,
     origins,
     trial_sentence,
@@ -34,15 +33,8 @@ from mpt_cli.telemetry.format import format_fraction, format_scale
 def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     """Return rows of label and text, the most important first."""
     rows = [*lead_sentences(found), ("examined", _examined(found)), ("safe", _safe(found))]
-    of_digits = [] if found.digits is None else found.digits.remedy
-    if of_scales := [name for name in found.keep_in_float32 if name not in of_digits]:
-        rows.append(("float32", "no scale fits all layers as they are. Keep in float32: " + ", ".join(of_scales)))
     rows += [("layers", text) for text in _faults(found)]
     rows += [("digits", found.digits.sentence)] if found.digits is not None else []
-    if found.forward_overflows:
-        rows.append(("scale", "the forward pass itself overflows in float16, at any loss scale: use mixed_bfloat16"))
-    elif found.trials and found.highest_safe is None:
-        rows.append(("scale", "real float16 passes overflow near the predicted highest scale and well below it"))
     return rows + [("verified", trial_sentence(trial)) for trial in found.trials]
 
 
@@ -53,10 +45,8 @@ def config_lines(found: Diagnosis) -> list[str]:
 
 
 def _examined(found: Diagnosis) -> str:
-    kept = layer_names(found.settings.policy.overrides)
+    kept = ", ".join(found.settings.policy.overrides)
     what = f"{found.settings.recipe} under {found.policy.name}" + (f" but for {kept}" if kept else "")
-    if not found.examines_run_policy:
-        what += f" (the policy of the run, {found.settings.policy.name}, has no float16)"
     return f"{what}, compared with float32 at the same weights, on {found.batches} batches at step {found.step}"
 
 
@@ -72,11 +62,8 @@ def _safe(found: Diagnosis) -> str:
 
 def _faults(found: Diagnosis) -> Iterator[str]:
     for fault, (words, remedy) in FAULTS.items():
-        names = [found.labels.get(layer, layer) for layer, its in origins(found).items() if its == fault]
-        if names:
-            yield f"{layer_names(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
-        if mended := [found.labels.get(layer, layer) for layer, its in found.mended.items() if its == fault]:
-            yield f"{layer_names(mended)} {words}, unless the layers named here are in float32"
+        if names := [found.labels.get(layer, layer) for layer, its in origins(found).items() if its == fault]:
+            yield f"{', '.join(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
 
 
 def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
@@ -126,7 +113,7 @@ def _window_content(window: SafeScales | None, is_safe: bool = True) -> dict[str
 
 
 LEAD_ROWS = 3  # sentences, before the table
-LEGEND = "max 2^: exponent of the largest gradient; ×S: share flushed to zero at loss scale S"
+LEGEND = "×S: share flushed to zero at loss scale S"
 
 
 def print_diagnosis(found: Diagnosis, file: str, console: PrintableConsole) -> None:
@@ -134,13 +121,9 @@ def print_diagnosis(found: Diagnosis, file: str, console: PrintableConsole) -> N
     told = sentences(found)
     print_labelled([*told[:LEAD_ROWS], ("file", file)], console)
     console.out(f"step {found.step}: gradients of outputs or weights, whichever are worse", highlight=False)
-    print_table(_columns(found), found.layers, console, _row_style)
+    print_table(_columns(found), found.layers, console)
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     print_labelled([*told[LEAD_ROWS:], *(("config", line) for line in config_lines(found))], console)
-
-
-def _row_style(layer: LayerRange) -> str:
-    return "red" if layer.window is not None and layer.window.empty else ""
 
 
 def _columns(found: Diagnosis) -> list[TableColumn[LayerRange]]:
@@ -149,15 +132,9 @@ def _columns(found: Diagnosis) -> list[TableColumn[LayerRange]]:
     scales = dict.fromkeys([1.0, own, found.recommended or own])
     return [
         TableColumn("layer", lambda layer: layer.name, is_number=False),
-        TableColumn("max 2^", _largest_cell),
         *(TableColumn(f"×{format_scale(scale)}", partial(_flushed_cell, scale)) for scale in scales),
         TableColumn("safe scales", _safe_cell),
     ]
-
-
-def _largest_cell(layer: LayerRange) -> str:
-    exponents = [g.largest_exponent for g in layer.gradients if g.largest_exponent is not None]
-    return str(max(exponents)) if exponents else "-"
 
 
 def _flushed_cell(scale: float, layer: LayerRange) -> str:

@@ -10,7 +10,6 @@ from mpt_cli.precision.gradients import (
     INFS,
     SINK_SIZE,
     SafeScales,
-    largest_exponent,
     safe_scales,
 )
 from mpt_cli.samples.gradient_pass import ValueRanges
@@ -47,11 +46,6 @@ class GradientCounts:
     @property
     def is_float16(self) -> bool:
         return self.dtype == HALF
-
-    @property
-    def largest_exponent(self) -> int | None:
-        """Return e, where the largest magnitude lies from 2**e up to 2**(e + 1); None if all are zero."""
-        return largest_exponent(self.counts)
 
     @property
     def window(self) -> SafeScales | None:

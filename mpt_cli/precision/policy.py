@@ -332,15 +332,14 @@ def made_in_float32(model: Any, policy: str) -> list[Any]:
     The others have the global policy, that of the layer around them, or `policy` already. In a loaded model each layer
     has a policy of its own, which says nothing.
     """
-    inherited, heads = keras.config.dtype_policy(), head_layers(model)
-    given, layers = [], [layer for layer in layers_of(model) if layer not in heads]
+    if policy == "float32":
+        return []
+    inherited, layers = keras.config.dtype_policy(), {*layers_of(model)} - {*head_layers(model)}
     around = [model, *(x for x in inner_layers(model) if isinstance(x, keras.Model) or not _is_of_keras(x))]
-    pairs = [(layer, holder) for holder in around for layer in inner_layers(holder, recursive=False) if layer in layers]
-    for layer, holder in pairs:
-        own = layer.dtype_policy
-        if own.name == "float32" != policy and own is not inherited and own is not holder.dtype_policy:
-            given.append(layer)
-    return given if len(given) <= MOST_GIVEN * len(pairs) else []
+    holders = {x: holder for holder in around for x in inner_layers(holder, recursive=False) if x in layers}
+    own = {x: x.dtype_policy for x in holders if x.dtype_policy.name == "float32"}
+    given = [x for x, its in own.items() if its is not inherited and its is not holders[x].dtype_policy]
+    return given if len(given) <= MOST_GIVEN * len(holders) else []
 
 
 MOST_GIVEN = 0.75  # of the layers: the base of a model that is loaded, under a few new layers, is more

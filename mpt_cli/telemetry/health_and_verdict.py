@@ -161,7 +161,7 @@ def _ends_vanished(run_state: RunState) -> str | None:
     layers = run_state.layers_that(VANISHED)
     if not layers:
         return None
-    words = f"The outputs of {_name_layers(layers)} were flushed to zero in float16{_format_sampled(run_state)}"
+    words = f"The outputs of {name_layers(layers)} were flushed to zero in float16{_format_sampled(run_state)}"
     if flushed := run_state.flushed_share:
         words += f", and {format_fraction(flushed)} of the gradient elements that float32 keeps"
     return f"{words}: {CAUSES[VANISHING].advise(run_state)}"
@@ -185,7 +185,7 @@ def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: 
     names = _last_names(layers)
     kept = keep_in_float32(names)
     return (
-        f"{words}, and by {noise_left:.2g} with {_name_layers(names)} in float32, tried on the same batch. Use {kept}, "
+        f"{words}, and by {noise_left:.2g} with {name_layers(names)} in float32, tried on the same batch. Use {kept}, "
         "or give the model smaller numbers: subtract an offset, or use integers for identifiers."
     )
 
@@ -202,7 +202,7 @@ def describe_stale(layers: Sequence[str]) -> str:
     """
     names = _last_names(layers)
     return (
-        f"The state that {_name_layers(names)} keeps itself, such as a running mean, does not move: half precision "
+        f"The state that {name_layers(names)} keeps itself, such as a running mean, does not move: half precision "
         f"rounds its updates away, which float32 keeps. Compute them in float32: {keep_in_float32(names)}."
     )
 
@@ -234,7 +234,7 @@ def _ends_flushed(run_state: RunState) -> str | None:
         f"{format_fraction(flushed or 0.0)} of the gradient elements were flushed to zero{_format_at_scale(run_state)}"
     )
     if layers:
-        words += f", among them nearly all of {_name_layers(layers)}"
+        words += f", among them nearly all of {name_layers(layers)}"
     return f"{words}. {_as_sentence(advise(run_state, 0, UNDERFLOW_CAUSES))}"
 
 
@@ -247,7 +247,7 @@ def _describe_dead(run_state: RunState) -> str | None:
     if not layers:
         return None
     return (
-        f"No gradient reached the weights of {_name_layers(layers)}{_format_sampled(run_state)}, not even in float32. "
+        f"No gradient reached the weights of {name_layers(layers)}{_format_sampled(run_state)}, not even in float32. "
         "Look for dead units (use a lower learning rate or another activation), a loss weight of 0, or a layer that "
         "is not connected to the loss."
     )
@@ -291,15 +291,15 @@ def _ends_unmoved(run_state: RunState) -> str | None:
     if not layers:
         return None
     return (
-        f"Hardly any update of {_name_layers(layers)} changed a weight{_format_sampled(run_state)}: half precision "
+        f"Hardly any update of {name_layers(layers)} changed a weight{_format_sampled(run_state)}: half precision "
         "rounds away updates of less than half a unit in the last place of a weight. The policies mixed_bfloat16 and "
         "mixed_float16 keep weights in float32."
     )
 
 
-def _name_layers(layers: Sequence[str]) -> str:
+def name_layers(layers: Sequence[str]) -> str:
     """
-    >>> _name_layers(["first"]), _name_layers(["a", "b", "c", "d", "e"])
+    >>> name_layers(["first"]), name_layers(["a", "b", "c", "d", "e"])
     ('layer first', '5 layers (a, b, c, …)')
     """
     if len(layers) == 1:

@@ -97,10 +97,6 @@ class Event:
     fault: str | None = None  # what was found there: inf, or nan alone, which an overflow seldom causes
     optimizer: str | None = None  # with several optimizers: the attribute of the model whose scale this is
 
-    @property
-    def moves_scale(self) -> bool:
-        return self.scale_after != self.scale_before
-
 
 # the kinds of a LayerSample
 ACTIVATIONS, ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS = "activations", "activation_gradients", "weight_gradients"

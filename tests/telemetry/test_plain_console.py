@@ -90,17 +90,6 @@ def test_intervals_are_told_every_five_seconds_later_every_minute(console, writt
     assert len(told_at) < 600
 
 
-def test_a_sample_is_told_once(console, written, header, snapshot, clock) -> None:
-    console.start(header)
-    console.snapshot(snapshot)
-    console.snapshot(replace(snapshot, gradients=SAMPLE))  # too soon for a line of its own
-    for _ in range(2):
-        clock.now += 10
-        console.snapshot(snapshot)
-    assert ["12.5% flushed to zero" in line for line in written[-3:]] == [False, True, False]
-    assert sum("flushed to zero" in line for line in written) == 1
-
-
 def test_events_still_pending_when_a_run_breaks_off_are_told(console, written, header) -> None:
     console.start(header)
     console.events([Event(1, 1, "overflow", 4.0, 2.0)])

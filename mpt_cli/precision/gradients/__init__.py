@@ -12,7 +12,6 @@ from mpt_cli.precision.gradients.exponent_counts import (
     largest_exponent,
     safe_scales,
     share_flushed,
-    share_subnormal,
     statistics_of_each,
 )
 
@@ -29,6 +28,5 @@ __all__ = [
     "safe_scales",
     "scale_gradient",
     "share_flushed",
-    "share_subnormal",
     "statistics_of_each",
 ]

@@ -18,7 +18,7 @@ SUBNORMALS, INFS, NANS, ZEROS = 0, 255, 256, 257
 SINK_SIZE = 258
 EXPONENT_BIAS = 127
 # of float16: where its normal numbers begin, what is flushed to zero (2**-25 is a tie, rounded to even), what overflows
-LEAST_NORMAL, FLUSHED, OVERFLOWING = -14, -25, 16
+FLUSHED, OVERFLOWING = -25, 16
 
 
 def statistics_of_each(tensors: list[Tensor]) -> Tensor:
@@ -94,19 +94,7 @@ def share_flushed(statistics: Counts, scale: float = 1.0) -> float:
         >>> share_flushed(counts), share_flushed(counts, scale=2.0**15)
         (0.5, 0.0)
     """
-    return _share_below(statistics, FLUSHED - _power_of_two(scale))
-
-
-def share_subnormal(statistics: Counts, scale: float = 1.0) -> float:
-    """Return the share of the nonzero finite values that become subnormal in float16, which keeps fewer of their bits,
-    when multiplied by `scale`, a power of two: those of scaled magnitude 2**-25 up to 2**-14.
-
-    Example:
-        >>> counts = np.asarray(statistics_of_each([ops.array([2.0**-20, 2.0**-3])]))[0]
-        >>> share_subnormal(counts), share_subnormal(counts, scale=2.0**10)
-        (0.5, 0.0)
-    """
-    return _share_below(statistics, LEAST_NORMAL - _power_of_two(scale)) - share_flushed(statistics, scale)
+    return _share_below(statistics, FLUSHED + 1 - frexp(scale)[1])
 
 
 def safe_scales(statistics: Counts, largest_share_flushed: float = 0.001) -> SafeScales | None:
@@ -139,7 +127,3 @@ def _share_below(statistics: Counts, exponent: int) -> float:
     bins = statistics[SUBNORMALS:INFS].astype(np.float64)
     whole = bins.sum()  # far below 1 where each count is weighted by a small magnitude
     return float(bins[: max(exponent + EXPONENT_BIAS, SUBNORMALS + 1)].sum() / whole) if whole else 0.0
-
-
-def _power_of_two(scale: float) -> int:
-    return frexp(scale)[1] - 1

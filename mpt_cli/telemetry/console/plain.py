@@ -161,7 +161,6 @@ class PlainConsole(Sink):
         self._began = self._epoch_began = clock()
         self._told_at: dict[str, float] = {}
         self._pending: list[Event] = []
-        self._sample: GradientSample | None = None  # the latest, until it is told
         self._writing = threading.RLock()  # messages come from other threads too
 
     @property
@@ -182,7 +181,6 @@ class PlainConsole(Sink):
         self._tell_events()
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        self._sample = snapshot.gradients or self._sample
         if snapshot.epoch_end:
             now = self._clock()
             self._tell_events(at_once=True)
@@ -204,9 +202,6 @@ class PlainConsole(Sink):
     def _tell_position(self, sentence: str) -> None:
         if self._is_due("position"):
             self._write_beside(sentence)
-            if self._sample is not None:
-                self._write_beside(sample_sentence(self._sample))
-                self._sample = None
 
     def _tell_events(self, at_once: bool = False) -> None:
         if not self._pending or not (self._is_due("events") or at_once) or self._header is None:
