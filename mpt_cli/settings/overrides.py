@@ -125,9 +125,9 @@ def _read_word(word: str) -> GroupChoice | Override | Problem:
     return _choice_or_problem(override) or override
 
 
-def parse_overrides(words: Iterable[str]) -> ParsedOverrides:
+def parse_overrides(words: Sequence[str]) -> ParsedOverrides:
     """Sort them into choices and overrides; what fits nowhere becomes a problem."""
-    parsed, words = ParsedOverrides(), [*words]
+    parsed = ParsedOverrides()
     with searching(project_folders(conf_of(words))):
         read = [*map(_read_word, words)]
     for found in read:
@@ -194,7 +194,9 @@ def _choice_or_problem(override: Override) -> GroupChoice | Problem | None:
         remedy = "`mpt sweep` tries several, `mpt compare` several policies."
         return Problem(key, "must be one value here.", line.partition("=")[2], remedy)
     is_of_project = find_key(key) is None and key in project_groups()
-    if is_of_project and not (override.is_delete() and value):
+    if is_of_project and override.is_delete() and value:
+        return Problem(line, "must be given without a value.")
+    if is_of_project:
         return GroupChoice(key, value, key)
     if override.is_delete() and group in group_names():
         remedy = f"Choose another, as in {group}=…; ~KEY removes one key."

@@ -167,6 +167,7 @@ def test_what_is_wrong_in_a_file_is_said_with_its_place(problems) -> None:
 def test_a_group_that_nobody_has(messages) -> None:
     write("conf/experiment/a.yaml", "# @package _global_\nseed: 4\n")
     assert load_settings(["conf=digits_mlp", "experiment=a"]).seed == 4
+    assert messages("conf=digits_mlp", "~experiment=a") == ["~experiment=a: must be given without a value."]
     assert messages("conf=digits_mlp", "experiment=b") == ["experiment: must be one of a. Received: 'b'."]
     assert messages("conf=digits_mlp", "experimet=a") == [
         "experimet: there is no such key. Received: 'a'. Did you mean experiment?"
