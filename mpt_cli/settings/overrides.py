@@ -193,18 +193,19 @@ def _choice_or_problem(override: Override) -> GroupChoice | Problem | None:
     if override.is_sweep_override():
         remedy = "`mpt sweep` tries several, `mpt compare` several policies."
         return Problem(key, "must be one value here.", line.partition("=")[2], remedy)
-    is_of_project = find_key(key) is None and key in project_groups()
+    is_ours = group in group_names()
+    is_of_project = not is_ours and find_key(key) is None and key in project_groups()
     if is_of_project and override.is_delete() and value:
         return Problem(line, "must be given without a value.")
     if is_of_project:
         return GroupChoice(key, value, key)
-    if override.is_delete() and group in group_names():
+    if override.is_delete() and is_ours:
         remedy = f"Choose another, as in {group}=…; ~KEY removes one key."
         return Problem(line, "a group cannot be removed.", None, remedy)
     if override.is_delete():
         problem = unknown_key_problem(key, {})
         return problem and replace(problem, received=None)
-    if group in group_names() and not isinstance(value, dict):  # whose keys are merged
+    if is_ours and not isinstance(value, dict):  # whose keys are merged
         return GroupChoice(group, value, key)
     if re.split("[./]", key)[0] == "hydra":
         return Problem(key, "there are no settings of Hydra's own.", line, "`mpt list keys` shows what can be set.")
