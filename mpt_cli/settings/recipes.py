@@ -19,12 +19,21 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, first_line
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, first_line, nearest
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
 from mpt_cli.settings.model_data_optimizer_keys import mode_settings
 from mpt_cli.settings.python_references import located
-from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, chosen_variant, find_key, sections, variant_class
+from mpt_cli.settings.schema import (
+    VARIANTS,
+    Settings,
+    choosing_key,
+    chosen_variant,
+    find_key,
+    no_such_key,
+    sections,
+    variant_class,
+)
 from mpt_cli.settings.search_path import (
     SUFFIXES,
     find_folder,
@@ -62,6 +71,9 @@ class GroupChoice:
 
     def problem(self) -> Problem | None:
         """Return why it can't be taken, None when it can."""
+        if self.group not in sections() and self.group not in (groups := project_groups()):
+            found, named = no_such_key(self.group, self.name), nearest(self.group, groups)
+            return replace(found, remedy=f"Did you mean {named}?" if named else found.remedy)
         valid = group_choices(self.group)
         names = [self.name] if self.group in sections() else names_in(self.name)
         for wrong in [name for name in names if name not in valid]:

@@ -71,6 +71,8 @@ def test_a_recipe_names_folders_and_packages(folder, monkeypatch, messages) -> N
         "hydra: {searchpath: [../far, 'pkg://settings_of_ours.conf']}\n"
         "defaults: [{loss_scale: mine}, {trainer: ours}]\n",
     )
+    write("far/regime/hot.yaml", "# @package trainer\nbatch_size: 8\n")
+    assert load_settings(["conf=sub/own.yaml", "regime=hot"]).trainer.batch_size == 8
     settings = load_settings(["conf=sub/own.yaml"])
     assert (settings.loss_scale.initial_scale, settings.trainer.epochs) == (128.0, 77)
     write("kept.yaml", resolved_yaml(settings))
