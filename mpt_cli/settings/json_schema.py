@@ -16,8 +16,6 @@ from mpt_cli.settings.search_path import group_choices, group_names
 
 SCHEMA_FILE = "mpt.schema.json"  # beside a recipe whose first line is MODELINE, which editors read
 MODELINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
-TITLE = "a recipe of mpt"
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
 _NUMBER_AS_TEXT = {"type": "string", "pattern": r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?(\s*(\*\*|\^)\s*[+-]?\d+)?\s*$"}
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
@@ -34,7 +32,11 @@ def json_schema() -> Schema:
     properties["defaults"] = _defaults()
     searchpath = {**_of_type(list[str]), "description": "folders with groups and recipes"}
     properties["hydra"] = _closed({"searchpath": searchpath})
-    return {"$schema": DIALECT, "title": TITLE, **_closed(properties)}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "a recipe of mpt",
+        **_closed(properties),
+    }
 
 
 def _closed(properties: Schema) -> Schema:

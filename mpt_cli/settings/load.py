@@ -134,11 +134,7 @@ def _recipe_of(given: ParsedOverrides) -> Path:
 def _defaults_of_user(recipe: Recipe) -> Recipe:
     """Return the user's defaults, which the recipe overrides; none below the record of a run, which has every key."""
     path = user_defaults()
-    if path is None or recipe.is_record:
-        return Recipe()
-    found = read_recipe(path)
-    found.body.pop("recipe", None)
-    return found
+    return Recipe() if path is None or recipe.is_record else read_recipe(path)
 
 
 def _variant_problem(section: str, name: str) -> Problem | None:

@@ -13,17 +13,14 @@ from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from mpt_cli.errors import Problem, first_line, nearest
+from mpt_cli.errors import Problem, first_line
 from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, merge_keys
 from mpt_cli.settings.schema import CHOOSING_KEYS, find_key, unknown_key_problem
 from mpt_cli.settings.search_path import (
     conf_override,
     group_names,
-    project_folders,
-    project_groups,
     recipe_paths,
     recipe_remedy,
-    searching,
     shell_command,
 )
 
@@ -125,12 +122,10 @@ def _read_word(word: str) -> GroupChoice | Override | Problem:
     return _choice_or_problem(override) or override
 
 
-def parse_overrides(words: Iterable[str]) -> ParsedOverrides:
+def parse_overrides(words: Sequence[str]) -> ParsedOverrides:
     """Sort them into choices and overrides; what fits nowhere becomes a problem."""
-    parsed, words = ParsedOverrides(), [*words]
-    with searching(project_folders(conf_of(words))):
-        read = [*map(_read_word, words)]
-    for found in read:
+    parsed = ParsedOverrides()
+    for found in map(_read_word, words):
         if isinstance(found, Problem):
             parsed.problems.append(found)
         elif isinstance(found, Override):
@@ -193,22 +188,20 @@ def _choice_or_problem(override: Override) -> GroupChoice | Problem | None:
     if override.is_sweep_override():
         remedy = "`mpt sweep` tries several, `mpt compare` several policies."
         return Problem(key, "must be one value here.", line.partition("=")[2], remedy)
-    is_of_project = find_key(key) is None and key in project_groups()
-    if is_of_project and not (override.is_delete() and value):
-        return GroupChoice(key, value, key)
-    if override.is_delete() and group in group_names():
+    is_ours = group in group_names()
+    if override.is_delete() and is_ours:
         remedy = f"Choose another, as in {group}=…; ~KEY removes one key."
         return Problem(line, "a group cannot be removed.", None, remedy)
-    if override.is_delete():
-        problem = unknown_key_problem(key, {})
-        return problem and replace(problem, received=None)
-    if group in group_names() and not isinstance(value, dict):  # whose keys are merged
+    if is_ours and not isinstance(value, dict):  # whose keys are merged
         return GroupChoice(group, value, key)
     if re.split("[./]", key)[0] == "hydra":
         return Problem(key, "there are no settings of Hydra's own.", line, "`mpt list keys` shows what can be set.")
-    problem = unknown_key_problem(key, value)
-    named = nearest(key, project_groups()) if problem else None
-    return replace(problem, remedy=f"Did you mean {named}?") if problem and named else problem
+    problem = unknown_key_problem(key, {} if override.is_delete() else value)
+    if problem is None or "." in key:
+        return problem and replace(problem, received=None if override.is_delete() else value)
+    if override.is_delete() and value:
+        return Problem(line, "must be given without a value.")
+    return GroupChoice(key, value, key)  # of the project, or of nobody, which shows where the recipe is known
 
 
 def with_override(tree: dict[str, Any], override: Override) -> dict[str, Any]:

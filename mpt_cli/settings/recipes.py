@@ -19,12 +19,21 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, first_line
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, first_line, nearest
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
 from mpt_cli.settings.model_data_optimizer_keys import mode_settings
 from mpt_cli.settings.python_references import located
-from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, chosen_variant, find_key, sections, variant_class
+from mpt_cli.settings.schema import (
+    VARIANTS,
+    Settings,
+    choosing_key,
+    chosen_variant,
+    find_key,
+    no_such_key,
+    sections,
+    variant_class,
+)
 from mpt_cli.settings.search_path import (
     SUFFIXES,
     find_folder,
@@ -62,6 +71,9 @@ class GroupChoice:
 
     def problem(self) -> Problem | None:
         """Return why it can't be taken, None when it can."""
+        if self.group not in sections() and self.group not in (groups := project_groups()):
+            found, named = no_such_key(self.group, self.name), nearest(self.group, groups)
+            return replace(found, remedy=f"Did you mean {named}?" if named else found.remedy)
         valid = group_choices(self.group)
         names = [self.name] if self.group in sections() else names_in(self.name)
         for wrong in [name for name in names if name not in valid]:
@@ -88,16 +100,13 @@ class Layer:
     chooses: dict[str, str] = field(default_factory=dict)
 
 
-NO_RECIPE = Path("custom")  # its stem is the default of `recipe`
-
-
 @dataclass
 class Recipe:
     """A recipe with the files that it is composed of, in order, the folders that these add to the search path, and what
     is wrong with them.
     """
 
-    path: Path = NO_RECIPE
+    path: Path = Path("custom")
     layers: list[Layer] = field(default_factory=list)
     searchpath: list[Path] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -123,7 +132,7 @@ def read_recipe(path: Path | None, choices: Iterable[GroupChoice] = ()) -> Recip
     files = _Files(recipe, in_order)
     with searching(recipe.searchpath):
         try:
-            recipe.layers = files.layers()
+            recipe.layers = files.layers([files.name_of(path)] if path else [])
         except ConfigError as error:
             recipe.problems += error.problems
         except FAULTS as error:
@@ -173,13 +182,11 @@ class _Files(ConfigRepository):
         self.recipes[name := re.sub(r"[^\w.-]", "_", path.stem) + number] = path
         return name
 
-    def layers(self) -> list[Layer]:
+    def layers(self, recipes: Sequence[str]) -> list[Layer]:
         """Return the files that Hydra composes, in order: those that words choose come last."""
-        entries: list[InputDefault] = [ConfigDefault(path=_GROUPS)]
-        if self.recipe.path is not NO_RECIPE:
-            name = self.name_of(self.recipe.path)
-            entries.append(ConfigDefault(path=name))
-            self.load_config(name)  # which may add to the search path
+        entries: list[InputDefault] = [ConfigDefault(path=name) for name in (_GROUPS, *recipes)]
+        for name in recipes:
+            self.load_config(name)  # it may add to the search path
         for choice in self.choices:
             if (names := names_in(choice.name)) and not choice.problem():
                 entries.append(GroupDefault(group=choice.group, value=names))
@@ -283,10 +290,12 @@ class _Files(ConfigRepository):
         return _missing_files(group, names_in(entry.value))
 
     def _find_base(self, name: str, recipe: Path) -> Path:
-        """Return the recipe that a list names: a file beside it, as in Hydra, or any."""
-        beside = [Path(f"{recipe.parent / name.removeprefix('/')}{suffix}") for suffix in ("", *SUFFIXES)]
-        files = (path for path in beside if path.is_file() and path.resolve() != recipe.resolve())
-        return next(files, None) or find_recipe(str(beside[0]) if name.startswith(".") else name)
+        """Return the recipe that a list names: a file beside it, as in Hydra, one of its project, or any."""
+        is_path = name.startswith(".")
+        folders = [recipe.parent, *(folder / "recipes" for folder in module_folders(recipe) if not is_path)]
+        near = [Path(f"{each / name.removeprefix('/')}{suffix}") for each in folders for suffix in ("", *SUFFIXES)]
+        files = (path for path in near if path.is_file() and path.resolve() != recipe.resolve())
+        return next(files, None) or find_recipe(str(near[0]) if is_path else name)
 
     def _layer(self, name: str, package: str) -> Layer:
         path, content = self.contents[name]

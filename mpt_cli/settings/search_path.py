@@ -92,8 +92,8 @@ def user_defaults() -> Path | None:
     """
     folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     given = os.environ.get(DEFAULTS, f"{folder}/mpt/defaults.yaml")
-    is_there = DEFAULTS in os.environ or expanded(given).is_file()
-    return expanded(given) if given and is_there else None
+    path = expanded(given)
+    return path if given and (DEFAULTS in os.environ or path.is_file()) else None
 
 
 def add_config_directories(given: Sequence[str]) -> None:
@@ -127,8 +127,7 @@ def _folders(kind: str) -> list[Path]:
     """Return the folders with conf/ or recipes/ that are searched, the first first."""
     given = re.split(r":(?!//)", os.environ.get(CONFIG_DIR, ""))
     named = [*(find_folder(text, CONFIG_DIR, Path.cwd()) for text in given if text), *_SEARCHED.get()]
-    fit = [folder for folder in named if kind == "recipes" or folder.name != "recipes"]  # whose folders are no groups
-    places = [Path(kind), *(place for folder in fit for place in (folder, folder / kind))]
+    places = [Path(kind), *(place for folder in named for place in (folder, folder / kind))]
     shipped, found = _shipped(kind), dict[Path, Path]()  # the last, and no project of its own in a checkout of mpt
     for folder in filter(Path.is_dir, places):
         found.setdefault(folder.resolve(), folder)
@@ -184,10 +183,9 @@ def module_folders(path: Path) -> list[Path]:
 
 
 def project_folders(conf: str | None) -> list[Path]:
-    """Return the conf/ and recipes/ of the project that a recipe named by its path lies in, wherever one works."""
+    """Return where conf/ of the project may be that a recipe named by its path lies in, wherever one works."""
     path = expanded(conf or "")
-    folders = module_folders(path) if os.path.isfile(path) else []
-    return [part for folder in folders for part in (folder / "conf", folder / "recipes") if part.is_dir()]
+    return [folder / "conf" for folder in module_folders(path)] if os.path.isfile(path) else []
 
 
 def find_recipe(name_or_path: str) -> Path:

@@ -21,7 +21,6 @@ from mpt_cli.settings.search_path import (
     group_choices,
     group_names,
     project_folders,
-    project_groups,
     recipe_paths,
     searching,
 )
@@ -160,8 +159,8 @@ def _names_for(key: str) -> list[str] | None:
     if key == "conf":
         return list(recipe_paths())
     group, known = CHOOSING_KEYS.get(key, key), find_key(key)
-    if group in group_names() or (known is None and group in project_groups()):
-        return group_choices(group)
+    if known is None or key in CHOOSING_KEYS:
+        return group_choices(group) or None
     return [str(choice).lower() for choice in known.choices] if known and known.choices else None
 
 

@@ -249,10 +249,10 @@ def script_settings(overrides: list[str]) -> Settings:
     from mpt_cli.settings.recipes import GroupChoice
 
     given = parse_overrides(overrides)
-    told = {problem.key for problem in given.problems}
-    own = [p for word in overrides if (p := _script_key_problem(word)) is not None and p.key not in told]
     given.choices.setdefault("policy", GroupChoice("policy", "mixed_float16", "policy"))
     composition = compose(read_files(given, is_script=True), given)
+    told = {problem.key for problem in composition.problems}
+    own = [p for word in overrides if (p := _script_key_problem(word)) is not None and p.key not in told]
     settings, problems = composition.settings, [*own, *composition.problems]
     if settings.policy.is_auto:
         problems.append(

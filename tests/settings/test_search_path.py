@@ -71,6 +71,8 @@ def test_a_recipe_names_folders_and_packages(folder, monkeypatch, messages) -> N
         "hydra: {searchpath: [../far, 'pkg://settings_of_ours.conf']}\n"
         "defaults: [{loss_scale: mine}, {trainer: ours}]\n",
     )
+    write("far/regime/hot.yaml", "# @package trainer\nbatch_size: 8\n")
+    assert load_settings(["conf=sub/own.yaml", "regime=hot"]).trainer.batch_size == 8
     settings = load_settings(["conf=sub/own.yaml"])
     assert (settings.loss_scale.initial_scale, settings.trainer.epochs) == (128.0, 77)
     write("kept.yaml", resolved_yaml(settings))
@@ -167,6 +169,7 @@ def test_what_is_wrong_in_a_file_is_said_with_its_place(problems) -> None:
 def test_a_group_that_nobody_has(messages) -> None:
     write("conf/experiment/a.yaml", "# @package _global_\nseed: 4\n")
     assert load_settings(["conf=digits_mlp", "experiment=a"]).seed == 4
+    assert messages("conf=digits_mlp", "~experiment=a") == ["~experiment=a: must be given without a value."]
     assert messages("conf=digits_mlp", "experiment=b") == ["experiment: must be one of a. Received: 'b'."]
     assert messages("conf=digits_mlp", "experimet=a") == [
         "experimet: there is no such key. Received: 'a'. Did you mean experiment?"
