@@ -39,6 +39,11 @@ def override_key(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
 
 
+def short_key(key: str) -> str:
+    """Return the last part of a key, of `optimizer.name` the first."""
+    return key.removesuffix(".name").rpartition(".")[2]
+
+
 def values_of(words: Iterable[str]) -> dict[str, str]:
     """Return the value that each word gives its key."""
     return {override_key(word): without_quotes(word.partition("=")[2]) for word in words}
@@ -147,7 +152,7 @@ def _is_right(values: RangeSweep) -> bool:
 def _matches(key: str, glob: Glob, problems: list[Problem]) -> list[str]:
     names, received = _names_for(key), f"glob({','.join(glob.include)})"
     if names is None:
-        rule = "must be a key with known names for glob(): conf, a group, or a key with fixed choices."
+        rule = "must be conf or a group for glob()."
         problems.append(Problem(key, rule, received, f"Groups: {', '.join(group_names())}."))
         return []
     found = glob.filter(names)
@@ -162,7 +167,7 @@ def _names_for(key: str) -> list[str] | None:
     group, known = CHOOSING_KEYS.get(key, key), find_key(key)
     if group in group_names() or (known is None and group in project_groups()):
         return group_choices(group)
-    return [str(choice).lower() for choice in known.choices] if known and known.choices else None
+    return None
 
 
 def read_interval(word: str) -> IntervalSweep | None:
