@@ -13,16 +13,14 @@ run that is cut short keeps what it has; what `--minutes` has no room for is lef
 import argparse
 import importlib.util
 import json
-import platform
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measuring import machine
 from benchmarks.on_gpu.checks import check_dtypes, check_runs
 from benchmarks.on_gpu.children import ROOT, Deadline, run_child
 from benchmarks.on_gpu.plan import FULL, POLICIES, SCALINGS, TINY
@@ -82,11 +80,9 @@ def tasks(chosen: argparse.Namespace) -> list[dict[str, Any]]:
 def new_report(chosen: argparse.Namespace) -> dict[str, Any]:
     gpus = machine_facts()["gpus"]
     return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "python": platform.python_version(),
+        **machine(NAMES),
         "device": gpus[0]["name"] if gpus else "no NVIDIA GPU",
         "driver": gpus[0]["driver"] if gpus else "none",
-        "versions": {name: metadata.version(name) for name in NAMES if _is_installed(name)},
         "backends": chosen.backend.split(","),
         "models": chosen.models.split(","),
         "words": chosen.words,
@@ -96,10 +92,6 @@ def new_report(chosen: argparse.Namespace) -> dict[str, Any]:
         "checks": [],
         "notes": NOTES,
     }
-
-
-def _is_installed(name: str) -> bool:
-    return importlib.util.find_spec(name.replace("-", "_")) is not None
 
 
 def add_cell(report: dict[str, Any], task: dict[str, Any], found: dict[str, Any]) -> None:

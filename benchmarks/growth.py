@@ -8,14 +8,10 @@ reach is said. Figures go to results/growth.json and growth.md. About eight minu
 """
 
 import argparse
-import importlib.util
 import json
 import os
-import platform
 import sys
 import tempfile
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +19,7 @@ from benchmarks.growing.fits import end_exponent
 from benchmarks.growing.long_run import watch
 from benchmarks.growing.series import SECTIONS, measure_series
 from benchmarks.growing.table import markdown
-from mpt_cli.machine import cpu_features, cpu_model
+from benchmarks.measuring import machine
 
 RESULTS = Path(__file__).parent / "results"
 RUN_SECONDS = 240.0
@@ -55,18 +51,6 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
             every = 0.02 if chosen.quick else 0.5
             report["run_length"].append(watch(backend, chosen.run_steps, Path(folder), RUN_SECONDS, every))
     return {**report, "load_after": os.getloadavg()[0]}
-
-
-def machine() -> dict[str, Any]:
-    names = [name for name in ("tensorflow", "jax", "keras", "numpy") if importlib.util.find_spec(name)]
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "cpu_features": cpu_features(),
-        "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in names},
-    }
 
 
 def main() -> int:

@@ -6,12 +6,13 @@ Both take turns, so that a busy machine slows both. Each row is a script, with m
 """
 
 import argparse
-import resource
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
+
+from benchmarks.measuring import children_seconds
 
 PLAIN = """
 import keras, os, runpy, sys
@@ -23,10 +24,9 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 def cpu_seconds(command: list[str], folder: Path) -> float:
     """Return the user and system seconds of a command that must succeed."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = children_seconds()
     subprocess.run([sys.executable, *command], cwd=folder, check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return children_seconds() - before
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ one epoch, less than it from the third on. Writes results/short_runs.json and sh
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.growth import machine
+from benchmarks.measuring import children_seconds, machine, markdown_table
 from benchmarks.on_gpu.children import error_line
 from benchmarks.speed_cell import OWN_MODELS, own_model_words
 from mpt_cli.engine.backend import import_variables
@@ -79,16 +78,14 @@ def run_process(command: list[str], settings: Settings) -> dict[str, Any]:
         "PYTHONPATH": str(ROOT),
         **own,
     }
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    before, started = children_seconds(), time.monotonic()
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return {"error": f"not done after {SECONDS} s"}
     if done.returncode:
         return {"error": error_line(done.stderr)}
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"cpu": round(cpu, 2), "wall": round(time.monotonic() - started, 2)}
+    return {"cpu": round(children_seconds() - before, 2), "wall": round(time.monotonic() - started, 2)}
 
 
 def measure_row(model: str, policy: str, backend: str, epochs: int, repeats: int) -> dict[str, Any]:
@@ -130,7 +127,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "ratio, wall",
         "target",
     )
-    lines = [columns, tuple("---" for _ in columns)]
+    lines = []
     for row in rows:
         names = row["model"], row["policy"], row["backend"], str(row["epochs"])
         figures = [text for who in ("mpt", "fit") for text in _seconds(row[who])]
@@ -138,7 +135,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         if "ratio" in row:
             judged = (*(f"{row['ratio'][key]:.2f}" for key in ("cpu", "wall")), "met" if is_met(row) else "missed")
         lines.append((*names, *figures, *judged))
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_table(columns, lines)
 
 
 def _seconds(one: dict[str, Any]) -> tuple[str, str]:

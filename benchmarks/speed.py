@@ -14,20 +14,18 @@ the script works. `--memory` measures only the memory of the rows that results/s
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.growth import machine
-from benchmarks.on_gpu.children import error_line
+from benchmarks.measuring import machine
+from benchmarks.on_gpu.children import Deadline, run_child
 from benchmarks.speed_cell import MODELS, RECIPES
 from benchmarks.speed_table import judge, table
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = Path(__file__).parent / "results"
 BACKENDS = ["tensorflow", "jax"]
 POLICIES = ["float32", "mixed_float16", "mixed_bfloat16"]  # the last one of recipes only
 CONTENDERS = ["fit", "bare loop"]  # beside mpt
@@ -36,16 +34,7 @@ CHILD_SECONDS = 600.0
 
 def child(task: dict[str, Any]) -> dict[str, Any]:
     """The result of one process, or why there is none."""
-    command = [sys.executable, "-m", "benchmarks.speed_cell", json.dumps(task)]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=CHILD_SECONDS)
-    except subprocess.TimeoutExpired:
-        return {"error": f"not done after {CHILD_SECONDS:.0f} s"}
-    if done.returncode:
-        return {"error": error_line(done.stderr)}
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return run_child("benchmarks.speed_cell", task, Deadline(CHILD_SECONDS))
 
 
 def measure_speed(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -111,16 +100,8 @@ def plan(backends: list[str], models: list[str], repeats: int, text: str | None)
 
 
 def quick_plan() -> list[dict[str, Any]]:
-    return [
-        {
-            "backend": "jax",
-            "model": "digits MLP",
-            "policies": ["mixed_float16"],
-            "contenders": CONTENDERS,
-            "turn_seconds": 0.0,
-            "repeats": 1,
-        }
-    ]
+    task = plan(["jax"], ["digits MLP"], 1, None)[0]
+    return [{**task, "policies": ["mixed_float16"], "turn_seconds": 0.0}]
 
 
 def main() -> None:

@@ -183,7 +183,7 @@ def peak_memory(task: dict[str, Any], folder: Path) -> int:
     from benchmarks.contenders import CONTENDERS
 
     CONTENDERS[task["memory"]](cell)(3)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def main() -> None:

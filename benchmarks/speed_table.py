@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from benchmarks.measuring import machine_line, markdown_table
+
 COLUMNS = (
     "backend",
     "model",
@@ -35,16 +37,11 @@ def judge(row: dict[str, Any]) -> dict[str, bool]:
 
 def table(report: dict[str, Any]) -> str:
     """Markdown: the machine, a row per cell, how to read it."""
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     loads = "; ".join(
         f"{backend} {load['before']:.1f} and {load['after']:.1f}" for backend, load in report["load_average"].items()
     )
-    title = (
-        f"{report['date']}, {report['cpu']} with {report['cores']} cores, Python {report['python']}, {versions}; "
-        f"load average before and after: {loads}."
-    )
-    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *(cells(row) for row in report["cells"])]
-    return "\n".join([title, "", *("| " + " | ".join(line) + " |" for line in lines), "", LEGEND])
+    title = f"{machine_line(report)}; load average before and after: {loads}."
+    return "\n\n".join([title, markdown_table(COLUMNS, [*map(cells, report["cells"])]), LEGEND])
 
 
 LEGEND = (

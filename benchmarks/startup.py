@@ -12,14 +12,13 @@ beyond the framework's import. Writes results/startup.json. `--quick` runs one c
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.growth import machine
+from benchmarks.measuring import children_seconds, machine
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "startup.json"
@@ -46,10 +45,9 @@ def cpu_seconds(name: str, folder: str, repeat: int) -> float:
     environment["JAX_COMPILATION_CACHE_DIR"] = cache_folder(name, folder, repeat)
     must_work = name.startswith("first step")
     command = list(CASES[name][0])
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = children_seconds()
     subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=must_work)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return children_seconds() - before
 
 
 def fill_cache(name: str, folder: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 NVIDIA_SMI_SECONDS = 5.0
 CPU_INFO = Path("/proc/cpuinfo")
+_CGROUP = Path("/sys/fs/cgroup")
 # Instructions that decide how fast a CPU computes in 16 bits; without them float16 is emulated through float32.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # glibc's malloc.h
 PRECISION_FEATURES = ("f16c", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
@@ -90,6 +91,28 @@ def memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return None
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use, a container's limit included."""
+    cores = cores_of_process()
+    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def memory_limit() -> int | None:
+    """Return how much memory this machine has, or this container may use."""
+    limit = _read(_CGROUP / "memory.max").strip()
+    return int(limit) if limit.isdigit() else memory_bytes()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def nvidia_gpus() -> list[dict[str, str]]:

@@ -31,7 +31,7 @@ OF_STUB = {"schema_version": 1, **FINISHED, "recipe": "stub", "run_dir": "x"}
 
 def write(run_dir: Path, environment: object = None, **changes: object) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "config.yaml").write_text("recipe: stub\n")
+    (run_dir / "config.yaml").write_text("recipe: stub\nseed: null\n")  # of no use to a sweep that is resumed
     if environment:
         (run_dir / "environment.json").write_text(json.dumps(environment))
     (run_dir / "summary.json").write_text(json.dumps({**OF_STUB, **changes}))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.growing.fits import slope
+from mpt_cli.runs.directory import latest_line
 
 RECIPE = """\
 recipe: long_run
@@ -61,11 +62,7 @@ def _sample(pid: int, run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _last_step(metrics: Path) -> int:
-    """From the end of the file: `{"step": N, …` opens each line."""
-    with metrics.open("rb") as file:
-        file.seek(max(0, metrics.stat().st_size - 4096))
-        lines = [line for line in file.read().splitlines() if line.startswith(b'{"step": ') and line.endswith(b"}")]
-    return int(lines[-1].split(b",")[0].split(b":")[1]) if lines else 0
+    return int((latest_line(metrics) or {"step": 0})["step"])
 
 
 def _growth(samples: list[dict[str, Any]], run_dir: Path) -> dict[str, Any]:

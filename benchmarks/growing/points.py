@@ -123,9 +123,8 @@ def timed(turn: "Turn", cell: "Cell") -> dict[str, Any]:
 
 
 def anonymous_bytes() -> int | None:
-    """Memory of this process that is not a file's, which is what memory-mapped data must not add to; Linux only."""
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
+    """Memory of this process that is not a file's, which is what memory-mapped data must not add to."""
+    lines = Path("/proc/self/status").read_text().splitlines()
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon")), None)
 
 

@@ -3,15 +3,14 @@
 from typing import Any
 
 from benchmarks.growing.long_run import LOG_EVERY
+from benchmarks.measuring import machine_line, markdown_table
 
 
 def markdown(report: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    machine = f"{report['date']}, {report['cpu']} with {report['cores']} cores, Python {report['python']}, {versions}"
+    load = f"load average {report['load_before']:.1f} before and {report['load_after']:.1f} after"
     title = (
-        f"{machine}; load average {report['load_before']:.1f} before and {report['load_after']:.1f} after. "
-        "float32 with dynamic loss scaling and full telemetry. Exponents are those of the larger half of the "
-        "sizes."
+        f"{machine_line(report)}; {load}. float32 with dynamic loss scaling and full telemetry. Exponents are those of "
+        "the larger half of the sizes."
     )
     parts = [title]
     for section, series in report["sections"].items():
@@ -24,8 +23,7 @@ def _table(section: str, series: list[dict[str, Any]]) -> str:
     titles = ["", section, "ms per step", "first epoch, s", *_more(section), "exponent"]
     rows = [_row(section, one, point) for one in series for point in one["points"]]
     notes = [f"{one['name']}: {one['note']}." for one in series if one["note"] != "all sizes reached"]
-    lines = ["| " + " | ".join(cells) + " |" for cells in (titles, ["---"] * len(titles), *rows)]
-    return "\n".join([*lines, *([""] if notes else []), *notes])
+    return "\n".join([markdown_table(titles, rows), *([""] if notes else []), *notes])
 
 
 def _more(section: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from benchmarks.measuring import machine_line, markdown_table
 from benchmarks.on_gpu.peaks import peak_of
 
 SPEEDUP, SHARE_OF_PEAK, OVER_BFLOAT16 = 2.0, 0.45, 1.02
@@ -72,16 +73,15 @@ def _verdict(target: str, value: Any, least: float | None = None, most: float | 
 
 def markdown(report: dict[str, Any]) -> str:
     """All of it: the machine, a row per measurement, scaling's cost, the checks, the targets, the notes."""
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     sizes = "; ".join(f"{name}: {words}" for name, words in report["sizes"].items())
     parts = [
-        f"{report['date']}, {report['device']}, driver {report['driver']}, Python {report['python']}, {versions}.",
+        f"{machine_line(report, report['device'] + ', driver ' + str(report['driver']))}.",
         f"Sizes: {sizes}.",
     ]
-    parts.append(_table(TITLES, [_cells(row) for row in report["rows"]]))
-    parts.append(_table(("cost of", "model", "backend", "step over that"), _costs(report)))
+    parts.append(markdown_table(TITLES, [_cells(row) for row in report["rows"]]))
+    parts.append(markdown_table(("cost of", "model", "backend", "step over that"), _costs(report)))
     parts.append(
-        _table(
+        markdown_table(
             ("check on the device", "backend", "", "seen"),
             [
                 (row["check"], row["backend"], "holds" if row["holds"] else "FAILS", row["seen"])
@@ -90,7 +90,7 @@ def markdown(report: dict[str, Any]) -> str:
         )
     )
     parts.append(
-        _table(
+        markdown_table(
             ("target", "model", "backend", "measured", ""),
             [
                 (
@@ -105,10 +105,6 @@ def markdown(report: dict[str, Any]) -> str:
         )
     )
     return "\n\n".join([*parts, *report["notes"]]) + "\n"
-
-
-def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [titles, tuple("---" for _ in titles), *rows])
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

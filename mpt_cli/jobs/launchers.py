@@ -2,13 +2,18 @@
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 from mpt_cli.errors import DataError, config_error, install_command
 from mpt_cli.jobs.local_processes import Executor, LocalExecutor
 
 PREFIX = "launcher."
-LAUNCHERS = {"local": "", "submitit": "slurm", "ray": "ray"}  # with the extra of ours that installs the library
+LAUNCHERS = {  # with the extra of ours that installs the library, and the class, whose module imports it
+    "local": ("", "local_processes:LocalExecutor"),
+    "submitit": ("slurm", "submitit_executor:SlurmCluster"),
+    "ray": ("ray", "ray_executor:RayCluster"),
+}
 
 
 def split_launcher_overrides(overrides: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -25,25 +30,12 @@ def split_launcher_overrides(overrides: Sequence[str]) -> tuple[list[str], dict[
 
 def choose_launcher(name: str, settings: Mapping[str, str]) -> Executor:
     """Return the launcher of this name with these settings; ConfigError where it can't be used here."""
-    if LAUNCHERS[name] and importlib.util.find_spec(name) is None:
-        remedy = install_command(LAUNCHERS[name])
-        raise config_error("--launcher", f"{name} is not installed.", name, remedy)
-    launcher = _executor_class(name)(settings)
+    extra, place = LAUNCHERS[name]
+    if extra and importlib.util.find_spec(name) is None:
+        raise config_error("--launcher", f"{name} is not installed.", name, install_command(extra))
+    launcher: Executor = resolve_name(f"mpt_cli.jobs.{place}")(settings)
     launcher.check()
     return launcher
-
-
-def _executor_class(name: str) -> type[Executor]:
-    """Return the class of this name; imports its library."""
-    if name == "local":
-        return LocalExecutor
-    if name == "ray":
-        from mpt_cli.jobs.ray_executor import RayCluster
-
-        return RayCluster
-    from mpt_cli.jobs.submitit_executor import SlurmCluster
-
-    return SlurmCluster
 
 
 def recorded_launcher(facts: Mapping[str, Any]) -> Executor:

@@ -9,21 +9,17 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, inf
-from multiprocessing import spawn, util
-from multiprocessing.context import ForkServerProcess, SpawnProcess
-from multiprocessing.spawn import spawn_main as spawn_main
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from mpt_cli.errors import config_error
 from mpt_cli.files import open_regular
 from mpt_cli.jobs.job_process import signal_group, start_process
-from mpt_cli.machine import cores_of_process, memory_bytes, visible_gpus
+from mpt_cli.machine import memory_limit, usable_cores, visible_gpus
 from mpt_cli.signals import GRACE_SECONDS
 
 Item = TypeVar("Item")
@@ -35,7 +31,6 @@ THREAD_VARIABLES = (
     "TF_NUM_INTEROP_THREADS",
     "NPROC",  # XLA's, under JAX
 )
-_CGROUP = Path("/sys/fs/cgroup")
 MOST_AT_A_TIME = 16  # the default: that many jobs of one person in a cluster's queue are acceptable
 
 
@@ -175,7 +170,7 @@ class Executor(ABC):
         """Return how many jobs run at a time by default."""
         return min(jobs, MOST_AT_A_TIME)
 
-    def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, workers: int) -> dict[str, str]:
         """Return environment variables that set the threads of a job, if their number is known."""
         return {}
 
@@ -190,28 +185,6 @@ class Executor(ABC):
     def under_way(self, logs: Iterable[Path]) -> set[Path]:
         """Return the logs of commands that an earlier process started and that continue without it: none here."""
         return set()
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use, a container's limit included."""
-    cores = cores_of_process()
-    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
-    if quota.isdigit() and period.strip().isdigit():
-        cores = min(cores, max(1, int(quota) // int(period)))
-    return cores
-
-
-def memory_limit() -> int | None:
-    """Return how much memory this machine has, or this container may use."""
-    limit = _read(_CGROUP / "memory.max").strip()
-    return int(limit) if limit.isdigit() else memory_bytes()
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 class LocalExecutor(Executor):
@@ -239,7 +212,7 @@ class LocalExecutor(Executor):
         limits = [jobs, usable_cores(), *([gpus] if gpus else []), *([memory // JOB_BYTES] if memory else [])]
         return max(1, min(limits))
 
-    def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, workers: int) -> dict[str, str]:
         """Return variables that give each of several jobs its share of the cores. Variables that the user set stay.
 
         Without them each of N jobs starts a thread per core, and N times too many threads compete.
@@ -247,7 +220,7 @@ class LocalExecutor(Executor):
         if workers <= 1:
             return {}
         threads = str(max(1, usable_cores() // workers))
-        return {name: threads for name in THREAD_VARIABLES if name not in environment}
+        return {name: threads for name in THREAD_VARIABLES if name not in os.environ}
 
     def open(self, folder: Path, workers: int) -> None:
         """Pin each job to separate cores, if there are as many cores as jobs. Variables alone are not enough: JAX
@@ -363,29 +336,3 @@ def ask_object(
         return dict(json.loads(said[-1]))
     except (IndexError, TypeError, ValueError) as error:
         raise NoAnswer("no JSON object in its last line") from error
-
-
-@contextmanager
-def spawning_by(statement: str) -> Iterator[None]:
-    """Make processes that `multiprocessing` spawns run `statement`, with the arguments of `spawn_main` for %r.
-    Processes of its fork server are spawned too, which they can't notice.
-    """
-    command_line, of_server = spawn.get_command_line, vars(ForkServerProcess)["_Popen"]
-
-    def other(**given: Any) -> list[str]:
-        line: list[str] = command_line(**given)
-        line[line.index("-c") + 1] = statement.replace("%r", repr(given))
-        return line
-
-    spawn.get_command_line = other
-    ForkServerProcess._Popen = vars(SpawnProcess)["_Popen"]  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        spawn.get_command_line = command_line
-        ForkServerProcess._Popen = of_server  # type: ignore[method-assign]
-
-
-def at_end_of_forked(action: Callable[[], object]) -> None:
-    """Call `action`, as long as something refers to it, at the end of each process that `multiprocessing` forks."""
-    util.register_after_fork(action, lambda action: util.Finalize(None, action, exitpriority=0))

@@ -64,7 +64,7 @@ class SlurmCluster(Cluster):
         except (AssertionError, NameError, TypeError, ValueError) as error:  # whatever submitit rejects
             raise config_error("launcher", "must have settings of submitit.", None, first_line(error)) from error
 
-    def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, workers: int) -> dict[str, str]:
         threads = self.settings.get("cpus_per_task")
         return {} if threads is None else dict.fromkeys(THREAD_VARIABLES, threads)
 

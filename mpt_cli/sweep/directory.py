@@ -15,7 +15,15 @@ from typing import Any, ClassVar, Self
 from mpt_cli.errors import BAD_DATA, OK, TERMINATED, DataError, gravest_code, naming
 from mpt_cli.files import read_file, write_json
 from mpt_cli.jobs.local_processes import Ending
-from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, random_name, read_json
+from mpt_cli.runs.directory import (
+    LOCK_FILE,
+    RunDirectory,
+    default_parent,
+    latest_line,
+    random_name,
+    read_holder,
+    read_json,
+)
 from mpt_cli.runs.resume import past_attempts
 from mpt_cli.settings.search_path import expanded, shell_command
 from mpt_cli.signals import SIGNAL_EXIT_CODES, signal_name
@@ -150,7 +158,8 @@ def _read_job(entry: Any) -> Job:
 
 FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out"
 STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
-RUNNING, WAITING = "running", "waiting"  # of one that is watched
+RUNNING, WAITING = "running", "waiting"  # the latter of one that is watched
+NOT_ENDED = (INTERRUPTED, NOT_RUN, RUNNING)
 GOOD = (FINISHED, STOPPED_EARLY)
 SEED = "seed"
 _SIGNALLED = {code: number for number, code in SIGNAL_EXIT_CODES.items()}  # by the exit code of a job that has saved
@@ -198,7 +207,9 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
     """Return the state of one job. Never fails, whatever a killed process left behind."""
     ending, run = sweep.read_ending(job), sweep.run(job)
     if ending is None:
-        return JobResult(job, run.path, NOT_RUN)
+        holder = read_holder(run.lock_file)
+        status = NOT_RUN if holder is None else INTERRUPTED if holder.is_gone else RUNNING
+        return JobResult(job, run.path, status)
     summary = run.summary_for(ending.exit_code)
     status, exit_code, reason = _judge(ending, summary, sweep, job)
     attempts = past_attempts(run)  # the last one found the training of the others in the checkpoint
@@ -218,7 +229,9 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
     if ending.cause == "interrupt":
         return INTERRUPTED, TERMINATED, "it was interrupted"
     if ending.cause == "timeout":
-        return TIMED_OUT, TERMINATED, f"it was ended after {after} (--timeout)"
+        line = latest_line(sweep.run(job).metrics_jsonl)
+        place = "no step was logged" if line is None else f"its log ends at step {line['step']}"
+        return TIMED_OUT, TERMINATED, f"it was ended after {after} (--timeout); {place}"
     if code is None:
         return FAILED, BAD_DATA, ending.note
     if code < 0 or code in _SIGNALLED:
@@ -302,11 +315,6 @@ class Configuration:
     def is_complete(self) -> bool:
         return len(self.finished) == len(self.results)
 
-    @property
-    def shown(self) -> list[JobResult]:
-        """Return the jobs whose figures represent it: those that finished, else all with a summary."""
-        return self.finished or [result for result in self.results if result.summary]
-
 
 @dataclass(frozen=True)
 class JobResults:
@@ -352,12 +360,8 @@ class SweepResults(JobResults):
         return [key for key in self.plan.varied if key != SEED]
 
     @property
-    def has_seeds(self) -> bool:
-        return SEED in self.plan.varied
-
-    @property
     def is_complete(self) -> bool:
-        return not self.plan.missing and all(result.status != NOT_RUN for result in self.results)
+        return not self.plan.missing and all(result.status not in (NOT_RUN, RUNNING) for result in self.results)
 
 
 def read_jobs(sweep: SweepDirectory, objective: str | None = None) -> JobResults:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpt_cli.settings.key_type import read_number
 from mpt_cli.sweep.directory import SweepResults
+from mpt_cli.sweep.overrides import short_key
 from mpt_cli.telemetry.format import format_number
 
 MOST_LINES = 300  # of jobs in parallel coordinates
@@ -51,13 +52,17 @@ def importances(found: SweepResults) -> list[tuple[str, float, float]]:
 
 def parallel_chart(found: SweepResults) -> dict[str, Any]:
     """Return the data of charts.js for a line per good job across the varied keys and the objective."""
-    good = [result for row in found.configurations for result in row.results if result.is_good]
-    values = [(result.job, found.objective.value(result.summary)) for result in good]
+    values = [
+        (result.job, found.objective.value(result.summary))
+        for row in found.configurations
+        for result in row.results
+        if result.is_good
+    ]
     lines = [(job, value) for job, value in values if value is not None and math.isfinite(value)][:MOST_LINES]
     axes = []
     for key in found.keys:
         texts = [job.overrides.get(key, "-") for job, _ in lines]  # not every job has all keys
-        axes.append(_axis(key.rpartition(".")[2], texts, _places(texts)))
+        axes.append(_axis(short_key(key), texts, _places(texts)))
     reached = [value for _, value in lines]
     return {
         "axes": [*axes, _axis(found.objective.name, [*map(format_number, reached)], reached)],

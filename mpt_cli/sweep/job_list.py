@@ -27,7 +27,16 @@ from mpt_cli.settings.load import missing_backend
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep import SAMPLERS
-from mpt_cli.sweep.overrides import Grid, each_once, load_each, override_key, read_grid, varied_keys, varied_values
+from mpt_cli.sweep.overrides import (
+    Grid,
+    each_once,
+    load_each,
+    override_key,
+    read_grid,
+    short_key,
+    varied_keys,
+    varied_values,
+)
 from mpt_cli.telemetry.record_types import as_number
 from mpt_cli.training.progress import MONITORED, falls
 from mpt_cli.training.run_from_settings import check_repeatable
@@ -183,8 +192,6 @@ def make_plan(
     grid = read_grid(words)
     if grid.count > MOST_JOBS:
         raise_problems([*grid.problems, Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{grid.count:,}")])
-    if grid.count >= 100:
-        say(f"checking {grid.count:,} configurations")
     wrong = {problem.key for problem in grid.problems}
     points = [*Grid([axis for axis in grid.axes if override_key(axis[0]) not in wrong]).combinations]
     loaded = load_each(points, grid.problems)
@@ -238,12 +245,8 @@ def plan_lines(plan: SweepPlan) -> list[str]:
     if plan.search is not None and not plan.jobs:
         pruner = f", {plan.search.pruner}" if plan.search.pruner else ""
         return [*plan.search.words, f"{plan.search.trials} trials, {plan.search.sampler}{pruner}"]
-    lines = [f"{job.name}  {format_values(job.overrides)}".rstrip() for job in plan.jobs]
+    lines = [" ".join([f"{job.name} ", *map("=".join, job.overrides.items())]).rstrip() for job in plan.jobs]
     return [*lines, job_count(len(plan.jobs))]
-
-
-def format_values(overrides: Mapping[str, str]) -> str:
-    return " ".join(f"{key}={value}" for key, value in overrides.items())
 
 
 def job_count(count: int) -> str:
@@ -265,8 +268,8 @@ def job_name(number: int, overrides: dict[str, str]) -> str:
     >>> job_name(7, {"loss_scale.initial_scale": "2**15", "seed": "12"})
     '007-initial_scale-32768_seed-12'
     """
-    parts = [f"{key.rpartition('.')[2]}-{_plain(key, value)}" for key, value in overrides.items()]
-    return f"{number:03d}-{'_'.join(parts) or 'only'}"[:80].rstrip("-_.")
+    parts = [f"{short_key(key)}-{_plain(key, value)}" for key, value in overrides.items()]
+    return f"{number:03d}-{'_'.join(parts) or 'only'}"[:150].rstrip("-_.")
 
 
 @cache

@@ -38,6 +38,11 @@ def override_key(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
 
 
+def short_key(key: str) -> str:
+    """Return the last part of a key, of `optimizer.name` the first."""
+    return key.removesuffix(".name").rpartition(".")[2]
+
+
 def values_of(words: Iterable[str]) -> dict[str, str]:
     """Return the value that each word gives its key."""
     return {override_key(word): without_quotes(word.partition("=")[2]) for word in words}
@@ -146,7 +151,7 @@ def _is_right(values: RangeSweep) -> bool:
 def _matches(key: str, glob: Glob, problems: list[Problem]) -> list[str]:
     names, received = _names_for(key), f"glob({','.join(glob.include)})"
     if names is None:
-        rule = "must be a key with known names for glob(): conf, a group, or a key with fixed choices."
+        rule = "must be conf or a group for glob()."
         problems.append(Problem(key, rule, received, f"Groups: {', '.join(group_names())}."))
         return []
     found = glob.filter(names)
@@ -158,10 +163,8 @@ def _matches(key: str, glob: Glob, problems: list[Problem]) -> list[str]:
 def _names_for(key: str) -> list[str] | None:
     if key == "conf":
         return list(recipe_paths())
-    group, known = CHOOSING_KEYS.get(key, key), find_key(key)
-    if known is None or key in CHOOSING_KEYS:
-        return group_choices(group) or None
-    return [str(choice).lower() for choice in known.choices] if known and known.choices else None
+    is_group = key in CHOOSING_KEYS or find_key(key) is None
+    return (group_choices(CHOOSING_KEYS.get(key, key)) or None) if is_group else None
 
 
 def read_interval(word: str) -> IntervalSweep | None:

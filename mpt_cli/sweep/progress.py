@@ -1,10 +1,10 @@
 """The progress of a sweep: lines that stay, and in a terminal a live area below them."""
 
 import math
-import statistics
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import starmap
 from typing import Any, Self
@@ -16,8 +16,8 @@ from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.launchers import recorded_launcher
 from mpt_cli.jobs.local_processes import Running
-from mpt_cli.runs.directory import latest_line, read_holder
-from mpt_cli.sweep.directory import NOT_RUN, RUNNING, WAITING, JobResult, SweepDirectory, read_job
+from mpt_cli.runs.directory import latest_line
+from mpt_cli.sweep.directory import RUNNING, WAITING, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.job_list import Job
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
@@ -81,13 +81,9 @@ class JobLines:
             self._console.say(line)
 
     def overall(self) -> str:
-        """Return how many jobs are done, and how long one takes."""
+        """Return how many jobs are done."""
         bad = sum(not result.is_good for result in self._ended.values())
-        seconds = [result.seconds for result in self._ended.values() if result.seconds is not None]
-        parts = [f"{len(self._ended)} of {self._count} jobs done"]
-        parts += [f"{bad} not good"] if bad else []
-        parts += [f"{format_seconds(statistics.fmean(seconds))} each"] if seconds else []
-        return ", ".join(parts)
+        return f"{len(self._ended)} of {self._count} jobs done" + (f", {bad} not good" if bad else "")
 
 
 def format_job(sweep: SweepDirectory, job: Job, waits_for: str = "", seconds: float | None = None) -> str:
@@ -148,11 +144,8 @@ def job_states(sweep: SweepDirectory, cluster: Cluster | None = None) -> list[Jo
     under_way = cluster.under_way([sweep.log(job) for job in jobs]) if cluster else set()
     states = []
     for job in jobs:
-        run, log = sweep.run(job), sweep.log(job)
-        holder, result = read_holder(run.lock_file), read_job(sweep, job)
-        if holder is not None and holder.is_gone is not True:
-            result = JobResult(job, run.path, RUNNING)
-        elif result.status == NOT_RUN and cluster and log in under_way:
-            result = JobResult(job, run.path, WAITING, reason=cluster.describe(log))
+        log, result = sweep.log(job), read_job(sweep, job)
+        if result.exit_code is None and result.status != RUNNING and cluster and log in under_way:
+            result = replace(result, status=WAITING, reason=cluster.describe(log))
         states.append(result)
     return states

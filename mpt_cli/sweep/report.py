@@ -14,8 +14,9 @@ from mpt_cli.report.picture import MOST_DRAWN, Picture
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn, print_table
 from mpt_cli.settings.search_path import shell_command
-from mpt_cli.sweep.directory import INTERRUPTED, NOT_RUN, SEED, Configuration, JobResult, JobResults, SweepResults
+from mpt_cli.sweep.directory import NOT_ENDED, SEED, Configuration, JobResult, JobResults, SweepResults
 from mpt_cli.sweep.hyperparameters import importances, parallel_chart
+from mpt_cli.sweep.overrides import short_key
 from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import (
@@ -40,7 +41,7 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
         TableColumn("rank", lambda row: "-" if row.rank is None else str(row.rank)),
         *keys,
         objective,
-        *(seeds if found.has_seeds else []),
+        *(seeds if SEED in found.plan.varied else []),
         *_NUMERICS,
     ]
 
@@ -96,18 +97,19 @@ def _key_columns(keys: Sequence[str], overrides: Callable[[R], Mapping[str, str]
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
-    """Return the last part of a key where no other varied key ends in the same."""
-    leaf = key.rpartition(".")[2]
-    return leaf if [other.rpartition(".")[2] for other in keys].count(leaf) == 1 else key
+    """Return the short key where no other varied key has the same."""
+    return short_key(key) if [*map(short_key, keys)].count(short_key(key)) == 1 else key
 
 
 def _figure(
     value: Callable[[JobResult], float | None], words: Callable[[float], str], *picks: Callable[[list[float]], float]
 ) -> Callable[[Configuration], str]:
-    """Return a cell with the picks from the seeds' values, or one value if the picks are the same."""
+    """Return a cell with the picks from the seeds' values, or one value if the picks are the same: of the jobs that
+    finished, else of all.
+    """
 
     def cell(row: Configuration) -> str:
-        values = [found for result in row.shown if (found := value(result)) is not None]
+        values = [found for result in row.finished or row.results if (found := value(result)) is not None]
         return " … ".join(dict.fromkeys(words(pick(values)) for pick in picks)) if values else "-"
 
     return cell
@@ -159,8 +161,8 @@ def best_lines(found: SweepResults) -> list[str]:
 
 def job_label(result: JobResult, *left_out: str) -> str:
     """Return what the job varies, without these keys: "initial_scale 2**8, epochs 3"."""
-    others = {name: text for name, text in result.job.overrides.items() if name not in left_out}
-    return ", ".join(f"{name.rpartition('.')[2]} {text}" for name, text in others.items())
+    overrides = result.job.overrides.items()
+    return ", ".join(f"{short_key(name)} {text}" for name, text in overrides if name not in left_out)
 
 
 def _reached(found: SweepResults, best: JobResult) -> str:
@@ -188,15 +190,16 @@ def lead_sentence(found: SweepResults) -> str:
 
 
 def ending_lines(found: JobResults, page: Path | None = None) -> list[str]:
-    """Return lines on the failures and the path of the page, by default that in the directory."""
-    return [*failure_lines(found), _line("files", str(page or found.directory.report_html))]
+    """Return lines on the failures and the path of the page, by default that in the directory, if there is one."""
+    page = page or found.directory.report_html
+    return [*failure_lines(found), *([_line("files", str(page))] if page.exists() else [])]
 
 
 def failure_lines(found: JobResults) -> list[str]:
     """Return lines for each failed job: why, and the command that runs it again; and the number of jobs that did not
     end.
     """
-    left = [result for result in found.results if result.status in (INTERRUPTED, NOT_RUN)]
+    left = [result for result in found.results if result.status in NOT_ENDED]
     failed = [result for result in found.results if not result.is_good and result not in left]
     lines = []
     for result in failed[:MOST_FAILURES]:
@@ -365,8 +368,8 @@ def job_dict(found: JobResults, result: JobResult) -> dict[str, Any]:
     return {
         "job": result.job.number,  # its number, from 1
         "name": result.job.name,  # name of its run directory
-        "status": result.status,  # finished, stopped early, failed, killed, timed out, interrupted or not run
-        "exit_code": result.exit_code,  # 0 if stopped early, 143 if killed or timed out, null if not run
+        "status": result.status,  # finished, stopped early, failed, killed, timed out, interrupted, running or not run
+        "exit_code": result.exit_code,  # 0 if stopped early, 143 if killed or timed out, null if there is none
         found.objective.name: found.objective.value(result.summary),
         "skipped_share": result.skipped_share,  # skipped steps over steps seen
         **{name: result.summary.get(name) for name in _NUMBERS},

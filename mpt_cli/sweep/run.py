@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import chdir, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -9,7 +10,7 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import OK, DataError, config_error
+from mpt_cli.errors import OK, DataError, Problem, config_error, raise_problems
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.local_processes import (
     CannotStart,
@@ -22,7 +23,8 @@ from mpt_cli.jobs.local_processes import (
     mpt_command,
 )
 from mpt_cli.jobs.queue import Queue
-from mpt_cli.settings.overrides import format_override
+from mpt_cli.runs.resume import changed_settings, stored_settings
+from mpt_cli.settings.overrides import format_override, parse_overrides
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.directory import (
@@ -35,7 +37,7 @@ from mpt_cli.sweep.directory import (
     sweep_exit_code,
 )
 from mpt_cli.sweep.job_list import Job, Search, SweepPlan, job_count, make_plan
-from mpt_cli.sweep.overrides import override_key, values_of
+from mpt_cli.sweep.overrides import load_each, override_key, values_of
 from mpt_cli.sweep.progress import JobLines
 from mpt_cli.sweep.report import write_results
 from mpt_cli.telemetry.console import PrintableConsole
@@ -65,8 +67,7 @@ class Options:
 
     def check_detach(self, search: Search | None) -> None:
         """Raise ConfigError if the jobs can't run without this process."""
-        can_be_left = self.launcher.can_detach and search is None and self.timeout_seconds is None
-        if self.detach and not can_be_left:
+        if self.detach and not (self.launcher.can_detach and search is None and self.timeout_seconds is None):
             rule = (
                 "is for a grid on Slurm, without --timeout: a search chooses each job from earlier results, "
                 "and Slurm ends a job after launcher.timeout_min."
@@ -84,7 +85,7 @@ class Options:
         in.
         """
         folders = {CONFIG_DIR: environ[CONFIG_DIR]} if environ.get(CONFIG_DIR) else {}
-        return {**self.launcher.environment(workers, environ), **folders}
+        return {**self.launcher.environment(workers), **folders}
 
 
 def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[list[str], str | None]:
@@ -148,9 +149,14 @@ def resume_sweep(
 def changed_plan(
     plan: SweepPlan, options: Options, console: PrintableConsole, trials: int | None, words: Sequence[str]
 ) -> SweepPlan:
-    """Return the plan with the changes of the command line: the number of `trials` of a search in all, or further
-    overrides of a grid, each replacing that of the same key.
+    """Return the plan with the changes of the command line: the number of `trials` of a search in all; of a grid the
+    objective, or further overrides, each replacing that of the same key.
     """
+    if options.objective is not None:
+        if plan.search is not None:
+            rule = "must stay that of a search. `mpt report` ranks by another."
+            raise config_error("--objective", rule, options.objective)
+        plan = replace(plan, facts={**plan.facts, "objective": options.objective})
     if trials is not None:
         if plan.search is None:
             raise config_error("--trials", "is for a sweep that was started with it.", trials)
@@ -163,19 +169,18 @@ def changed_plan(
     given = {*map(override_key, words)}
     own = split_overrides(plan.facts["command_line"][2:])[0]
     asked = [*(word for word in own if override_key(word) not in given), *words]
-    grown = make_plan(asked, is_here=options.launcher.is_here, say=console.say, before=plan.jobs)
+    with chdir(plan.facts["working_directory"]):
+        grown = make_plan(asked, is_here=options.launcher.is_here, say=console.say, before=plan.jobs)
     return replace(plan, varied=grown.varied, jobs=grown.jobs)
 
 
 def _run(
     sweep: SweepDirectory, plan: SweepPlan, options: Options, console: PrintableConsole
 ) -> tuple[SweepResults, int]:
-    """Run what is left, then what a search makes. Write the results however it ends."""
-    try:
-        stopped_by = SweepRun(sweep, plan, options, console).run()
-    finally:
-        found = read_results(sweep)
-        write_results(found)
+    """Run what is left, then what a search makes. Write the results."""
+    stopped_by = SweepRun(sweep, plan, options, console).run()
+    found = read_results(sweep)
+    write_results(found)
     return found, OK if options.detach else exit_code(stopped_by, found.results)
 
 
@@ -193,7 +198,8 @@ class SweepRun:
         of its own; return the signal that ended it before its time.
         """
         sweep, plan, say = self.sweep, self.plan, self.console.say
-        left = [job for job in plan.jobs if not read_job(sweep, job).is_good]
+        results = [read_job(sweep, job) for job in plan.jobs]
+        left = [result.job for result in results if not result.is_good]
         count = len(left) + plan.missing
         limits = self.options.limits(left, max(count, 1))
         search = None
@@ -205,13 +211,15 @@ class SweepRun:
         if not count:
             say(f"{sweep.path}: nothing is left to run")
             return None
-        say(f"{job_count(count)}, {limits.workers} at a time, in {sweep.path}")
         executor = self.options.launcher
         executor.open(sweep.path / "logs", limits.workers)
         under_way = executor.under_way([sweep.log(job) for job in left if sweep.read_ending(job) is None])
         left.sort(key=lambda job: sweep.log(job) not in under_way)
         fresh = left[len(under_way) :]
+        if fresh or plan.missing:
+            self._check_unchanged([result.job for result in results if result.status != FAILED])
         self._make_way(fresh)
+        say(f"{job_count(count)}, {limits.workers} at a time, in {sweep.path}")
         if under_way:
             say(f"{job_count(len(under_way))} of them were submitted before and are waited for")
         if self.options.detach and isinstance(executor, Cluster):
@@ -234,6 +242,27 @@ class SweepRun:
                     search.prune(running)
 
             return Queue(limits, executor, record, tick).run(map(self._command, jobs))
+
+    def _check_unchanged(self, jobs: Sequence[Job]) -> None:
+        """Raise ConfigError where those of these jobs that have begun ran under other settings than their words stand
+        for by now. Of those that name the same files one stands for all.
+        """
+        begun = [job for job in jobs if job.verb == "train" and self.sweep.run(job).config_yaml.is_file()]
+        with chdir(self.plan.facts["working_directory"]):
+            kinds = {repr(parse_overrides(job.words).choices): job for job in begun}.values()
+            now = load_each(job.words for job in kinds)
+        for job, settings in zip(kinds, now, strict=True):
+            with suppress(DataError):  # its record is damaged
+                changed = changed_settings(stored_settings(self.sweep.run(job), settings), settings)
+                raise_problems(
+                    Problem(
+                        key,
+                        f"must be as it was when {job.name} ran: {old!r}.",
+                        new,
+                        "Put the file back, or start anew.",
+                    )
+                    for key, (old, new) in changed.items()
+                )
 
     def _make_way(self, jobs: Sequence[Job]) -> None:
         """Mark these jobs as not run, and set the runs of failed ones aside. DataError if one of them is still running
@@ -259,7 +288,7 @@ class SweepRun:
     def _hand_over(self, commands: Sequence[Command], limits: Limits, cluster: Cluster) -> str:
         """Submit them; return the name of their job, and the command that shows them."""
         try:
-            job_ids = cluster.submit(commands, limits.workers) if commands else []
+            job_ids = cluster.submit(commands, limits.workers)
         except CannotStart as error:
             raise DataError(f"The jobs could not be submitted: {error}") from error
         names = ", ".join(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)) or "none"

@@ -24,7 +24,7 @@ from mpt_cli.jobs.local_processes import Running
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import find_key
-from mpt_cli.sweep.directory import FINISHED, INTERRUPTED, NOT_RUN, SEED, JobResult, SweepDirectory, read_job
+from mpt_cli.sweep.directory import FINISHED, NOT_ENDED, SEED, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.job_list import (
     Job,
     Objective,
@@ -277,5 +277,5 @@ class SearchJobs:
         if result.status == FINISHED:
             objective = choose_objective(self.plan.facts["objective"], [result.summary])
             self.study.tell(number, objective.sort_key(objective.value(result.summary)))
-        elif result.status not in (INTERRUPTED, NOT_RUN):
+        elif result.status not in NOT_ENDED:
             self.study.end(self.study.trial_of(number), TrialState.PRUNED if result.is_good else TrialState.FAIL)

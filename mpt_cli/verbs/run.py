@@ -7,14 +7,15 @@ import runpy
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing import spawn, util
+from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import mpt_cli
 from mpt_cli.errors import NUMERICAL, OK, TERMINATED, DataError, MptError, Problem, config_error, raise_problems
-from mpt_cli.jobs.local_processes import at_end_of_forked, spawn_main, spawning_by
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings, acts_on_record
 from mpt_cli.signals import Terminated, at_forced_end, heard_by_script
@@ -121,7 +122,8 @@ def run_program(program: ScriptProgram, run: Callable[[], None]) -> tuple["Scrip
                     seen.end_loops(None)
                     _print_notes(seen)
 
-        at_end_of_forked(end_forked)
+        # called while this function holds it, at the end of each process that `multiprocessing` forks
+        util.register_after_fork(end_forked, lambda action: util.Finalize(None, action, exitpriority=0))
         stack.enter_context(_spawning(program, folder))
         try:
             with heard_by_script(), at_forced_end(lambda end: end_loops(end.error)), mpt_cli.on_keras(attach):
@@ -132,20 +134,35 @@ def run_program(program: ScriptProgram, run: Callable[[], None]) -> tuple["Scrip
     return (found[0] if found else None), error
 
 
-def _spawning(program: ScriptProgram, folder: Path) -> AbstractContextManager[None]:
-    """Run processes that `multiprocessing` spawns under the same settings, each in its own run directories."""
+@contextmanager
+def _spawning(program: ScriptProgram, folder: Path) -> Iterator[None]:
+    """Run processes that `multiprocessing` spawns under the same settings, each in its own run directories. Those of
+    its fork server, which differ in nothing that they see, are spawned too."""
     words = [word for word in program.overrides if not word.startswith("run_dir=")]
     if program.settings.run_dir is not None:
         words.append(f"run_dir={folder / program.settings.run_dir}")
-    call = f"run_spawned({words!r}, {program.title!r}, {program.command!r}, %r)"
-    return spawning_by(f"from mpt_cli.verbs.run import run_spawned; {call}")
+    command_line, of_server = spawn.get_command_line, vars(ForkServerProcess)["_Popen"]
+
+    def other(**given: Any) -> list[str]:
+        line: list[str] = command_line(**given)
+        call = f"run_spawned({words!r}, {program.title!r}, {program.command!r}, {given!r})"
+        line[line.index("-c") + 1] = f"from mpt_cli.verbs.run import run_spawned; {call}"
+        return line
+
+    spawn.get_command_line = other
+    ForkServerProcess._Popen = vars(SpawnProcess)["_Popen"]  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        spawn.get_command_line = command_line
+        ForkServerProcess._Popen = of_server  # type: ignore[method-assign]
 
 
 def run_spawned(words: list[str], title: str, command: tuple[str, ...], given: dict[str, Any]) -> NoReturn:
     """Run a process that `multiprocessing` spawned; `given` is what its parent passed on."""
     settings = _of_process(script_settings(words))
     program = ScriptProgram(settings, title, command, tuple(words))
-    seen, error = run_program(program, lambda: spawn_main(**given))
+    seen, error = run_program(program, lambda: spawn.spawn_main(**given))
     _print_notes(seen)
     if (
         isinstance(error, Terminated) or getattr(error, "code", None) == TERMINATED

@@ -12,13 +12,7 @@ from mpt_cli.jobs.local_processes import Executor, LocalExecutor
 from mpt_cli.sweep.directory import SweepDirectory, read_job
 from mpt_cli.sweep.job_list import Search, plan_dict, plan_lines
 from mpt_cli.sweep.report import print_results, results_dict
-from mpt_cli.sweep.run import (
-    Options,
-    changed_plan,
-    plan_new,
-    resume_sweep,
-    start_sweep,
-)
+from mpt_cli.sweep.run import Options, changed_plan, plan_new, resume_sweep, start_sweep
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.verbs import minimum_problems, print_json, say
 from mpt_cli.verbs.run import script_settings, script_title, split_script
@@ -84,15 +78,13 @@ def _problems_of_jobs(arguments: argparse.Namespace) -> list[Problem]:
 def _check_sweep(arguments: argparse.Namespace) -> Search | None:
     """Return the search that the options ask for; None for a grid or a resumed sweep."""
     problems = [*_problems_of_jobs(arguments), *minimum_problems(1, trials=arguments.trials)]
-    given = {name: getattr(arguments, name) for name in ("sampler", "sampler_seed", "pruner")}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {
+        name: value for name in ("sampler", "sampler_seed", "pruner") if (value := getattr(arguments, name)) is not None
+    }
     is_new_search = arguments.trials is not None and arguments.resume is None
     if not is_new_search:
         rule = "is for a new search: give --trials too, and no --resume."
         problems += [Problem(f"--{name.replace('_', '-')}", rule, value) for name, value in given.items()]
-    if arguments.resume is not None and arguments.objective is not None:
-        remedy = "`mpt report` ranks by another."
-        problems.append(Problem("--objective", "is for a new sweep.", arguments.objective, remedy))
     raise_problems(problems)
     return Search(arguments.trials, **given) if is_new_search else None
 

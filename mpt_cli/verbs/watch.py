@@ -77,7 +77,7 @@ def _print_new_lines(path: Path, offset: int) -> int:
 
 
 def _watch_sweep(path: Path) -> int:
-    from mpt_cli.sweep.directory import NOT_RUN, RUNNING, WAITING, sweep_exit_code
+    from mpt_cli.sweep.directory import RUNNING, WAITING, sweep_exit_code
     from mpt_cli.sweep.progress import JobLines, find_cluster, job_states
     from mpt_cli.telemetry.console import PrintableConsole
     from mpt_cli.verbs.report import result_kind
@@ -93,7 +93,7 @@ def _watch_sweep(path: Path) -> int:
             jobs = job_states(sweep, cluster)
             running = [job for job in jobs if job.status == RUNNING]
             queued = [job for job in jobs if job.status == WAITING]
-            results = [job for job in jobs if job.status not in (RUNNING, WAITING, NOT_RUN)]
+            results = [job for job in jobs if job.exit_code is not None]
             for result in results:
                 lines.tell(result)
             if abandoned >= LOOKS_TO_BE_SURE and not running and not queued:

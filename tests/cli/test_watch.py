@@ -44,7 +44,9 @@ def test_the_jobs_of_a_sweep_are_shown_until_it_ends(tmp_path) -> None:
     assert "finished  001-seed-0  val_accuracy" in done.stdout and "finished  002-seed-1" in done.stdout
     assert "\nfirst  " in done.stdout  # seeds of one configuration show no best
     (tmp_path / "s" / "logs" / "002-seed-1.json").unlink()
+    (tmp_path / "s" / "report.html").unlink()
     broken = mpt("watch", "s", cwd=tmp_path)
+    assert broken.stdout.endswith("runs these and no others\n")  # and no page that is not there
     assert broken.returncode == 143 and "not ended  1 of 2 jobs\nagain      mpt sweep --resume s " in broken.stdout
 
 

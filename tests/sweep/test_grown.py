@@ -1,9 +1,13 @@
 """A sweep that goes on: as it was begun, and with more jobs."""
 
+from pathlib import Path
+
 import pytest
 from sweep_stubs import started
 
 from mpt_cli.cli import main
+from mpt_cli.errors import ConfigError
+from mpt_cli.settings.load import load_settings, resolved_yaml
 
 
 @pytest.mark.slow
@@ -13,7 +17,10 @@ def test_what_was_said_of_the_jobs_is_said_again_when_the_sweep_is_resumed(stubs
     stubs.manners = {1: "hangs"}
     found, code = stubs.resume(tmp_path / "s", timeout_seconds=0.5)
     assert (code, [result.status for result in found.results]) == (143, ["timed out"])
-    assert found.results[0].reason.endswith(" s (--timeout)") and found.objective.name == "skipped_steps"
+    assert (
+        found.results[0].reason.endswith(" s (--timeout); its log ends at step 100")
+        and found.objective.name == "skipped_steps"
+    )
 
 
 @pytest.mark.slow
@@ -31,3 +38,24 @@ def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys) 
     found, _ = stubs.resume(tmp_path / "s", ["trainer.batch_size=16"])  # what was the same for all is varied now
     assert found.plan.varied == ["seed", "trainer.batch_size"]
     assert sorted(len(row.results) for row in found.configurations) == [2, 3]  # of the seeds it began with
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_from_anywhere_and_only_with_its_files_as_they_were(stubs, tmp_path, monkeypatch) -> None:
+    own, begun = Path("mine.yaml").absolute(), "trainer: {epochs: 1, batch_size: 8}\n"
+    own.write_text(begun)
+    stubs.manners = {2: "raises"}
+    found, _ = stubs.start(["conf=mine.yaml", "policy=mixed_float16,float32", "sweep_dir=s"])
+    found.results[0].run_dir.joinpath("config.yaml").write_text(
+        resolved_yaml(load_settings(found.results[0].job.words))
+    )
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    own.write_text("description: the same\ntrainer: {epochs: 2, batch_size: 16}\n")
+    rule = r"trainer\.batch_size: must be as it was when 001-\S+ ran: 8\. Received: 16\. Put .*\n.*trainer\.epochs"
+    with pytest.raises(ConfigError, match=rule):
+        stubs.resume(tmp_path / "s", ["policy=mixed_bfloat16"])
+    assert started(tmp_path / "s") == []
+    own.write_text(begun)
+    stubs.resume(tmp_path / "s", ["policy=mixed_bfloat16"])
+    assert [name[:3] for name in started(tmp_path / "s")] == ["002", "003"]

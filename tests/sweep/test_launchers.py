@@ -102,6 +102,6 @@ def test_what_a_launcher_gives_a_job(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: package)
     slurm = choose_launcher("submitit", {"cpus_per_task": "8", "sbatch.mail-type": "FAIL"})
     assert not slurm.is_here and slurm.workers(500, True) == 16
-    assert slurm.environment(16, {})["OMP_NUM_THREADS"] == "8"
+    assert slurm.environment(16)["OMP_NUM_THREADS"] == "8"
     cluster = choose_launcher("ray", {"num_gpus": "0.5"})
-    assert not cluster.is_here and cluster.environment(2, {}) == {}
+    assert not cluster.is_here and cluster.environment(2) == {}

@@ -26,9 +26,10 @@ def test_jobs_at_a_time_fit_cores_memory_and_gpus(monkeypatch):
 
 def test_cores_are_divided_and_what_the_user_set_stays(monkeypatch):
     monkeypatch.setattr(local_processes, "usable_cores", lambda: 8)
-    own = LocalExecutor().environment(3, {"OMP_NUM_THREADS": "5"})
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    own = LocalExecutor().environment(3)
     assert own["TF_NUM_INTRAOP_THREADS"] == "2" and "OMP_NUM_THREADS" not in own
-    assert LocalExecutor().environment(1, {}) == {}
+    assert LocalExecutor().environment(1) == {}
 
 
 def test_all_cores_are_shared_out_unless_jobs_outnumber_them(monkeypatch, tmp_path):

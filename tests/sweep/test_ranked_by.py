@@ -61,3 +61,7 @@ def test_with_a_model_of_the_users_a_misspelt_objective_is_said_and_another_rank
         stubs.start(words, objective="val_acuracy")
     assert len(started(Path("s"))) == 2  # and both have ended
     assert read_results(SweepDirectory.open("s"), "val_accuracy").objective.name == "val_accuracy"
+    with pytest.raises(ConfigError, match=rule):
+        stubs.resume(Path("s"), objective="val_acuracy")
+    stubs.resume(Path("s"), objective="val_accuracy")
+    assert stubs.resume(Path("s"))[0].objective.name == "val_accuracy"  # from then on

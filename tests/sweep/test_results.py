@@ -3,7 +3,9 @@
 import io
 import json
 import math
+import os
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from sweep_stubs import started
 from mpt_cli.cli import main
 from mpt_cli.jobs.local_processes import Ending, LocalExecutor
 from mpt_cli.report.tables import plain_lines
-from mpt_cli.runs.directory import latest_line
+from mpt_cli.runs.directory import LockHolder, latest_line
 from mpt_cli.sweep import report
 from mpt_cli.sweep.directory import FINISHED, JobResult, last_sentence, rank, read_results
 from mpt_cli.sweep.hyperparameters import importances
@@ -262,6 +264,12 @@ def test_an_earlier_attempts_summary_is_not_taken_for_this_ones(stubs):
     for damaged in ("{half", '{"exit_code": 0, "seconds": "NaN"}'):
         ending.write_text(damaged)
         assert read_results(found.directory).results[0].status == "not run"
+    run = found.directory.run(found.plan.jobs[0])
+    with run.lock():
+        assert read_results(found.directory).results[0].status == "running"
+    killed = replace(LockHolder.for_process(os.getpid()), started="1")  # of that number, but another process
+    run.lock_file.write_text(json.dumps(asdict(killed)))
+    assert read_results(found.directory).results[0].status == "interrupted"
 
 
 @pytest.mark.slow

@@ -168,6 +168,8 @@ def test_a_search_goes_on_in_its_space_and_ends_where_no_job_has_its_objective(s
         searches.start(words, Search(2, "random"), workers=1, objective=objective)
     found, code = searches.start([*words, "sweep_dir=s"], Search(2, "random"), workers=1)
     assert code == 0 and len(found.results) == 2 and found.objective.name == "val_accuracy"
+    with pytest.raises(ConfigError, match="--objective: must stay that of a search"):
+        searches.resume(tmp_path / "s", objective="loss")
     found, code = searches.resume(tmp_path / "s", trials=3)
     assert code == 0 and len(found.results) == 3 and len(started(tmp_path / "s")) == 1
     assert "trainer.epochs=1" in found.results[2].job.words

@@ -122,7 +122,7 @@ def test_piped_progress_is_plain_lines_the_directory_named_after_the_recipe_and_
 
 def test_a_jobs_share_of_the_cores_stays_its_own_and_stands_in_its_command(stubs, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        LocalExecutor, "environment", lambda self, workers, _: {"TF_NUM_INTRAOP_THREADS": str(4 // workers)}
+        LocalExecutor, "environment", lambda self, workers: {"TF_NUM_INTRAOP_THREADS": str(4 // workers)}
     )
     stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"], workers=2, launcher=LocalExecutor())
     used = [json.loads(path.read_text()) for path in sorted((tmp_path / "s").glob("*.environment"))]

@@ -33,8 +33,3 @@ def test_a_directory_that_is_taken_is_left_alone(tmp_path, monkeypatch, capsys):
         "`mpt sweep --resume taken`, or choose another."
     )
     assert capsys.readouterr().err == f"mpt sweep: {reason}\n"
-
-
-def test_a_sweep_is_resumed_by_the_objective_it_was_begun_with(capsys):
-    assert main(["sweep", "--resume", "s", "--objective", "loss"]) == 2
-    assert "--objective: is for a new sweep. Received: 'loss'. `mpt report` ranks" in capsys.readouterr().err
