@@ -119,7 +119,7 @@ def test_what_a_recipe_reads_is_said_and_an_untrusted_one_reads_nothing(monkeypa
     assert main(["check", *words]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "reads environment variables: DB_PASSWORD, PLACE"
     assert main(["check", "--untrusted", "--build", *words]) == 2
-    assert "it can't be --untrusted" in capsys.readouterr().err
+    assert "it can't be combined with --untrusted" in capsys.readouterr().err
 
 
 def test_a_password_of_the_environment_in_an_address_is_read_there_again(monkeypatch):
