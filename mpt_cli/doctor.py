@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from mpt_cli.errors import BAD_DATA, OK, install_command
-from mpt_cli.jobs.local_processes import NoAnswer, ask_object, module_command
+from mpt_cli.jobs.local_processes import NoAnswer, helper_object, module_command
 from mpt_cli.machine import machine_facts
 from mpt_cli.runs.provenance import NAMED_PACKAGES, installed_packages
 from mpt_cli.settings.schema import BACKENDS
@@ -58,7 +58,7 @@ def probe_backend(backend: str) -> dict[str, Any]:
         return {"installed": False, "works": False, "error": "not installed"}
     variables = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
-        found = ask_object(module_command("mpt_cli.doctor"), PROBE_SECONDS, variables)
+        found = helper_object(module_command("mpt_cli.doctor"), PROBE_SECONDS, variables)
     except NoAnswer as error:
         return {"installed": True, "works": False, "error": str(error)}
     return {"installed": True, "works": True, **found}

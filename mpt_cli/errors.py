@@ -98,7 +98,7 @@ OK, BUG, BAD_CONFIG, BAD_DATA, NUMERICAL, MISMATCH, INTERRUPTED, TERMINATED = 0,
 EXIT_CODES = (OK, BUG, BAD_CONFIG, BAD_DATA, NUMERICAL, MISMATCH, INTERRUPTED, TERMINATED)
 
 
-def gravest_code(codes: Iterable[int]) -> int:
+def worst_code(codes: Iterable[int]) -> int:
     """Return the exit code of several runs together: 5 if one missed an expectation, else the most severe code of the
     failed ones (in the order 1, 3, 2, 143), 4 if all of these failed numerically, and 0 if none failed.
     """

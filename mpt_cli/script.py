@@ -148,7 +148,9 @@ class ScriptRun:
 
     @property
     def is_seeing_script(self) -> bool:
-        """Return whether the script calls, not mpt, nor a backward pass with tapes of its own (`tf.recompute_grad`)."""
+        """Return whether the script is the caller, rather than mpt or a backward pass with its own tapes
+        (`tf.recompute_grad`).
+        """
         return not _in_backward.get() and not _calling_module().startswith("mpt_cli.")
 
     def step(self, optimizer: Any, grads: Iterable[Any], variables: Any) -> None:

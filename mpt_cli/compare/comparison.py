@@ -206,7 +206,7 @@ class Entry(Configuration):
 
     @property
     def ignores_seed(self) -> bool:
-        """Return whether all its runs, of several seeds, came to the same metrics: a script may set its own seed."""
+        """Return whether runs with several seeds have the same metrics, as if a script sets its own seed."""
         return len({str(job.summary.get("metrics")) for job in self.finished}) == 1 < len(self.finished)
 
     @property

@@ -23,11 +23,11 @@ def overall_sentence(found: Comparison) -> str:
         failed = [f"{entry.label} ({format_verdict(entry)})" for entry in found.entries if not entry.finished]
         if failed:
             return f"No verdict: there is no good run of {', '.join(failed)}."
-        return f"No verdict: no run has {found.objective.name}. --objective NAME judges by another metric of theirs."
+        return f"No verdict: no run has {found.objective.name}. --objective NAME chooses another metric of the runs."
     if found.workers > 1:
         return f"Speed was not compared, because {found.workers} jobs ran at a time."
     if found.seeds < FEWEST_SEEDS:
-        return f"Fewer than {FEWEST_SEEDS} seeds show nothing; --seeds {FEWEST_SEEDS} or more may."
+        return f"Fewer than {FEWEST_SEEDS} seeds can't rule out chance: use --seeds {FEWEST_SEEDS} or more."
     measured = [entry for entry in found.compared if entry.factors]
     if not measured:
         return "Whether half precision pays is not known: no speed was measured. More steps may show it."
@@ -57,9 +57,9 @@ def sentences(found: Comparison) -> list[str]:
     if margins := [entry.quality.margin for entry in found.compared if entry.quality.kind != UNKNOWN]:
         told.append(
             f"Equal quality: {FEWEST_SEEDS} or more seeds show that the mean difference of {found.objective.name} is "
-            f"within {format_number(max(margins))} of the baseline; better or worse: that it is not 0, each with an "
-            "error rate of 5%; the same: no seed differs, which is no proof; else it is unclear. Speed: brackets hold "
-            "the 95% interval, and less than 5% is no gain; other work on the machine widens it, more seeds narrow it."
+            f"within {format_number(max(margins))} of the baseline. Better or worse: they show that it is not 0. Both "
+            "have an error rate of 5%. The same: no seed differs, which is no proof. Otherwise it is unclear. Speed: "
+            "the brackets show the 95% interval, wider with other work on the machine; below 5% is no gain."
         )
     if any(entry.ignores_seed for entry in found.entries if entry.baseline is None):
         told.append("No seed changed a metric of the baseline: for quality its runs count as one.")
@@ -72,7 +72,7 @@ def sentences(found: Comparison) -> list[str]:
 
 
 def entry_verdict(entry: Entry) -> str:
-    """Return the cell of the table: the configuration against its baseline, and the verdict on its numerics."""
+    """Return the last cell of a row: how the configuration compares with its baseline, and its numerical verdict."""
     verdict = format_verdict(entry)
     if not entry.is_complete:
         return verdict

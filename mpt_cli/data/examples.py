@@ -39,7 +39,7 @@ class Examples(NamedTuple):
     @property
     def size(self) -> int:
         """Return the number of examples."""
-        return int(leaves(self.x, "x")[0][1].shape[0])
+        return int(named_arrays(self.x, "x")[0][1].shape[0])
 
     def take(self, which: "Array | slice") -> "Examples":
         """Return these examples only: a copy for an array of indices, a view for a slice."""
@@ -173,7 +173,7 @@ class DataSet(Shapes):
         return {name: part.size if isinstance(part, Examples) else None for name, part in parts.items()}
 
 
-def leaves(arrays: Arrays, name: str) -> list[tuple[str, Array]]:
+def named_arrays(arrays: Arrays, name: str) -> list[tuple[str, Array]]:
     """Return the single arrays with their name in messages: x, x['image'], x[1]; none of None."""
     paths, found, _ = optree.tree_flatten_with_path(arrays)
     return [(name + "".join(f"[{key!r}]" for key in path), array) for path, array in zip(paths, found, strict=True)]
@@ -207,7 +207,7 @@ def fingerprint_arrays(parts: list[Examples]) -> str:
 
 def all_arrays(part: Examples) -> list[tuple[str, Array]]:
     """Return inputs, targets and weights with their names in messages."""
-    return leaves(part.x, "x") + leaves(part.y, "y") + leaves(part.sample_weight, "sample_weight")
+    return named_arrays(part.x, "x") + named_arrays(part.y, "y") + named_arrays(part.sample_weight, "sample_weight")
 
 
 def draw_examples(examples: Examples, limit: int | None, seed: int, in_order: bool = False) -> Examples:

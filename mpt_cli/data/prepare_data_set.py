@@ -18,8 +18,8 @@ from mpt_cli.data.examples import (
     all_arrays,
     draw_examples,
     fingerprint_arrays,
-    leaves,
     map_arrays,
+    named_arrays,
     split_examples,
 )
 from mpt_cli.errors import DataError
@@ -45,7 +45,7 @@ def to_numbers(examples: Examples, where: str) -> Examples:
 
 
 def _map_named(function: Any, arrays: Arrays, name: str) -> Arrays:
-    names = iter([name for name, _ in leaves(arrays, name)])
+    names = iter([name for name, _ in named_arrays(arrays, name)])
     return map_arrays(lambda a: function(a, next(names)), arrays)
 
 
@@ -198,7 +198,7 @@ def not_finite(examples: Examples, may_lack_targets: bool = False) -> list[str]:
 
 def missing_targets(examples: Examples) -> list[str]:
     """NaN among targets, as some have them for what is not known."""
-    floats = [(name, np.isnan(array)) for name, array in leaves(examples.y, "y") if array.dtype.kind == "f"]
+    floats = [(name, np.isnan(array)) for name, array in named_arrays(examples.y, "y") if array.dtype.kind == "f"]
     return [
         f"{name} is NaN in {int(is_nan.sum()):,} of {is_nan.size:,} places" for name, is_nan in floats if is_nan.any()
     ]
@@ -273,10 +273,10 @@ def dtype_name(array: Any) -> str:
     return "string" if array.dtype.kind == "S" else str(array.dtype.name)
 
 
-def look_at(parts: list[Examples]) -> dict[str, Any]:
+def data_set_fields(parts: list[Examples]) -> dict[str, Any]:
     """Return the fields of a DataSet that follow from its arrays, training first, or a stream's first batch."""
     x = parts[0].x
-    arrays = [array for part in parts for _, array in leaves(part.x, "x")]
+    arrays = [array for part in parts for _, array in named_arrays(part.x, "x")]
     peaks = [max(float(a.max(initial=0)), -float(a.min(initial=0))) for a in arrays if a.dtype.kind == "f"]
     return {
         "input_shape": input_shape(x),
@@ -349,7 +349,7 @@ def _check_alike(parts: list[Examples], title: str) -> None:
 
 def _described(raw: RawArrays, target: TargetSpec, looked_at: list[Examples]) -> DataSet:
     """Describe a data set as "digits: 1,438 training and 359 validation examples of shape (8, 8, 1), classes: 10"."""
-    seen = look_at(looked_at)
+    seen = data_set_fields(looked_at)
     counts = f"{_count_text(raw.train)} training"
     counts += "" if raw.validation is None else f" and {_count_text(raw.validation)} validation"
     word = "classes" if target.task == "classification" else "targets"

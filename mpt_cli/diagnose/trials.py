@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mpt_cli.diagnose.preparation import UNCHANGED_RUN, OverflowEvent, RemedyTrial, find_overflow, on_one_device, ranked
 from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.errors import MptError
-from mpt_cli.jobs.local_processes import NoAnswer, ask_object, module_command
+from mpt_cli.jobs.local_processes import NoAnswer, helper_object, module_command
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.load import load_settings
 
@@ -90,7 +90,7 @@ def _layer_groups(found: "OverflowDiagnosis") -> Iterator[list[str]]:
 def _trial(run: RunDirectory, overflow: OverflowEvent, words: list[str], steps: int) -> RemedyTrial:
     arguments = [str(run.path), str(overflow.step), str(steps), *words]
     try:
-        return RemedyTrial(words, **ask_object(module_command("mpt_cli.diagnose.trials", *arguments), MOST_SECONDS))
+        return RemedyTrial(words, **helper_object(module_command("mpt_cli.diagnose.trials", *arguments), MOST_SECONDS))
     except NoAnswer as error:
         return RemedyTrial(words, why=str(error))
 

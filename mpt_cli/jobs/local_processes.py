@@ -305,7 +305,9 @@ class NoAnswer(Exception):
     """A helper or a cluster gave no usable answer; the message says why."""
 
 
-def ask(arguments: Sequence[str], timeout_seconds: float, environment: Mapping[str, str] | None = None) -> str:
+def helper_output(
+    arguments: Sequence[str], timeout_seconds: float, environment: Mapping[str, str] | None = None
+) -> str:
     """Return the output of a helper without state; NoAnswer if it fails. It is killed after its timeout, or if this
     process is interrupted.
     """
@@ -327,11 +329,11 @@ def ask(arguments: Sequence[str], timeout_seconds: float, environment: Mapping[s
         raise NoAnswer(str(error)) from error
 
 
-def ask_object(
+def helper_object(
     arguments: Sequence[str], timeout_seconds: float, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Return the JSON object in the last line that a helper prints."""
-    said = ask(arguments, timeout_seconds, environment).strip().splitlines()
+    said = helper_output(arguments, timeout_seconds, environment).strip().splitlines()
     try:
         return dict(json.loads(said[-1]))
     except (IndexError, TypeError, ValueError) as error:

@@ -17,7 +17,7 @@ from submitit.slurm.slurm import SlurmInfoWatcher
 from mpt_cli.errors import config_error, first_line
 from mpt_cli.jobs.cluster import Cluster, ClusterJobState
 from mpt_cli.jobs.job_process import run_command
-from mpt_cli.jobs.local_processes import THREAD_VARIABLES, CannotStart, NoAnswer, ask
+from mpt_cli.jobs.local_processes import THREAD_VARIABLES, CannotStart, NoAnswer, helper_output
 from mpt_cli.settings.key_type import read_number
 
 _PROGRAMS = ("sbatch", "srun", "scancel", "squeue", "scontrol")
@@ -112,7 +112,7 @@ class SlurmCluster(Cluster):
     def _ask_program(self, program: Sequence[str], job_ids: Collection[str]) -> dict[str, ClusterJobState]:
         arrays = sorted({job_id.partition("_")[0] for job_id in job_ids})
         try:
-            answer = ask([*program, f"--jobs={','.join(arrays)}"], _ANSWER_SECONDS)
+            answer = helper_output([*program, f"--jobs={','.join(arrays)}"], _ANSWER_SECONDS)
         except NoAnswer as error:
             if "Invalid job id" in str(error):
                 return {}
@@ -129,7 +129,7 @@ class SlurmCluster(Cluster):
     def cancel(self, job_id: str) -> None:
         """Ask it to end; the cluster kills it after its KillWait (30 s)."""
         with suppress(NoAnswer):  # it has ended, or `states` says what is wrong
-            ask(["scancel", job_id], _ANSWER_SECONDS)
+            helper_output(["scancel", job_id], _ANSWER_SECONDS)
 
 
 def _value(text: str) -> Any:

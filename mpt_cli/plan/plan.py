@@ -100,7 +100,7 @@ def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda 
         platform = prepare_compiler(settings, target)
         name = ", ".join(f"{key}={value}" for key, value in overrides.items()) or settings.recipe
         say(f"compiling {name} for {devices} x {gpu.name}")
-        plans.append(make_plan(assemble_program(Program(settings), target, platform), overrides))
+        plans.append(compile_plan(assemble_program(Program(settings), target, platform), overrides))
     return plans
 
 
@@ -113,7 +113,7 @@ def plan_settings(words: Sequence[str]) -> tuple[Settings, list[str]]:
     return replace(settings, seed=settings.seed or 0), notes
 
 
-def make_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
+def compile_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
     """Compile the run and read its plan from the compiled program."""
     from mpt_cli.engine.step_batches import byte_size
     from mpt_cli.training.build_run_parts import count_parameters

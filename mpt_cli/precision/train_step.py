@@ -274,7 +274,7 @@ class CustomSteps:
     def train_values(self, logs: dict[str, Tensor]) -> Tensor:
         """Return what a train_step returned as a vector in the order of `train_names`."""
         logs = flat_logs(logs)
-        values = [as_number(logs[self.train_loss]), *_others(logs)]
+        values = [reported_number(logs[self.train_loss]), *_others(logs)]
         for optimizer in self.further.values():
             values += [optimizer.loss_scale, optimizer.applied_steps, optimizer.skipped_steps]
         return ops.stack([ops.cast(value, "float32") for value in values])
@@ -282,7 +282,7 @@ class CustomSteps:
     def test_values(self, logs: dict[str, Tensor]) -> Tensor:
         """Return what a test_step returned as a vector in the order of `test_names`."""
         logs = flat_logs(logs)
-        return ops.stack([as_number(logs[self.test_loss]), *_others(logs)])
+        return ops.stack([reported_number(logs[self.test_loss]), *_others(logs)])
 
     def shared_state(self, model: Any) -> list[Any]:
         """Return the float variables that no optimizer trains and that a skipped step must leave alone."""
@@ -318,7 +318,7 @@ def scale_variables(optimizer: LossScaleOptimizer) -> dict[str, keras.Variable]:
     return {} if optimizer.scale_state is None else optimizer.scale_state.by_name
 
 
-def as_number(value: Tensor) -> Tensor:
+def reported_number(value: Tensor) -> Tensor:
     """Return a reported value as a float32 scalar; the mean of one that is an array."""
     return ops.mean(ops.cast(value, "float32"))
 
@@ -343,7 +343,7 @@ def flat_logs(logs: Any) -> dict[str, Tensor]:
 
 
 def _others(logs: dict[str, Tensor]) -> list[Tensor]:
-    return [as_number(value) for name, value in logs.items() if name != "loss"]
+    return [reported_number(value) for name, value in logs.items() if name != "loss"]
 
 
 def log_names(logs: dict[str, Any]) -> tuple[tuple[str, ...], str]:

@@ -123,7 +123,7 @@ def read_history(path: str | Path, label: str | None = None) -> RunHistory:
     """
     run = RunDirectory.open(path)
     history = RunHistory(label or run.path.resolve().name, run)
-    history.summary = _read(history, run.summary_json, Summary, "the run is still going on, or was killed")
+    history.summary = _read(history, run.summary_json, Summary, "the run still trains, or was killed")
     history.environment = _read(history, run.environment_json, ENVIRONMENT, "versions and machine are not known")
     _read_config(history)
     _read_metrics(history)

@@ -66,7 +66,7 @@ class FinishedProcess:
         return f"{begun}: {self.fault}{': ' if reason else ''}{reason}"
 
 
-def run_command(
+def command_in(
     verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: Mapping[str, Any] | None = None
 ) -> Command:
     """Return `mpt VERB overrides…` on the run directory, quiet, with its output in `log`.
@@ -188,7 +188,7 @@ def _target_command(number: int, target: ReproduceTarget, folder: Path, logs: Pa
     paths = (numbered_path(folder / name, "", place) for place in count(1))
     run = RunDirectory(next(path for path in paths if not path.exists()))
     overrides = [*target.words, format_override("run_dir", str(run.path))]
-    return run_command("train", overrides, run, logs / f"{run.path.name}.log", target.environment)
+    return command_in("train", overrides, run, logs / f"{run.path.name}.log", target.environment)
 
 
 def _judge(target: ReproduceTarget, child: FinishedProcess, earlier: tuple[str, ...]) -> Reproduction:
@@ -287,7 +287,7 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
 
         def run(verb: str, overrides: list[str], directory: RunDirectory, log: str) -> FinishedProcess:
             own = [*overrides, format_override("run_dir", str(directory.path))]
-            command = run_command(verb, own, directory, Path(place) / log)
+            command = command_in(verb, own, directory, Path(place) / log)
             return read_finished(command, run_one(command, executor))
 
         steps = _steps_of(_check_succeeded(run("train", words, whole, "whole.log")), step)

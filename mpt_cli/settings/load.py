@@ -102,8 +102,8 @@ class Files:
 
 
 def read_files(given: ParsedOverrides, is_script: bool = False) -> Files:
-    """Return the files of the recipe that a command line names, unless it is one of a script, over those of the user's
-    own defaults, and the files that its words choose.
+    """Return the files of the recipe that a command line names, over the user's defaults, and the files that its
+    overrides choose. A script's command line names no recipe.
     """
     path, problems = None, list[Problem]()
     try:

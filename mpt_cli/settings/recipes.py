@@ -125,7 +125,8 @@ class Recipe:
 def read_recipe(path: Path | None, choices: Iterable[GroupChoice] = ()) -> Recipe:
     """Return the recipe at `path`, or none, and over it the files that the command line chooses, with all problems.
 
-    Of a group that it chooses no list has a say. Files of the project's own groups come before those of sections.
+    The command line's choice of a group replaces that of every list. Files of the project's own groups come before
+    those of sections.
     """
     recipe = Recipe(path) if path else Recipe()
     in_order = sorted((each for each in choices if each.group != "conf"), key=lambda each: each.group in sections())
@@ -141,7 +142,7 @@ def read_recipe(path: Path | None, choices: Iterable[GroupChoice] = ()) -> Recip
             recipe.problems.append(Problem("defaults", f"cannot be composed: {reason_of(error)}.", place=place))
         recipe.problems += filter(None, [choice.problem() for choice in in_order])
     for base in [layer for layer in recipe.layers if layer.path != path and not layer.group]:
-        base.body.pop("recipe", None)  # it gives everything but its name
+        base.body.pop("recipe", None)  # it has every key but its name
     return recipe
 
 
@@ -246,7 +247,7 @@ class _Files(ConfigRepository):
 
     def _read_list(self, name: str, path: Path, defaults: Any) -> list[InputDefault]:
         """Return the entries of a defaults list, as Hydra has them, recipes by the names they have here. An entry that
-        can't be is a problem, and left out; so is one of a group that the command line says.
+        can't be read is a problem and left out; an entry of a group that the command line chooses is left out.
         """
         if not isinstance(defaults, list | None):
             remedy = "Write each entry as `- group: choice`."
@@ -313,7 +314,7 @@ class _Files(ConfigRepository):
 
 
 def _header_of(name: str, path: Path) -> dict[str, str | None]:
-    """Return what the first lines of a file say. Hydra reads those above all others, which matter in group files."""
+    """Return what the header of a file says: Hydra reads it only above all other lines. It matters in group files."""
     text = read_yaml_text(path)
     header = ConfigSource._get_header_dict(text)
     late = re.search(r"^[ \t]*# *@package .*", text, re.MULTILINE)

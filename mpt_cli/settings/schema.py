@@ -388,7 +388,7 @@ def all_keys(with_plugins: bool = True) -> dict[str, Key]:
 
 
 def find_key(path: str) -> Key | None:
-    """Return the key at `path`. Other packages are asked, and imported, only where none of ours has it."""
+    """Return the key at `path`; None if there is none. Imports other packages only if no key of ours fits."""
     return all_keys(with_plugins=False).get(path) or (all_keys().get(path) if path.startswith("loss_scale.") else None)
 
 

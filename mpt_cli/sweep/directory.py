@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from mpt_cli.errors import BAD_DATA, OK, TERMINATED, DataError, gravest_code, naming
+from mpt_cli.errors import BAD_DATA, OK, TERMINATED, DataError, naming, worst_code
 from mpt_cli.files import read_file, write_json
 from mpt_cli.jobs.local_processes import Ending
 from mpt_cli.runs.directory import (
@@ -256,7 +256,7 @@ def last_sentence(log: Path) -> str:
 def sweep_exit_code(results: Iterable[JobResult]) -> int:
     """Return the exit code of the sweep; a job that was killed, timed out or was not run counts as 143."""
     bad = (result.exit_code for result in results if not result.is_good)
-    return gravest_code(TERMINATED if code is None else code for code in bad)
+    return worst_code(TERMINATED if code is None else code for code in bad)
 
 
 @dataclass(frozen=True)

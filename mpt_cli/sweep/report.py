@@ -210,7 +210,7 @@ def failure_lines(found: JobResults) -> list[str]:
     if count := len(left) + missing:
         lines.append(_line("not ended", f"{count} of {len(found.results) + missing} jobs"))
     if failed or count:
-        lines.append(_line("again", f"{again_command(found)}    runs these and no others"))
+        lines.append(_line("again", f"{again_command(found)}    runs only these"))
     return lines
 
 
@@ -248,7 +248,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
     best, count = found.best, len(found.results)
     title = "Best" if found.best_is_shown else "First"
     chart = parallel_chart(found)
-    drawn = f"The best {MOST_DRAWN} runs are drawn; boxes in the tables choose others, of the best {MOST_RUNS}."
+    drawn = f"The charts show the best {MOST_DRAWN} runs; boxes in the tables add others of the best {MOST_RUNS}."
     numbers = {curve.label: curve.run for picture in pictures for curve in picture.curves}
 
     def runs(results: Sequence[JobResult]) -> list[int]:

@@ -21,7 +21,7 @@ from mpt_cli.data.batch_streams import (
     read_arrays,
 )
 from mpt_cli.data.examples import DataSet, Examples, Stream, map_arrays
-from mpt_cli.data.prepare_data_set import look_at, shape_problems, weighted_by_class
+from mpt_cli.data.prepare_data_set import data_set_fields, shape_problems, weighted_by_class
 from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import DataError, config_error
 from mpt_cli.models.build import set_trained
@@ -229,7 +229,7 @@ def read_given(given: DataArguments) -> DataSet:
         task="given",
         num_classes=None,
         description=f"arrays: {counts} examples",
-        **look_at(parts),
+        **data_set_fields(parts),
     )
 
 
@@ -254,7 +254,7 @@ def _of_batches(given: DataArguments) -> DataSet:
         task="given",
         num_classes=None,
         description=kind,
-        **look_at([first]),
+        **data_set_fields([first]),
     )
 
 

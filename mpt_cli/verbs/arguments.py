@@ -253,7 +253,7 @@ def configure_diagnose(parser: Parser) -> None:
     parser.add_argument(
         "--step", type=int, metavar="N", help="of a run: the step to look at; default: the last overflow"
     )
-    parser.add_argument("--out", metavar="DIR", help="where the files go; default: runs/… or the run")
+    parser.add_argument("--out", metavar="DIR", help="where the files go; default: runs/… or that of the run")
     add_json(parser)
     parser.more.add_argument(
         "--after-steps", type=int, metavar="N", help="measure after this many steps of training; default: 0"

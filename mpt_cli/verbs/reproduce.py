@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem, config_error, gravest_code, raise_problems
+from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem, config_error, raise_problems, worst_code
 from mpt_cli.jobs.local_processes import Limits
 from mpt_cli.reproduce.collection import Collection, Selection, collect
 from mpt_cli.reproduce.output import ResultPrinter, write_junit
@@ -72,7 +72,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
                 "results": [result.as_dict() for result in results],
             }
         )
-    return BAD_CONFIG if found.errors else gravest_code(result.exit_code for result in results)
+    return BAD_CONFIG if found.errors else worst_code(result.exit_code for result in results)
 
 
 def _write_junit(arguments: argparse.Namespace, found: Collection, results: Sequence[Reproduction]) -> None:

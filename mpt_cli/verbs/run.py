@@ -208,7 +208,7 @@ def _judge_strictly(seen: "ScriptRun | None", allow_unchecked: bool) -> int:
 
 
 def _choose_backend(name: str) -> None:
-    """Have Keras imported on this backend ("auto": on the only one here); ConfigError where that can't be."""
+    """Make Keras import this backend ("auto": the only installed one); ConfigError if it can't."""
     from mpt_cli.engine.backend import check_installed
     from mpt_cli.settings.load import installed_backend
 

@@ -12,7 +12,7 @@ import time
 import pytest
 from command import is_alive, wait_for
 
-from mpt_cli.jobs.local_processes import Command, LocalExecutor, NoAnswer, ask, ask_object
+from mpt_cli.jobs.local_processes import Command, LocalExecutor, NoAnswer, helper_object, helper_output
 from mpt_cli.jobs.queue import run_one
 
 PARENT = """
@@ -64,7 +64,7 @@ def test_a_command_has_its_folder_log_and_environment_a_group_of_its_own_and_ign
 
 def test_a_helpers_answer_is_the_last_line_it_said():
     script = "import os; print('noise'); print('{\"a\": ' + os.environ['B'] + '}')"
-    assert ask_object([sys.executable, "-c", script], 30.0, {"B": "4"}) == {"a": 4}
+    assert helper_object([sys.executable, "-c", script], 30.0, {"B": "4"}) == {"a": 4}
     for command, why in (
         (["echo", "3"], "no JSON object in its last line"),
         (["true"], "no JSON object in its last line"),
@@ -73,13 +73,13 @@ def test_a_helpers_answer_is_the_last_line_it_said():
         (["/no/such/program"], "No such file or directory: '/no/such/program'"),
     ):
         with pytest.raises(NoAnswer, match=why):
-            ask_object(command, 30.0)
+            helper_object(command, 30.0)
 
 
 @pytest.mark.slow
 def test_a_helper_past_its_time_is_killed(tmp_path):
     with pytest.raises(NoAnswer, match="no answer within 0 seconds"):
-        ask(["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60"], 0.5)
+        helper_output(["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60"], 0.5)
     wait_until_gone([int((tmp_path / "pid").read_text())])
 
 
@@ -91,7 +91,7 @@ def test_a_helper_ends_where_ctrl_c_interrupts_the_wait_for_it(tmp_path):
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        ask(["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60"], 30.0)
+        helper_output(["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 60"], 30.0)
     wait_until_gone([int((tmp_path / "pid").read_text())])
 
 
@@ -112,7 +112,7 @@ def test_a_signal_ends_the_one_command_first_and_then_this_program(tmp_path, num
 
 def test_the_program_of_a_clusters_job_imports_next_to_nothing():
     names = "sorted(name for name in sys.modules if name.startswith(('mpt_cli', 'submitit', 'numpy')))"
-    answer = ask([sys.executable, "-c", f"import sys, mpt_cli.jobs.job_process; print(*{names})"], 30.0)
+    answer = helper_output([sys.executable, "-c", f"import sys, mpt_cli.jobs.job_process; print(*{names})"], 30.0)
     assert answer.split() == ["mpt_cli", "mpt_cli.jobs", "mpt_cli.jobs.job_process", "mpt_cli.version"]
 
 

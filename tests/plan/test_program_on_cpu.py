@@ -9,7 +9,7 @@ from backends import only_on
 from mpt_cli.errors import ConfigError, UserCodeError
 from mpt_cli.plan.compiled_program import CompileTarget, assemble_program, prepare_compiler, tracing_errors
 from mpt_cli.plan.device import load_device
-from mpt_cli.plan.plan import details, make_plan
+from mpt_cli.plan.plan import compile_plan, details
 from mpt_cli.settings.load import load_settings
 from mpt_cli.training.run_from_settings import Program
 
@@ -46,7 +46,7 @@ def planned_on_cpu(words: list[str]):
 @on_jax
 def test_a_plan_holds_the_layers_and_the_memory_of_a_transformer():
     planned = planned_on_cpu(GPT)
-    found = make_plan(planned, {})
+    found = compile_plan(planned, {})
     layers = {each.layer for each in found.products}
     assert "head" in layers and sum("/query/" in layer for layer in layers) == 2
     assert found.parameters == sum(int(np.prod(v.shape)) for v in planned.parts.model.variables)

@@ -24,7 +24,7 @@ def test_a_run_gets_a_page_and_json_says_what_is_missing(tmp_path, capsys):
         assert main(["report", "a/run", "--out", "page.html", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["page"], found["run_dir"]) == ("page.html", "a/run")
-        assert found["missing"] == ["There is no summary.json: the run is still going on, or was killed."]
+        assert found["missing"] == ["There is no summary.json: the run still trains, or was killed."]
     check_page((tmp_path / "page.html").read_text())
     assert {path.name for path in tmp_path.iterdir()} == {"a", "page.html"}
 

@@ -22,7 +22,7 @@ def test_a_run_that_is_still_going_on(tmp_path):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 110, "lo')  # being written
     story = read_history(run)
-    assert story.gaps == ["There is no summary.json: the run is still going on, or was killed."]
+    assert story.gaps == ["There is no summary.json: the run still trains, or was killed."]
     assert story.status == "no end on record" and story.last_step == 100
 
 

@@ -71,7 +71,7 @@ def test_the_name_of_a_directory_is_text_on_its_page_and_one_word_of_its_command
     check_page(text)
     assert "<b>" not in text and "&lt;b&gt; a&amp;b</span>: " in text
     assert "No end recorded, last logged at step 100" in text
-    assert "There is no summary.json: the run is still going on, or was killed." in text
+    assert "There is no summary.json: the run still trains, or was killed." in text
     shown = [shlex.split(html.unescape(line)) for line in re.findall(r"<pre>(mpt .*?)</pre>", text)]
     assert ["mpt", "train", f"conf={run}/config.yaml"] in shown and ["mpt", "reproduce", str(run)] in shown
 

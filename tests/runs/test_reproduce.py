@@ -18,7 +18,7 @@ from mpt_cli.files import write_json
 from mpt_cli.jobs.local_processes import Command, LocalExecutor
 from mpt_cli.jobs.queue import run_one
 from mpt_cli.reproduce.collection import Selection, collect, expectations_from
-from mpt_cli.reproduce.reproduction import read_finished, run_command
+from mpt_cli.reproduce.reproduction import command_in, read_finished
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.search_path import recipe_paths
@@ -177,7 +177,7 @@ def test_what_cannot_run_here_is_left_out_with_the_reason(monkeypatch: pytest.Mo
 
 def test_a_run_that_can_not_be_started_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/program")
-    command = run_command("train", ["conf=x"], RunDirectory(Path("run")), Path("log"))
+    command = command_in("train", ["conf=x"], RunDirectory(Path("run")), Path("log"))
     child = read_finished(command, run_one(command, LocalExecutor()))
     assert (child.exit_code, child.summary) == (3, None)
     assert child.words == "it could not be started: [Errno 2] No such file or directory: '/no/such/program'"

@@ -247,7 +247,7 @@ def test_a_schedule_object_begins_at_the_learning_rate():
 @pytest.mark.usefixtures("own_module")
 def test_optimizers_and_schedules_of_another_kind_are_refused():
     for name, message in (
-        ("number", r"optimizer.object: own_objects:number must be or return a keras Optimizer, w"),
+        ("number", r"optimizer.object: own_objects:number must be or return a keras Optimizer without"),
         ("scaled", r"optimizer.object: own_objects:scaled must be or return .*without loss scaling"),
         (
             "scheduled",

@@ -118,7 +118,7 @@
   }
   function addSwitch(row) {
     const box = document.createElement("input"), runs = row.dataset.runs.split(" ").map(Number), own = { box, runs };
-    Object.assign(box, { type: "checkbox", title: "draw its runs" });
+    Object.assign(box, { type: "checkbox", title: "show its runs in the charts" });
     box.setAttribute("aria-label", `Draw the runs of row ${row.cells[0].textContent}`);
     box.addEventListener("change", () => choose(runs, box.checked));
     row.cells[0].prepend(box, " ");
@@ -224,7 +224,7 @@
     const tools = document.createElement("div"), filter = document.createElement("input");
     const columns = document.createElement("details"), summary = document.createElement("summary");
     tools.className = "tools";
-    Object.assign(filter, { type: "search", placeholder: "filter: words of a row" });
+    Object.assign(filter, { type: "search", placeholder: "filter rows by words" });
     filter.setAttribute("aria-label", `Filter: ${table.caption.textContent}`);
     filter.addEventListener("input", () => {
       const wanted = filter.value.toLowerCase().split(/\s+/);
