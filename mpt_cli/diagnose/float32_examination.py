@@ -217,8 +217,8 @@ class Examination:
         return self.trials[scale]
 
     def highest_safe(self, window: SafeScales) -> int | None:
-        """Return the largest power of two, up to the predicted one, at which float16 passes do not overflow; None if they
-        do even far below it.
+        """Return the largest power of two, up to the predicted one, at which float16 passes do not overflow; None if
+        they do even far below it.
         """
         powers = range(window.highest_power, window.highest_power - FARTHEST, -1)
         is_finite = self.try_scale(1.0).loss_is_finite  # else it is at no scale

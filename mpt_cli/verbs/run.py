@@ -295,7 +295,8 @@ def _script_key_problem(word: str) -> Problem | None:
     if is_run_key(path):
         return None
     known = [*SINGLE_KEYS, "loss_scale.…", "logger.…", *(f"trainer.{name}" for name in RECORDED_TRAINER_KEYS)]
-    remedy = f"mpt run takes {', '.join(known)}. Words of the script stand after its name; in it, a layer takes dtype='float32'."
+    inside = "Words of the script stand after its name; in it, a layer takes dtype='float32'."
+    remedy = f"mpt run takes {', '.join(known)}. {inside}"
     return Problem(path, "must be set in the script itself.", value, remedy)
 
 

@@ -42,6 +42,6 @@ def test_what_overflows_in_the_forward_pass_is_kept_in_float32_with_what_takes_i
     assert {name.rpartition("/")[2]: fault for name, fault in found.mended.items()} == {"hot": "overflowed"}
     assert [name.rpartition("/")[2] for name in found.keep_in_float32] == ["hot", "cool"]
     assert found.is_safe and found.faults == {} and found.recommended is not None
-    assert "hot overflow in the forward pass" in said(found, "finding") and "policy.overrides={" in said(found, "set")
+    assert "hot overflowed in the forward pass" in said(found, "finding") and "policy.overrides={" in said(found, "set")
     assert said(found, "evidence").startswith("tried in real float16 passes at scale ")
     assert config_lines(found)[0] == "policy:" and diagnosis_content(found)["verification"]["mended"] == found.mended
