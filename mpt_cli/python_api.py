@@ -89,8 +89,9 @@ def fit(
     Args:
         x, y: arrays of any dtype with the examples along the first axis, or a list or dict of them; or a
             tf.data.Dataset or PyDataset of batches, without y. y is also left out if layers add the loss.
-        policy: a Keras dtype policy for the layers of the built model, which keep it; the output layer stays in
-            float32. None leaves the layers as they are. A policy that would change the dtype of weights is refused.
+        policy: a Keras dtype policy for the layers of the built model, which keep it; the output layer and layers made
+            with dtype="float32" stay in float32. None leaves the layers as they are. A policy that would change the
+            dtype of weights is refused.
         loss_scale: a mode (auto, dynamic, fixed, logmax, none), a number for a fixed scale, a mapping of keys of
             `loss_scale`, or a `ScaleRule`. None: that of the model's LossScaleOptimizer if it has one, else auto.
         seed: seed of the order of the examples. The random state and the global policy of the process stay unchanged.

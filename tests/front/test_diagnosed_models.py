@@ -134,11 +134,13 @@ def test_what_overflows_inside_a_layer_of_keras_is_named_by_that_layer_and_mende
 class Residual(keras.Model):
     def __init__(self) -> None:
         super().__init__()
+        self.more = keras.layers.Dense(6, name="more")
         self.big = keras.layers.Dense(6, kernel_initializer=large(60000.0), name="big")
         self.small = keras.layers.Dense(6, kernel_initializer=large(1e-5), name="small")
         self.last = keras.layers.Dense(2, dtype="float32", name="last")
 
     def call(self, x):
+        x = self.more(x) + x
         return self.last(x + self.small(self.big(x)))
 
 
