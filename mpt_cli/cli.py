@@ -30,8 +30,8 @@ from mpt_cli.verbs.arguments import LISTED_VERBS, MERGED_VERBS, VERBS, Parser
 from mpt_cli.version import __version__
 
 EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files,
-            4 numerical failure, 5 expectation not met, 130 interrupted, 143 terminated;
-            mpt run: or that of the script"""
+            4 numerical failure, 5 expectation not met, 130 interrupted,
+            143 terminated or killed; mpt run: or that of the script"""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
