@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for word in arguments:
         note_word(word)
     variables, search_path = dict(os.environ), list(sys.path)
+    code = OK
     try:
         code = _exit_code(arguments)
         if sys.stdout is not None:  # it is None when the caller closed it
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return SIGNAL_EXIT_CODES[sent]
     except BrokenPipeError:
         _silence_stdout()
-        return OK
+        return code
     except Exception as error:
         return explain(error, arguments)
     finally:  # a program that calls `main` goes on afterwards

@@ -51,7 +51,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         printer.list_targets()
     else:
-        limits = Limits(workers=arguments.jobs, timeout_seconds=arguments.timeout)
+        limits = Limits(arguments.jobs, arguments.timeout)
         output = arguments.output or Path(DEFAULT_PARENT) / "reproduce" / random_name()
         try:
             reproduce(found.targets, expanded(output), limits, arguments.retries, by_number, printer.show_result)

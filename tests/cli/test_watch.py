@@ -28,7 +28,7 @@ def test_a_run_that_is_killed_is_said_to_be_gone(tmp_path) -> None:
     assert watch.stdout is not None and next(line for line in watch.stdout if "2/100000" in line)
     run.kill()  # and not waited for: a process that is over may still be listed
     out, _ = watch.communicate(timeout=20)
-    assert watch.returncode == 143 and "the process of the run is gone and left no summary: it was killed" in out
+    assert watch.returncode == 143 and "the process of the run is gone and left no readable summary: it was killed" in out
     assert "to resume it: mpt train conf=r/config.yaml resume=r" in out
     run.communicate()
 
