@@ -30,8 +30,8 @@ from mpt_cli.verbs.arguments import LISTED_VERBS, MERGED_VERBS, VERBS, Parser
 from mpt_cli.version import __version__
 
 EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files,
-            4 numerical failure, 5 expectation not met, 130 interrupted, 143 terminated;
-            mpt run: or that of the script"""
+            4 numerical failure, 5 expectation not met, 130 interrupted,
+            143 terminated or killed; mpt run: or that of the script"""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for word in arguments:
         note_word(word)
     variables, search_path = dict(os.environ), list(sys.path)
+    code = OK
     try:
         code = _exit_code(arguments)
         if sys.stdout is not None:  # it is None when the caller closed it
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return SIGNAL_EXIT_CODES[sent]
     except BrokenPipeError:
         _silence_stdout()
-        return OK
+        return code
     except Exception as error:
         return explain(error, arguments)
     finally:  # a program that calls `main` goes on afterwards

@@ -35,12 +35,10 @@ def signals_to_handle(numbers: tuple[signal.Signals, ...] = SIGNALS) -> list[sig
 def signal_name(number: int) -> str:
     """
     >>> signal_name(9), signal_name(40)
-    ('SIGKILL', 'signal 40')
+    ("SIGKILL (often the system's out-of-memory killer)", 'signal 40')
     """
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    name = next((each.name for each in signal.Signals if each == number), f"signal {number}")
+    return f"{name} (often the system's out-of-memory killer)" if number == signal.SIGKILL else name
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from mpt_cli.engine.distribution import Distribution, undistributed
 from mpt_cli.errors import DataError, config_error
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import is_recorded, stored_settings
+from mpt_cli.settings.overrides import resume_command
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.training.run_from_settings import Program
@@ -52,17 +53,17 @@ def check_model(run: RunDirectory) -> None:
     path = model_file(run)
     if path == run.model_weights:
         return
-    if not path.is_file() and is_recorded(run):
-        raise DataError(
-            f"{path} does not exist: mpt recorded this run while another program trained, so it has no "
-            "model. Call model.save(...) in that program."
-        )
     if not path.is_file():
-        raise DataError(
-            f"{path} does not exist: the run ended before its model was saved, or trainer.save_model was false."
-        )
-    damage = damage_of(path)
-    if damage is not None:
+        why = "it is saved at the end of a run, unless trainer.save_model is false."
+        if is_recorded(run):
+            why = (
+                "mpt recorded this run while another program trained, so it has no model. Call model.save(...) in that "
+                "program."
+            )
+        elif run.is_unfinished:
+            why += f" To finish this run: {resume_command(run.path)}"
+        raise DataError(f"{path} does not exist: {why}")
+    if damage := damage_of(path):
         again = shell_command("train", conf_override(run.config_yaml))
         raise DataError(f"{path} is damaged: {damage}. Train it again: {again}")
 

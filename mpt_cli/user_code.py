@@ -189,7 +189,7 @@ def missing_problem(reference: str, key: str) -> Problem | None:
     if file is None and is_path:
         path = _path_of(place)
         near = [other.name for other in path.parent.glob("*.py")]
-        return Problem(key, f"there is no file {place}.", reference, did_you_mean(path.name, near))
+        return Problem(key, f"there is no file {path}.", reference, did_you_mean(path.name, near))
     if file is None:
         importlib.invalidate_caches()
         found = package in sys.modules or importlib.util.find_spec(package) is not None

@@ -196,4 +196,5 @@ def _read_layers(history: RunHistory) -> None:
     for line in _lines_noting_damage(history, history.run.layers_jsonl):
         if history.layers and history.layers[-1]["step"] != line["step"]:
             history.layers = []
-        history.layers.append(line)
+        if "exponents" in line:  # not one of metrics, which is whole without
+            history.layers.append(line)

@@ -113,15 +113,13 @@ def write_page(path: Path, text: str) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise DataError if `path` is a file that mpt did not write."""
-    if path.is_dir():
-        raise DataError(f"{path} is a folder. Give the name of a file, as in --out {path / 'report.html'}")
+    """Raise DataError if `path` is something that mpt did not write."""
     try:
         with open_file(path) as file:
             is_ours = GENERATOR.encode() in file.read(2000)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror}.") from error
+        raise DataError(f"{path} can't be read: {error.strerror}. Give another --out.") from error
     if not is_ours:
         raise DataError(f"{path} exists and is no page of mpt. Nothing was changed; give another --out.")

@@ -22,9 +22,6 @@ class CurveStyle:
     marker: str = ""
 
 
-PLAIN_STYLE = CurveStyle()
-
-
 def distinct_style(index: int) -> CurveStyle:
     """Return a style that differs from others: first by color, then by line style; 24 of them are distinct."""
     return CurveStyle(
@@ -44,7 +41,7 @@ class Curve:
     label: str
     xs: list[float] = field(default_factory=list)
     ys: list[float] = field(default_factory=list)
-    look: CurveStyle = PLAIN_STYLE
+    look: CurveStyle = CurveStyle()
     run: int | None = None
 
     def add(self, x: float, y: float) -> None:

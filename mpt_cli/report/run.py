@@ -5,7 +5,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import config_error
 from mpt_cli.report.history import STEP_FIELDS, read_history
 from mpt_cli.report.run_page import headline, run_page
 from mpt_cli.runs.directory import RunDirectory, read_json, read_lines
@@ -13,8 +12,6 @@ from mpt_cli.runs.directory import RunDirectory, read_json, read_lines
 
 def load_run(path: str | Path) -> "Run":
     """Return the run in this directory, also one that still trains or was killed; DataError where there is none."""
-    if not isinstance(path, (str, Path)):
-        raise config_error("path", "must be the path of a run directory.", path)
     return Run(RunDirectory.open(path).path)
 
 

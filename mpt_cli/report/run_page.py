@@ -5,11 +5,10 @@ of a run, or of the runs of a sweep or comparison overlaid.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mpt_cli.report.history import STEP_FIELDS, RunHistory
-from mpt_cli.report.page import render_page, write_page
+from mpt_cli.report.page import render_page
 from mpt_cli.report.picture import CURVE_COLORS, Curve, CurveStyle, Picture, distinct_style
 from mpt_cli.report.tables import PageTable, text_table
 from mpt_cli.runs.provenance import flatten
@@ -55,7 +54,15 @@ def outcome_facts(history: RunHistory) -> list[tuple[str, str]]:
     if any(name not in history.summary for name in required_fields(Summary)):
         return [("steps", format_count(history.last_step)), ("skipped", format_count(len(history.skips)))]
     summary = record_from(Summary, {**history.summary, "gradients": None})
-    return [("recipe", summary.recipe), *result_rows(summary)]
+    started_as = [("command", command) for command in _given_command(history)]
+    return [("recipe", summary.recipe), *started_as, *result_rows(summary)]
+
+
+def _given_command(history: RunHistory) -> list[str]:
+    """Return the command that started the run, which tells it from others of its recipe; none where it is unknown."""
+    is_python = history.config.get("model.name") == PYTHON
+    words = history.config.get("model.command") if is_python else (history.environment.get("command_line") or [])[1:]
+    return [shell_command(*map(str, words))] if isinstance(words, list) and words else []
 
 
 def environment_facts(history: RunHistory) -> list[tuple[str, str]]:
@@ -88,10 +95,9 @@ def events_table(history: RunHistory) -> PageTable[Any]:
         ]
         for event in history.events[-LATEST_EVENTS:]
     ]
-    total = len(history.events)
-    title = f"The latest {len(rows)} of {total:,} events" if total > len(rows) else f"All {total} events"
+    title = f"Events of {history.label}, the latest {len(rows)} of {len(history.events):,}"
     titles = ("kind", "variable or cause", "step", "scale before", "scale after", "nan", "inf")
-    return text_table(f"{title} of {history.label}", titles, rows, numbers=5)
+    return text_table(title, titles, rows, numbers=5)
 
 
 _KINDS = {
@@ -107,7 +113,7 @@ def layers_table(history: RunHistory) -> PageTable[Any]:
     """Return a table of the latest sample: the magnitudes of each layer in float32, and what half precision loses of
     them.
     """
-    found = sorted(history.layers, key=lambda line: -max(line["flushed"], line["overflowed"]))
+    found = sorted(history.layers, key=_severity)
     rows = [
         [
             str(line.get("variable") or line["layer"]),
@@ -118,11 +124,18 @@ def layers_table(history: RunHistory) -> PageTable[Any]:
         ]
         for line in found[:_MOST_LAYERS]
     ]
-    more = f"the {_MOST_LAYERS} of {len(found)} that lose most" if len(found) > _MOST_LAYERS else "by what they lose"
     scaled = "; gradients are of the scaled loss" if history.has_scale else ""
-    title = f"Layers of {history.label} at step {format_count(found[0]['step'])}, {more}{scaled}"
+    step = format_count(found[0]["step"])
+    title = f"Layers of {history.label} at step {step}, {len(rows)} of {len(found)} by what they lose{scaled}"
     titles = ("layer or weight", "values", "dtype", "magnitudes", "flushed", "subnormal", "overflowed")
     return text_table(title, titles, rows, numbers=3)
+
+
+def _severity(line: dict[str, Any]) -> float:
+    """Return the key that sorts layers: outputs that overflow in the order of the model, since the first may be the
+    cause of the others; then by what is lost.
+    """
+    return -2.0 if line["kind"] == ACTIVATIONS and line["overflowed"] else -max(line["flushed"], line["overflowed"])
 
 
 def _exponents(line: dict[str, Any]) -> str:
@@ -135,22 +148,14 @@ def run_commands(history: RunHistory) -> list[str]:
     a run of a Python program, those that read it.
     """
     if history.config.get("model.name") == PYTHON:
-        script = history.config.get("model.command") or []
-        again = [shell_command(*map(str, script))] if isinstance(script, list) and script else []
-        return [*again, shell_command("report", explicit_path(history.run.path))]
-    if history.run.is_saved and not history.run.ending:  # it still trains, or was killed
+        return [*_given_command(history), shell_command("report", explicit_path(history.run.path))]
+    if history.run.is_unfinished:
         return [resume_command(history.run.path)]
-    words = history.environment.get("command_line")
     return [
-        *([shell_command(*map(str, words[1:]))] if isinstance(words, list) and words else []),
+        *_given_command(history),
         shell_command("train", conf_override(history.run.config_yaml)),
         shell_command("reproduce", explicit_path(history.run.path)),
     ]
-
-
-def write_run_page(history: RunHistory, path: Path) -> None:
-    """Write the page to `path`."""
-    write_page(path, run_page(history))
 
 
 def run_page(history: RunHistory) -> str:
@@ -252,7 +257,7 @@ def _scale_pictures(histories: Sequence[RunHistory]) -> list[Picture]:
         if history.has_scale
     ]
     skips = histories[0].skips if len(histories) == 1 and curves else ()
-    note = f"{len(skips):,} skipped step{'s are' if len(skips) != 1 else ' is'} marked at the bottom." if skips else ""
+    note = f"Skipped steps, marked at the bottom: {len(skips):,}." if skips else ""
     scale = Picture("loss-scale", "Loss scale", "loss scale", curves, log_base=2, skips=skips, note=note)
     return [scale] if curves else []
 

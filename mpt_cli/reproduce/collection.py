@@ -18,6 +18,7 @@ from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.expectations import check_names
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings.load import load_settings, missing_backend, placed
+from mpt_cli.settings.overrides import resume_command
 from mpt_cli.settings.search_path import (
     expanded,
     explicit_path,
@@ -232,6 +233,9 @@ def _run_target(run: RunDirectory, overrides: list[str], rtol: float) -> Reprodu
     words = [f"conf={run.config_yaml}", *overrides]
     settings = load_settings(words)
     check_repeatable(settings, str(run.path))
+    if run.is_unfinished:
+        rule = "has no end to compare with: it still trains, or was interrupted or killed."
+        raise config_error("run", rule, None, f"To finish it: {resume_command(run.path)}")
     expect = expectations_from(read_summary(run.summary_json), rtol)
     environment = read_json(run.environment_json, ENVIRONMENT)
     return ReproduceTarget(run.path.name, words, expect, environment=environment, missing=missing_backend(settings))

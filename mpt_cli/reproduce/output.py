@@ -42,7 +42,8 @@ class ResultPrinter:
         """List what would run, and what would be expected of it."""
         for target in self.found.targets:
             self.line(f"{target.name}: {', '.join(map(str, target.expect))}")
-            self.line(target.missing) if target.missing else None
+            if target.missing:
+                self.line(target.missing)
         found = self.found
         self.line(f"{len(found.targets)} to run, {len(found.errors)} unreadable, {len(found.left_out)} left out")
 
@@ -102,10 +103,8 @@ def _details(result: Reproduction) -> Iterator[str]:
         yield from child.words.splitlines()[-MOST_LINES:]
     if child.environment and result.target.environment is not None:
         same = "the environment is the same as in the first run (your code is not compared)"
-        yield "changed since the first run:" if result.differences else same
+        yield f"changed since the first run ({len(result.differences)}):" if result.differences else same
         yield from (f"  {difference}" for difference in result.differences[:MOST_DIFFERENCES])
-        if len(result.differences) > MOST_DIFFERENCES:
-            yield f"  and {len(result.differences) - MOST_DIFFERENCES} more, in environment.json"
     yield f"again: {_command(result)}"
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, zip_longest
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from mpt_cli.errors import BAD_CONFIG, BAD_DATA, MISMATCH, OK, TERMINATED, DataError, config_error
@@ -183,12 +184,16 @@ def reproduce(
 
 
 def _target_command(number: int, target: ReproduceTarget, folder: Path, logs: Path) -> Command:
-    """Return the command that runs a target in a new folder; the folders of earlier attempts stay."""
-    name = f"{number}-{Path(target.name).stem}"  # unique also where two recipes have one name
-    paths = (numbered_path(folder / name, "", place) for place in count(1))
-    run = RunDirectory(next(path for path in paths if not path.exists()))
+    """Return the command that runs a target in a new folder."""
+    run = _new_folder(folder / f"{number}-{Path(target.name).stem}")  # unique also where two recipes have one name
     overrides = [*target.words, format_override("run_dir", str(run.path))]
     return command_in("train", overrides, run, logs / f"{run.path.name}.log", target.environment)
+
+
+def _new_folder(path: Path) -> RunDirectory:
+    """Return a folder that is not there yet, with a number if need be: those of earlier attempts and calls stay."""
+    paths = (numbered_path(path, "", place) for place in count(1))
+    return RunDirectory(next(each for each in paths if not each.exists()))
 
 
 def _judge(target: ReproduceTarget, child: FinishedProcess, earlier: tuple[str, ...]) -> Reproduction:
@@ -261,9 +266,6 @@ def _newest_checkpoint(run: RunDirectory) -> Checkpoint:
     return checkpoint
 
 
-SIGKILL_EXIT_CODE = -9
-
-
 @dataclass(frozen=True)
 class ResumeProof:
     """`difference` is None where both runs are identical, bit by bit; else it says where they first differ."""
@@ -281,7 +283,7 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
     The killed run saves a checkpoint two thirds of the way to the kill, so that steps are lost and done again.
     ConfigError if the run is too short or `step` isn't in it; DataError if a run fails by itself.
     """
-    whole, killed = RunDirectory(folder / "whole"), RunDirectory(folder / "killed")
+    whole, killed = _new_folder(folder / "whole"), _new_folder(folder / "killed")
     executor = LocalExecutor()
     with tempfile.TemporaryDirectory() as place:
 
@@ -294,7 +296,7 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
         at = random.randrange(1, steps) if step is None else step
         own = [*words, f"trainer.checkpoint_every_steps={max(1, at * 2 // 3)}"]
         child = run("__killed", [f"--at={at}", *own], killed, "killed.log")
-        if child.exit_code != SIGKILL_EXIT_CODE:
+        if child.exit_code != -SIGKILL:
             raise DataError(f"the run could not be killed at step {at}: {child.words or child.exit_code}")
         resumed = _check_succeeded(run("train", [*own, "resume=auto"], killed, "resumed.log"))
     attempts = resumed.environment["attempts"]

@@ -235,17 +235,15 @@ class RunDirectory(TelemetryFiles):
             finally:
                 clear_holder(file)
 
-    def clear_unstarted(self) -> bool:
+    def clear_unstarted(self) -> None:
         """Empty a directory whose run was killed before it began, which holds no configuration and only files of mpt.
 
-        Returns whether it is empty now. DataError when that run is still alive, and beginning.
+        DataError when that run is still alive, and beginning.
         """
         names = {path.name.removeprefix(".").split(".")[0] for path in self.path.iterdir() if path.name != LOCK_FILE}
-        if self.config_yaml.exists() or not (self.path / LOCK_FILE).exists() or not names <= UNSTARTED_STEMS:
-            return False
-        with self.lock():
-            self._clear(LOCK_FILE)
-        return True
+        if not self.config_yaml.exists() and self.lock_file.exists() and names <= UNSTARTED_STEMS:
+            with self.lock():
+                self._clear(LOCK_FILE)
 
     def discard_unstarted(self, made: os.stat_result, _: ForcedEnd | None = None) -> None:
         """Discard the directory, unless the run has started or another directory has replaced the `made` one."""
@@ -285,17 +283,17 @@ class RunDirectory(TelemetryFiles):
         except DataError:
             return {}
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Return whether the run still trains, or was interrupted or killed, as far as its summary.json says."""
+        return not self.summary_json.exists() or self.ending.get("status") in ("interrupted", "terminated")
+
     def summary_for(self, exit_code: int | None) -> dict[str, Any]:
         """Return the content of summary.json of a process that ended with this exit code; empty where it wrote none.
 
         A summary with another code comes from an earlier attempt, or from another run.
         """
         return found if (found := self.ending).get("exit_code") == exit_code else {}
-
-    @property
-    def is_saved(self) -> bool:
-        """Return whether it has a checkpoint to resume from."""
-        return any(self.checkpoints.glob("step-*.npz"))
 
 
 def default_parent(recipe: str) -> Path:

@@ -1,6 +1,5 @@
 """The expect: block of a recipe: compare the results of a run with what was expected."""
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -9,7 +8,7 @@ from typing import Any
 from mpt_cli.errors import Problem, did_you_mean
 from mpt_cli.settings.python_references import is_object
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.record_types import GradientSample, Summary
+from mpt_cli.telemetry.record_types import GradientSample, Summary, as_number
 
 # keys that leave a recipe as it is, or that say anew what is expected of it
 NEUTRAL_KEYS = ("conf", "run_dir", "resume", "seed", "logger", "backend", "distribute", "expect", "description", "tags")
@@ -76,10 +75,9 @@ def expectation_lines(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> 
 def _check(summary: Mapping[str, Any], name: str, wanted: Any) -> ExpectationCheck:
     known = known_values(summary)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
         reported = ", ".join(summary.get("metrics", {})) or "none"
-        hint = f"did you mean {near[0]}?" if near else f"its metrics are {reported}"
-        return ExpectationCheck(name, _format_wanted(wanted), None, False, f"but the run reported no {name}; {hint}")
+        hint = did_you_mean(name, known) or f"Its metrics are {reported}."
+        return ExpectationCheck(name, _format_wanted(wanted), None, False, f"but the run reported no {name}. {hint}")
     got = known[name]
     if isinstance(wanted, Mapping):
         return _check_range(name, wanted, got)
@@ -98,13 +96,8 @@ def _format_wanted(wanted: Any) -> str:
 
 
 def _check_range(name: str, wanted: Mapping[str, Any], got: Any) -> ExpectationCheck:
-    expected = _format_range(wanted)
-    try:
-        number = float(got)
-        limits = {word: float(limit) for word, limit in wanted.items()}
-    except (TypeError, ValueError):
-        return ExpectationCheck(name, f"{expected}, a number", got, False)
-    return ExpectationCheck(name, expected, got, _holds(number, limits))
+    number = as_number(got)
+    return ExpectationCheck(name, _format_range(wanted), got, number is not None and _holds(number, wanted))
 
 
 def _holds(number: float, limits: Mapping[str, float]) -> bool:

@@ -341,8 +341,8 @@ For a run it prints console.log. Programs read metrics.jsonl and events.jsonl (t
 
 
 def configure_report(parser: Parser) -> None:
-    """Write the HTML page of a run, of a sweep or of a comparison. It opens from
-    disk and needs no network."""
+    """Write the HTML page of a run, a sweep or a comparison. It opens from disk and
+    needs no network."""
     parser.add_argument("directory", metavar="RUN|SWEEP|COMPARE")
     parser.add_argument("--out", metavar="FILE", help=f"the file to write; default: {PAGE} in the directory")
     parser.add_argument("--objective", metavar="NAME", help="rank by another metric, NAME:min or NAME:max")

@@ -11,8 +11,8 @@ from mpt_cli.compare.comparison import CompareDirectory, read_comparison
 from mpt_cli.compare.report import comparison_dict, print_comparison, write_comparison
 from mpt_cli.errors import BAD_DATA, OK, config_error
 from mpt_cli.report.history import read_history
-from mpt_cli.report.page import check_replaceable
-from mpt_cli.report.run_page import headline, write_run_page
+from mpt_cli.report.page import write_page
+from mpt_cli.report.run_page import headline, run_page
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.sweep.directory import SweepDirectory, read_results
 from mpt_cli.sweep.report import print_results, results_dict, write_results
@@ -41,8 +41,6 @@ _RESULT_KINDS = (
 def run_report(arguments: argparse.Namespace) -> int:
     path = expanded(arguments.directory)
     page = Path(arguments.out) if arguments.out else None
-    if page is not None:
-        check_replaceable(page)
     kind = result_kind(path)
     if kind is not None:
         _report_results(kind, path, page, arguments)
@@ -70,7 +68,7 @@ def _report_results(kind: ResultKind, path: Path, page: Path | None, arguments: 
 def _report_run(path: Path, page: Path | None, as_json: bool) -> int:
     history = read_history(path)
     page = page or path / PAGE
-    write_run_page(history, page)
+    write_page(page, run_page(history))
     if as_json:
         print_json(
             {

@@ -31,12 +31,15 @@ from mpt_cli.verbs import minimum_problems, print_json, say, verb_parser
 
 def run_reproduce(arguments: argparse.Namespace) -> int:
     os.environ[DEFAULTS] = ""  # a run that is compared with an earlier one uses none of the user's default files
+    junit = Path(arguments.junit or "")
+    if junit.is_file() and junit.read_bytes().startswith(b"<?xml"):  # a recipe, if the file was left out, stays
+        junit.unlink()  # an earlier reproduction's file would be mistaken for the present one
     if arguments.resume_check:
         return _check_resume(arguments)
     found = collect(_read_request(arguments))
     by_number: dict[int, Reproduction] = {}
     results: list[Reproduction] = []
-    _write_junit(arguments, found, results)  # an earlier reproduction's file would be mistaken for the present one
+    _write_junit(arguments, found, results)  # for the case that this process is killed
     if not found.targets:
         reasons = "; ".join(f"{name} {reason}" for name, reason in found.left_out.items())
         remedy = f"Left out: {reasons}." if reasons else ""
@@ -48,7 +51,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         printer.list_targets()
     else:
-        limits = Limits(workers=arguments.jobs, timeout_seconds=arguments.timeout)
+        limits = Limits(arguments.jobs, arguments.timeout)
         output = arguments.output or Path(DEFAULT_PARENT) / "reproduce" / random_name()
         try:
             reproduce(found.targets, expanded(output), limits, arguments.retries, by_number, printer.show_result)
@@ -58,14 +61,13 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
             if left := len(found.targets) - len(results):
                 say(f"mpt reproduce: ended before {left} of {len(found.targets)} had run", sys.stderr)
             _write_junit(arguments, found, results)
-    missed = [result for result in results if not result.passed]
     if arguments.json:
         errors = [
             {"name": error.name, "problems": [each.as_dict() for each in error.problems]} for error in found.errors
         ]
         print_json(
             {
-                "passed": not missed and not errors,
+                "passed": all(result.passed for result in results) and not errors,
                 "left_out": found.left_out,
                 "errors": errors,
                 "targets": [target.name for target in found.targets],
@@ -84,7 +86,7 @@ def _write_junit(arguments: argparse.Namespace, found: Collection, results: Sequ
 def _read_request(arguments: argparse.Namespace) -> Selection:
     names, changes = _names_and_changes(arguments)
     checks = [
-        (bool(names) or arguments.all, Problem("NAME", "give recipes, files or run directories, or --all.")),
+        (names or arguments.all, Problem("NAME", "give recipes, files or run directories, or --all.")),
         (arguments.timeout is None or arguments.timeout > 0, Problem("--timeout", "must be > 0.", arguments.timeout)),
         (arguments.at is None, Problem("--at", "is for --resume-check.", arguments.at)),
     ]

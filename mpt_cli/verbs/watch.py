@@ -56,8 +56,8 @@ def _watch_run(run: RunDirectory) -> int:
             return int(ending["exit_code"])
         if abandoned >= LOOKS_TO_BE_SURE:
             break
-    say("the process of the run is gone and left no summary: it was killed, or the machine went down")
-    if run.is_saved and run.config_yaml.is_file():
+    say("the process of the run is gone and left no readable summary: it was killed, or the machine went down")
+    if run.config_yaml.is_file():
         say(f"to resume it: {resume_command(run.path)}")
     return TERMINATED
 

@@ -19,7 +19,11 @@ def _zipped(path):
 @pytest.mark.parametrize(
     ("verb", "content", "said"),
     [
-        ("evaluate", None, "model.keras does not exist: the run ended before its model was saved"),
+        (
+            "evaluate",
+            None,
+            "model.keras does not exist: it is saved at the end of a run, unless trainer.save_model is false. To finish this run: mpt train",
+        ),
         ("evaluate", lambda whole: whole[:-30], "is damaged: it is missing, or no complete zip file, as a .keras"),
         (
             "evaluate",

@@ -28,7 +28,9 @@ def test_a_run_that_is_killed_is_said_to_be_gone(tmp_path) -> None:
     assert watch.stdout is not None and next(line for line in watch.stdout if "2/100000" in line)
     run.kill()  # and not waited for: a process that is over may still be listed
     out, _ = watch.communicate(timeout=20)
-    assert watch.returncode == 143 and "the process of the run is gone and left no summary: it was killed" in out
+    assert (
+        watch.returncode == 143 and "the process of the run is gone and left no readable summary: it was killed" in out
+    )
     assert "to resume it: mpt train conf=r/config.yaml resume=r" in out
     run.communicate()
 
@@ -46,7 +48,7 @@ def test_the_jobs_of_a_sweep_are_shown_until_it_ends(tmp_path) -> None:
     (tmp_path / "s" / "logs" / "002-seed-1.json").unlink()
     (tmp_path / "s" / "report.html").unlink()
     broken = mpt("watch", "s", cwd=tmp_path)
-    assert broken.stdout.endswith("runs these and no others\n")  # and no page that is not there
+    assert broken.stdout.endswith("runs only these\n")  # and no page that is not there
     assert broken.returncode == 143 and "not ended  1 of 2 jobs\nagain      mpt sweep --resume s " in broken.stdout
 
 

@@ -441,7 +441,6 @@ def test_what_fit_can_not_train_and_others_can_not_take_is_said():
         r"loss_scale\.mode: must be one of .*, a number or a ScaleRule": lambda: mpt.fit(
             net(), x, y, loss_scale=object()
         ),
-        r"path: must be the path of a run directory. Received: 3": lambda: mpt.load_run(3),
     }
     for words, call in cases.items():
         with pytest.raises((ConfigError, DataError), match=words):

@@ -9,14 +9,15 @@ from page_checks import check_page
 from run_files import overflow, step_line, write_lines, write_run
 
 from mpt_cli.report.history import read_history
+from mpt_cli.report.page import write_page
 from mpt_cli.report.picture import MOST_POINTS, chart_data
-from mpt_cli.report.run_page import run_page, run_pictures, write_run_page
+from mpt_cli.report.run_page import run_page, run_pictures
 
 
 @pytest.mark.slow
 def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
     path = tmp_path / "run" / "report.html"
-    write_run_page(read_history(write_run(tmp_path / "run")), path)
+    write_page(path, run_page(read_history(write_run(tmp_path / "run"))))
     text = path.read_text()
     found = check_page(text)
     titles = [attributes["aria-label"] for _, attributes in found.elements if attributes.get("role") == "img"]
@@ -73,7 +74,7 @@ def test_the_name_of_a_directory_is_text_on_its_page_and_one_word_of_its_command
     assert "No end recorded, last logged at step 100" in text
     assert "There is no summary.json: the run still trains, or was killed." in text
     shown = [shlex.split(html.unescape(line)) for line in re.findall(r"<pre>(mpt .*?)</pre>", text)]
-    assert ["mpt", "train", f"conf={run}/config.yaml"] in shown and ["mpt", "reproduce", str(run)] in shown
+    assert ["mpt", "train", f"conf={run}/config.yaml", f'resume="{run}"'] in shown
 
 
 def test_values_that_are_not_finite_break_the_line_and_are_marked(tmp_path):
@@ -110,11 +111,10 @@ def test_sampled_gradients_have_pictures(tmp_path):
 def test_a_run_of_many_steps_has_a_page_of_less_than_a_megabyte_that_keeps_each_peak(tmp_path):
     lines = (step_line(step, loss=9.0 if step == 34_567 else 1 / step) for step in range(1, 60_001))
     events = [overflow(step, 8.0, 4.0) for step in range(2, 6_001, 2)]
-    write_run_page(read_history(write_run(tmp_path / "run", metrics_lines=lines, events=events)), tmp_path / "o.html")
-    text = (tmp_path / "o.html").read_text()
+    text = run_page(read_history(write_run(tmp_path / "run", metrics_lines=lines, events=events)))
     charts = check_page(text).charts
     drawn = [len(curve["xs"]) for chart in charts for curve in chart["curves"]]
-    assert len(text) < 1_000_000 and "3,000 skipped steps are marked" in text and 20_000 < sum(drawn) <= MOST_POINTS
+    assert len(text) < 1_000_000 and "marked at the bottom: 3,000." in text and 20_000 < sum(drawn) <= MOST_POINTS
     assert max(charts[0]["curves"][0]["ys"]) == 9.0 and len(charts[1]["skips"]) <= 1_001
 
 
@@ -138,6 +138,12 @@ def sampled(step: int, layer: str, lowest: int, **fields: object) -> dict[str, o
     }
 
 
+def test_the_page_of_an_interrupted_run_offers_to_resume_it_and_not_to_repeat_it(tmp_path):
+    run = write_run(tmp_path / "run", status="interrupted", exit_code=130)
+    text = run_page(read_history(run))
+    assert f"<pre>mpt train conf={run}/config.yaml resume={run}</pre>" in text and "mpt reproduce" not in text
+
+
 def test_the_latest_sample_of_layers_is_listed_by_what_is_lost(tmp_path):
     run = write_run(tmp_path / "run")
     kernel = {"kind": "weight_gradients", "variable": "a/kernel"}
@@ -148,14 +154,17 @@ def test_the_latest_sample_of_layers_is_listed_by_what_is_lost(tmp_path):
             sampled(20, "fine", -4),
             sampled(20, "a", -24, flushed=0.4, **kernel),
             sampled(20, "zeros", None, exponents=[]),
+            sampled(20, "first", -3, overflowed=0.1, kind="activations"),
+            sampled(20, "behind", -3, overflowed=1.0, kind="activations"),
         ],
     )
     text = run_page(read_history(run))
     check_page(text)
     cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", text[text.index("magnitudes</th>") :])
-    rows = [cells[place : place + 7] for place in range(3, 24, 7)]
-    assert rows[0] == ["a/kernel", "gradients", "float16", "2^-24 … 2^-21", "40.0%", "0%", "0%"]
-    assert [(row[0], row[3]) for row in rows[1:]] == [("fine", "2^-4 … 2^-1"), ("zeros", "all 0")]
+    rows = [cells[place : place + 7] for place in range(3, 38, 7)]
+    assert [row[0] for row in rows[:2]] == ["first", "behind"]  # the first may be the cause of the other
+    assert rows[2] == ["a/kernel", "gradients", "float16", "2^-24 … 2^-21", "40.0%", "0%", "0%"]
+    assert [(row[0], row[3]) for row in rows[3:]] == [("fine", "2^-4 … 2^-1"), ("zeros", "all 0")]
 
 
 def test_damaged_samples_of_layers_cost_themselves_alone(tmp_path):

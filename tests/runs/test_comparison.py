@@ -90,6 +90,8 @@ def test_a_difference_is_five_and_none_is_zero_and_each_is_said(children, tmp_pa
     shown = capsys.readouterr().out
     assert "killed at step 6 of 10, resumed from step 4" in shown
     assert "NOT the same: variable weight/0 at step 10 is" in shown
+    assert main(["reproduce", "--resume-check", "conf=digits_mlp", "--output", str(tmp_path)]) == 5
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "killed", "whole-2", "killed-2"}
 
 
 def test_what_cannot_be_proved_says_why(children, tmp_path: Path) -> None:

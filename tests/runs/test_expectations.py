@@ -28,8 +28,7 @@ CASES = [
     ("verdict", "warm-up skips only", True, "warm-up skips only"),
     ("verdict", ["healthy", "warm-up skips only"], True, "one of healthy, warm-up skips only"),
     ("val_loss", {"min": -1e9}, False, "at least -1e+09"),
-    ("final_loss_scale", {"min": 1}, False, "at least 1, a number"),
-    ("loss", {"min": "many"}, False, "at least many, a number"),
+    ("final_loss_scale", {"min": 1}, False, "at least 1"),
 ]
 
 
@@ -41,12 +40,12 @@ def test_an_expectation_is_met_or_missed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("val_acuracy", "did you mean val_accuracy?"), ("xyzzy", "its metrics are val_accuracy, val_loss, loss")],
+    [("val_acuracy", "Did you mean val_accuracy?"), ("xyzzy", "Its metrics are val_accuracy, val_loss, loss.")],
 )
 def test_a_metric_that_the_run_did_not_report_is_named_with_those_it_has(name: str, hint: str) -> None:
     (check,) = check_expectations(SUMMARY, {name: 1})
     assert (check.passed, check.got, check.got_text) == (False, None, "not reported")
-    assert str(check) == f"MISS {name}: expected exactly 1, but the run reported no {name}; {hint}"
+    assert str(check) == f"MISS {name}: expected exactly 1, but the run reported no {name}. {hint}"
 
 
 def test_a_value_of_the_run_that_is_null_is_not_one_that_is_missing() -> None:

@@ -95,6 +95,8 @@ def test_the_results_of_an_earlier_reproduction_stay_in_their_folder_and_not_in_
     named("broken.yaml", "model: [1\n")
     assert main(["reproduce", "./broken.yaml", *words]) == 2
     assert [verdict[:3] for verdict in junit_verdicts()] == [("./broken.yaml", "run", "error")]
+    assert main(["reproduce", "./mine.yaml", *words, "--retries", "-1"]) == 2 and not Path("out.xml").exists()
+    assert main(["reproduce", "--junit", "mine.yaml"]) == 2 and Path("mine.yaml").read_text() == RECIPE
 
 
 @pytest.fixture
@@ -123,7 +125,7 @@ def test_an_earlier_run_is_repeated_as_it_was_and_held_against_its_own_summary(o
     assert main(["reproduce", "earlier"]) == 5
     assert (outcome["variables"], outcome["cores"]) == (threads, 1)
     shown = capsys.readouterr().out
-    assert "changed since the first run:" in shown and "packages.keras: 3.12 -> 3.15" in shown
+    assert "changed since the first run (" in shown and "packages.keras: 3.12 -> 3.15" in shown
     write_json(earlier / "environment.json", {**facts, "devices": ["GPU"]})
     assert main(["reproduce", "earlier", "--rtol", "0.01", "--output", "2"]) == 0
     assert outcome["cores"] is None
@@ -139,7 +141,13 @@ def test_runs_and_their_configurations_are_collected(earlier: Path) -> None:
     for word in ("all/first", "all/f*/config.yaml"):
         (target,) = collect(Selection([word])).targets
         assert (target.recipe, target.expect["val_loss"], target.words[0]) == (None, 0.1, "conf=all/first/config.yaml")
-    assert [error.name for error in collect(Selection(["all/*/config.yaml"])).errors] == ["all/second"]
+    write_json(Path("all/first/summary.json"), {**SUMMARY, "status": "interrupted", "exit_code": 130})
+    found = collect(Selection(["all/*/config.yaml"]))
+    assert found.targets == [] and list(map(str, found.errors)) == [
+        f"all/{name}: run: has no end to compare with: it still trains, or was interrupted or killed. "
+        f"To finish it: mpt train conf=all/{name}/config.yaml resume=all/{name}"
+        for name in ("first", "second")
+    ]
 
 
 @pytest.mark.slow

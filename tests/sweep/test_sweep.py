@@ -28,7 +28,7 @@ def test_six_jobs_of_which_three_go_wrong_and_what_is_left_of_them_is_run_again(
     assert (code, statuses(found)) == (2, {1: "failed", 2: "failed", 3: "killed"})
     reasons = [result.reason for result in found.results]
     assert reasons[0] == "model.builder: build_net raised ValueError: no."
-    assert reasons[1] == "Stopped: every step was skipped." and reasons[2].startswith("SIGKILL ended it after")
+    assert reasons[1] == "Stopped: every step was skipped." and reasons[2].startswith("SIGKILL (often the")
     rows = json.loads((tmp_path / "six" / "results.json").read_text())["jobs"]
     assert [row["status"] for row in rows] == ["failed", "failed", "killed", *["finished"] * 3]
     assert found.best is not None and found.best.job.number == 5
@@ -54,7 +54,7 @@ def test_nothing_runs_when_the_data_of_a_job_is_not_there(stubs, tmp_path):
     with pytest.raises(DataError) as caught:
         stubs.start(["conf=digits_mlp", "data=text", "data.path=there.txt,their.txt", "seed=0,1"])
     assert str(caught.value) == "data.path: there is no file their.txt in the current folder. Did you mean there.txt?"
-    with pytest.raises(ConfigError, match=r"model.builder: there is no file ./nets.py"):
+    with pytest.raises(ConfigError, match=r"model.builder: there is no file .*/nets.py"):
         stubs.start(["conf=digits_mlp", "model.builder=keras.applications:ResNet50,./nets.py:build"])
     assert [path.name for path in tmp_path.iterdir()] == ["there.txt"]
 
