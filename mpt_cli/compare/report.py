@@ -91,8 +91,8 @@ def format_factor(factor: float) -> str:
 
 def _quality_words(entry: Entry) -> str:
     """Return the kind of quality, with the number of seeds for which it holds."""
-    kind, seeds = entry.quality.kind, entry.quality.seeds
-    return f"{kind} in {count_seeds(seeds)}" if seeds else kind
+    quality = entry.quality
+    return f"{quality.kind} in {count_seeds(quality.seeds)}" if quality.seeds else quality.kind
 
 
 SECONDARY = ("memory",)  # left out where the terminal is narrow
