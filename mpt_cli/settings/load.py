@@ -186,7 +186,8 @@ def build_settings(tree: dict[str, Any], problems: list[Problem]) -> Settings:
             if cls is Settings and name not in given:
                 values[name] = getattr(defaults, name)
             elif isinstance(held, Key):
-                values[name] = read(held, given.get(name, copy(held.default)))
+                is_given = name in given or held.default == REQUIRED
+                values[name] = read(held, given.get(name, REQUIRED)) if is_given else copy(held.default)
             else:
                 section = chosen.get(name, held) if cls is Settings else held
                 values[name] = build(section, f"{path}.{name}".lstrip("."), given.get(name, {}))

@@ -29,6 +29,7 @@ _parser = cache(OverridesParser.create)
 _GRAMMAR_SIGNS = set(",()[]{}'\"$\\")
 
 
+@cache  # a sweep has the same words in many of its jobs
 def parse_override(text: str) -> Override:
     """Return the override. Where its key takes text, what is written without signs of Hydra's grammar is that text: a
     number, a path with an ß or a second `=`.

@@ -152,6 +152,7 @@ def is_shipped(path: Path) -> bool:
     return any(real.is_relative_to(_shipped(kind)) for kind in ("conf", "recipes"))
 
 
+@cache
 def group_names() -> list[str]:
     """Return the groups that are sections of the schema."""
     return sorted(path.name for path in conf_directory().iterdir() if path.is_dir())
