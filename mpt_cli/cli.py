@@ -196,7 +196,11 @@ def _print_json(error: MptError) -> None:
     from mpt_cli.files import strict_json
 
     problems = [problem.as_dict() for problem in error.problems] if isinstance(error, ConfigError) else []
-    print(strict_json({"status": "error", "exit_code": error.exit_code, "error": str(error), "problems": problems}))
+    found = {"status": "error", "exit_code": error.exit_code, "error": str(error), "problems": problems}
+    try:
+        print(strict_json(found), flush=True)
+    except BrokenPipeError:
+        _silence_stdout()
 
 
 def _silence_stdout() -> None:

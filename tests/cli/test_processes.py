@@ -41,6 +41,8 @@ def test_a_reader_who_has_gone_is_no_error(tmp_path) -> None:
     command = f"{sys.executable} -m mpt_cli list keys --json | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
+    failing = f"{sys.executable} -m mpt_cli check conf=digits_mlp sed=1 --json | true; exit ${{PIPESTATUS[0]}}"
+    assert subprocess.run(["bash", "-c", failing], cwd=tmp_path, timeout=60).returncode == 2
     closed = subprocess.run(["bash", "-c", f"{sys.executable} -m mpt_cli list >&-"], capture_output=True, text=True)
     assert "Traceback" not in closed.stderr
 
