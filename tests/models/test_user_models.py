@@ -203,7 +203,7 @@ def test_a_recipe_with_its_own_modules_is_run_and_resumed_from_other_folders(tmp
         "model: {builder: parts:stack}\ndata: {loader: ./parts.py:load}\n"
         "trainer: {max_steps: 4, batch_size: 16, jit_compile: false}\n"
     )
-    (project / "mine.yaml").write_text(text + "sweep: {seed: [0, 1]}\n")
+    (project / "mine.yaml").write_text(text)
     conf = "conf=../project/mine.yaml"
     done = mpt("train", conf, f"run_dir={tmp_path}/r", "trainer.checkpoint_every_steps=2", "seed=0", cwd=work)
     assert done.returncode == 0, done.stderr
@@ -211,7 +211,7 @@ def test_a_recipe_with_its_own_modules_is_run_and_resumed_from_other_folders(tmp
     for words in (
         ["check", conf],
         ["check", "--show", conf],
-        ["sweep", conf, "--dry-run"],
+        ["sweep", conf, "seed=0,1", "--dry-run"],
         ["reproduce", str(tmp_path / "r"), "--dry-run"],
     ):
         assert main(words) == 0
