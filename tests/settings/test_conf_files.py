@@ -4,15 +4,18 @@ import os
 import re
 from dataclasses import asdict
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
 from mpt_cli.settings.key_type import class_keys, format_range, read_value
-from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.limits import load_mapping
+from mpt_cli.settings.load import load_settings, load_variations
 from mpt_cli.settings.schema import FLOAT_POLICIES, VARIANTS, BackendSettings, Settings, sections
 from mpt_cli.settings.search_path import conf_directory, group_choices, group_names
 
+ROOT = Path(__file__).parents[2]
 _NEEDED = {
     ("policy", "float16"): ["optimizer=sgd"],
     ("policy", "bfloat16"): ["optimizer=sgd"],
@@ -72,3 +75,11 @@ def test_the_file_of_a_mode_has_each_key_with_its_meaning_and_range() -> None:
         comments = text.replace("\n# ", " ")  # of a long one each line begins with a sign
         for key in class_keys(cls):
             assert f"\n{key.path}: " in text and f"{key.meaning} ({format_range(key)}" in comments, (mode, key.path)
+
+
+def test_every_recipe_and_example_can_be_loaded():
+    paths = [path for folder in ("recipes", "examples") for path in (ROOT / folder).rglob("*.yaml")]
+    recipes = [path for path in paths if "conf" not in path.parts and "defaults" in load_mapping(path)]
+    assert len(recipes) > 30
+    loaded = load_variations([[f"conf={path}"] for path in recipes])
+    assert [str(found) for found in loaded if isinstance(found, Exception)] == []
