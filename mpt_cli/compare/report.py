@@ -28,16 +28,17 @@ def overall_sentence(found: Comparison) -> str:
         return f"Speed was not compared, because {found.workers} jobs ran at a time."
     if found.seeds < FEWEST_SEEDS:
         return f"Fewer than {FEWEST_SEEDS} seeds can't rule out chance: use --seeds {FEWEST_SEEDS} or more."
-    measured = [entry for entry in found.compared if entry.factors]
-    if not measured:
-        return "Whether half precision pays is not known: no speed was measured. More steps may show it."
+    measured = [entry for entry in found.compared if len(entry.factors or ()) > 1]
     faster = [entry for entry in measured if entry.is_faster]
-    return " ".join(
+    told = [
         f"{entry.label} {_pays_words(entry)}: {_speed_up_cell(entry)} the speed of {entry.baseline.label}, "
         f"its quality {_quality_words(entry)}."
         for entry in [entry for entry in faster if entry.pays] or faster or measured
         if entry.baseline
-    )
+    ]
+    if missing := ", ".join(entry.label for entry in found.compared if entry not in measured):
+        told.append(f"Whether {missing} pays is not known: too few runs measured its speed. More steps may show it.")
+    return " ".join(told)
 
 
 def _pays_words(entry: Entry) -> str:
