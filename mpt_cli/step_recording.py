@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import keras
 import numpy as np
-import yaml
+from omegaconf import OmegaConf
 
 from mpt_cli.engine.backend import running_platform
 from mpt_cli.engine.faults import FaultSearch
@@ -220,7 +220,7 @@ class Recording(Record, ABC):
         environment = collect_environment(facts, ["mpt", *command] if command else sys.argv)
         self.environment = {**environment, "recorded_by": self.subject.recorded_by}
         self._write_environment()
-        write_atomic(self.run.config_yaml, yaml.safe_dump(_applied(self.settings), sort_keys=False))
+        write_atomic(self.run.config_yaml, OmegaConf.to_yaml(OmegaConf.create(_applied(self.settings))))
 
     def _write_environment(self) -> None:
         write_json(self.run.environment_json, {**self.environment, "not_recorded": self.missing})

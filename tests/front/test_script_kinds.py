@@ -1,10 +1,10 @@
 """`mpt run` of scripts that are more than one file: what is said of them beforehand, and what they leave."""
 
 import pytest
-import yaml
 from command import mpt
 
 from mpt_cli.report.run import load_run
+from mpt_cli.settings.limits import load_mapping
 
 MAIN = """'''It says model.fit(x) in its first words.'''
 import argparse, numpy as np
@@ -32,8 +32,8 @@ PARSE = """
 import sys, argparse, numpy as np
 import helpers
 parser = argparse.ArgumentParser()
-parser.add_argument("--rows", type=int)
-rows = parser.parse_args().rows
+parser.add_argument("--rate", type=float)
+rows = round(16e-6 / parser.parse_args().rate)
 x = np.random.default_rng(0).normal(size=(rows, 4)).astype("float32")
 helpers.train(helpers.build(), x)
 print(sys.argv[1:])
@@ -59,7 +59,7 @@ def project(tmp_path):
 @pytest.mark.parametrize(
     ("words", "backend", "inside", "said", "steps"),
     [
-        (["../project/parse.py", "--rows", "16"], "tensorflow", "empty", "['--rows', '16']", 2),
+        (["../project/parse.py", "--rate", "1e-6"], "tensorflow", "empty", "['--rate', '1e-6']", 2),
         pytest.param(["-m", "pkg.train", "--epochs", "2"], "jax", "project", "epochs 2", 8, marks=pytest.mark.long),
     ],
 )
@@ -69,7 +69,7 @@ def test_a_script_of_several_files_leaves_its_run_where_one_works(project, words
     assert done.returncode == 0 and done.stdout.rstrip().splitlines()[-1] == said, done.stdout + done.stderr
     (run,) = (folder / "runs").glob("*/*")
     assert load_run(run).summary["steps_seen"] == steps
-    found = yaml.safe_load((run / "config.yaml").read_text())
+    found = load_mapping(run / "config.yaml")  # in which 1e-6 would be a number
     assert found["model"]["command"] == ["run", f"backend={backend}", *words]
     assert (found["policy"]["name"], found["backend"]["name"]) == ("mixed_float16", backend)
 
