@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 RuleState = dict[str, Any]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # float32 holds these, and twice as much
-UNLIFTED = 1.0  # at it and below, a loss scale pushes no gradient towards an overflow
+UNLIFTED = 2.0**-14  # at it and below, a loss scale makes no gradient overflow that float16 can hold at all
 MARGIN = 16.0  # four halvings: gradients of one batch may be so many times larger than those of another
 
 

@@ -251,7 +251,8 @@ def test_a_nan_at_a_scale_that_had_worked_is_not_the_scales():
         (DynamicScale(64.0), {9: 64.0, 20: 32.0, 50: 64.0, 70: 64.0}, []),  # probing
         (FixedScale(64.0), {9: 64.0, 20: 64.0, 30: 64.0}, [9, 20, 30]),
         (LogMaxScale(64.0), {9: 64.0, 20: 64.0, 21: 128.0}, [9, 20]),
-        (DynamicScale(8.0), {step: 2.0 ** (4 - step) for step in range(1, 7)}, [1, 2, 3, 4, 5, 6]),  # 4 was at 1
+        (DynamicScale(8.0), {step: 2.0 ** (4 - step) for step in range(1, 7)}, []),  # a scale below 1 may cure them
+        (DynamicScale(2.0**-11), {step: 2.0 ** (-10 - step) for step in range(1, 7)}, [1, 2, 3, 4, 5, 6]),  # 4: 2**-14
     ],
 )
 def test_the_mode_says_what_its_scale_may_explain(rule, nans, uncured):
