@@ -23,9 +23,9 @@ def _places(texts: Sequence[str]) -> list[int]:
     return [place[text] for text in texts]
 
 
-def importances(found: SweepResults) -> list[tuple[str, float, float]]:
-    """Return each varied key with enough jobs, the share of the ranking that it explains by itself (0 if no more than
-    chance), and the probability that chance explains as much; the largest share first.
+def importances(found: SweepResults) -> list[tuple[str, float]]:
+    """Return each varied key, the seed too, with the share of the ranking of these jobs that it explains by itself, 0
+    if no more than chance; the largest share first. It is no test: jobs of one seed are not independent.
 
     The share is eta squared of the Kruskal-Wallis test, (H - k + 1) / (n - k) for n jobs in k groups of equal values,
     which finds a best value in the middle as well as one at an end. More than n / 3 numbers are put into quarters.
@@ -33,7 +33,7 @@ def importances(found: SweepResults) -> list[tuple[str, float, float]]:
     from scipy.stats import kruskal
 
     rows = []
-    for key in found.keys:
+    for key in found.plan.varied:
         jobs = [result for result in found.results if result.is_good and key in result.job.overrides]
         texts = [result.job.overrides[key] for result in jobs]
         places, count = _places(texts), len({*texts})
@@ -45,8 +45,8 @@ def importances(found: SweepResults) -> list[tuple[str, float, float]]:
             groups.setdefault(place, []).append(reached)
         freedom = len(jobs) - len(groups)
         if len(groups) > 1 and freedom > 0 and len({value for each in groups.values() for value in each}) > 1:
-            statistic, p = kruskal(*groups.values())
-            rows.append((key, max(0.0, (float(statistic) - len(groups) + 1) / freedom), float(p)))
+            statistic = float(kruskal(*groups.values()).statistic)
+            rows.append((key, max(0.0, (statistic - len(groups) + 1) / freedom)))
     return sorted(rows, key=lambda row: -row[1])
 
 

@@ -98,9 +98,9 @@ def check_objective(word: str | None, settings: Sequence[Settings]) -> None:
     choose_objective(word, summaries if len(summaries) == len(distinct) else [])
 
 
-# One thread adds up in another order than several, and val_loss differed in the fourth digit; of the other variables
-# none changed a bit.
-_RESULT_VARIABLE = "TF_NUM_INTRAOP_THREADS"
+# One thread of TensorFlow or XLA adds up in another order than several, and val_loss differed in the fourth digit; of
+# the other variables none changed a bit.
+_RESULT_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "NPROC")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Job:
     @property
     def command(self) -> str:
         """Return the command that runs it outside the sweep, to the same bits where the job was deterministic."""
-        kept = [name for name in (_RESULT_VARIABLE, CONFIG_DIR) if name in self.environment]
+        kept = [name for name in (*_RESULT_VARIABLES, CONFIG_DIR) if name in self.environment]
         variables = [f"{name}={shlex.quote(self.environment[name])}" for name in kept]
         return " ".join([*variables, shell_command(self.verb, *self.words)])
 

@@ -124,12 +124,10 @@ def plan_new(
 
 
 def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options, begun: int = 0) -> SweepPlan:
-    """Write the plan, with a share of the cores for each job after those that have `begun`; return this plan."""
+    """Return the plan with a share of the cores for each job after those that have `begun`."""
     shared = options.job_environment(options.limits(plan.jobs, plan.wanted - begun).workers)
     new = [replace(job, environment=shared) for job in plan.jobs[begun:]]
-    plan = replace(plan, jobs=[*plan.jobs[:begun], *new])
-    sweep.write_plan(plan)
-    return plan
+    return replace(plan, jobs=[*plan.jobs[:begun], *new])
 
 
 def resume_sweep(
@@ -209,6 +207,7 @@ class SweepRun:
             search = SearchJobs(sweep, plan, plan.search, self.options.job_environment(limits.workers), say)
             search.tell_ended_jobs()
         if not count:
+            sweep.write_plan(plan)  # its objective may be new
             say(f"{sweep.path}: nothing is left to run")
             return None
         executor = self.options.launcher
@@ -218,6 +217,7 @@ class SweepRun:
         fresh = left[len(under_way) :]
         if fresh or plan.missing:
             self._check_unchanged([result.job for result in results if result.status != FAILED])
+        sweep.write_plan(plan)
         self._make_way(fresh)
         say(f"{job_count(count)}, {limits.workers} at a time, in {sweep.path}")
         if under_way:

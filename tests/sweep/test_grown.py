@@ -8,6 +8,7 @@ from sweep_stubs import started
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.load import load_settings, resolved_yaml
+from mpt_cli.sweep.directory import SweepDirectory
 
 
 @pytest.mark.slow
@@ -55,7 +56,7 @@ def test_a_sweep_goes_on_from_anywhere_and_only_with_its_files_as_they_were(stub
     rule = r"trainer\.batch_size: must be as it was when 001-\S+ ran: 8\. Received: 16\. Put .*\n.*trainer\.epochs"
     with pytest.raises(ConfigError, match=rule):
         stubs.resume(tmp_path / "s", ["policy=mixed_bfloat16"])
-    assert started(tmp_path / "s") == []
+    assert started(tmp_path / "s") == [] and len(SweepDirectory.open(tmp_path / "s").read_plan().jobs) == 2
     own.write_text(begun)
     stubs.resume(tmp_path / "s", ["policy=mixed_bfloat16"])
     assert [name[:3] for name in started(tmp_path / "s")] == ["002", "003"]

@@ -79,7 +79,7 @@ def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs):
 def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     stubs.values = {1: 0.90, 2: 0.91, 3: 0.95, 4: 0.93, 5: 0.90, 6: 0.96}
     found, _ = stubs.start(GRID)
-    told = "It may be first by chance: 3 seeds can't tell it from initial_scale 2**8. More seeds may tell, at least 3."
+    told = "It may be first by chance: 3 seeds can't tell it from initial_scale 2**8. More seeds may tell; fewer than 3 cannot."
     assert best_lines(found)[0].startswith("first      006-") and best_lines(found)[2].strip() == told
     assert cells(found, "2**8")["to the first"] == "≈ -0.0100 ± 0.0497"
     assert told.replace("'", "&#39;") in (tmp_path / "s" / "report.html").read_text()
@@ -116,7 +116,7 @@ def test_with_one_seed_none_is_called_best(stubs):
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3", "sweep_dir=s"])
     assert best_lines(found)[0].startswith("first      002-epochs-2")
     assert best_lines(found)[2].strip() == (
-        "It may be first by chance: one seed can't tell it from epochs 3; epochs 1. More seeds may tell, at least 3."
+        "It may be first by chance: one seed can't tell it from epochs 3; epochs 1. More seeds may tell; fewer than 3 cannot."
     )
     found, _ = stubs.resume(Path("s"), ["seed=range(3)"])
     assert [len(row.finished) for row in found.configurations] == [3, 3, 3] and len(started(Path("s"))) == 6
@@ -162,8 +162,8 @@ def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs):
     lines = plain_lines(columns(found), found.configurations)
     assert [line.split()[:2] for line in lines[1:]] == [["1", "2"], ["1", "4"], ["3", "1"], ["3", "3"], ["5", "5"]]
     assert best_lines(found)[2].strip() == (
-        "It may be first by chance: one seed can't tell it from epochs 4; epochs 1; epochs 3; epochs 5. More seeds may tell, "
-        "at least 3."
+        "It may be first by chance: one seed can't tell it from epochs 4; epochs 1; epochs 3; epochs 5. More seeds may "
+        "tell; fewer than 3 cannot."
     )
     content = written(found)
     assert [row["rank"] for row in content["configurations"]] == [1, 1, 3, 3, 5]
@@ -210,8 +210,8 @@ def test_the_importance_of_a_key_is_its_share_of_the_ranking(stubs):
     found, _ = stubs.start(["conf=digits_mlp", "seed=0", "loss_scale.initial_scale=1,2,4", "trainer.epochs=1,2"])
     # H = 12 / (6 * 7) * (6**2 + 15**2) / 3 - 3 * 7 = 3.857; (3.857 - 2 + 1) / (6 - 2) = 0.714
     epochs, scale = importances(found)
-    assert epochs == ("trainer.epochs", pytest.approx(0.7143, abs=1e-4), pytest.approx(0.0495, abs=1e-4))
-    assert scale[:2] == ("loss_scale.initial_scale", 0.0)
+    assert epochs == ("trainer.epochs", pytest.approx(0.7143, abs=1e-4))
+    assert scale == ("loss_scale.initial_scale", 0.0)
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2"])
     assert importances(found) == []  # of two jobs nothing is known
 
