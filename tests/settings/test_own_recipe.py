@@ -111,7 +111,7 @@ def test_a_run_goes_on_from_another_folder_that_names_the_module_otherwise(proje
         ),
         (
             "defaults:\n  - model: cnn\n  - model: mlp\n",
-            "defaults: cannot be composed: Multiple values for model. To override a value use 'override model: mlp'.",
+            "defaults: cannot be composed: Multiple values for model. To override a value use 'override /model: mlp'.",
         ),
         (
             "defaults:\n  - ./own.yaml\n",
