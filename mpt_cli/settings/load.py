@@ -19,7 +19,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.resolvers.oc import env as environment_resolver
 
 from mpt_cli import redaction
-from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, missing_extra
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, missing_extra
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key_type import (
     REQUIRED,
@@ -63,6 +63,7 @@ from mpt_cli.settings.schema import (
 )
 from mpt_cli.settings.search_path import (
     find_recipe,
+    group_choices,
     is_shipped,
     recipe_paths,
     user_defaults,
@@ -142,9 +143,12 @@ def _variant_problem(section: str, name: str) -> Problem | None:
         return None
     if name == PYTHON and section in PROGRAM_VARIANTS:  # of a record
         return None
-    written, rule = f"{section}.{choosing_key(section)}", f"must be one of {', '.join(VARIANTS[section])}."
+    written, valid = f"{section}.{choosing_key(section)}", variants_of(section)
+    problem = Problem(written, f"must be one of {', '.join(valid)}.", name, did_you_mean(name, valid))
+    if name not in group_choices(section):
+        return problem
     remedy = f"To choose that file, put `- {section}: {name}` in the defaults: list."
-    return GroupChoice(section, name, written).problem() or Problem(written, rule, name, remedy)
+    return GroupChoice(section, name, written).problem() or replace(problem, remedy=remedy)
 
 
 def _above_defaults(tree: dict[str, Any], variants: dict[str, str]) -> DictConfig:

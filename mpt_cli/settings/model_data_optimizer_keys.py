@@ -160,7 +160,9 @@ class Loader(DataSettings):
 
     name: str = "loader"
     loader: str = key(REQUIRED, "package.module:function, or path/to/file.py:function")
-    kwargs: Dict[str, Any] = key({}, "arguments of the loader")
+    kwargs: Dict[str, Any] = key(
+        {}, "arguments of the loader; a parameter `seed` gets the seed of the run unless it is given here"
+    )
     path: Optional[str] = key(None, "a file or folder, passed to the loader as `path`")
     num_classes: Optional[Count] = key(None, "number of classes; null = found from integer targets")
 

@@ -132,8 +132,7 @@ def parse_overrides(words: Sequence[str]) -> ParsedOverrides:
         elif isinstance(found, Override):
             parsed.overrides.append(found)
         elif (first := parsed.choices.setdefault(found.group, found)).name != found.name:
-            said, is_recipe = f"{first.written}={first.name}", found.group == "conf"
-            rule = f"must be given once; {said} was given before." if is_recipe else f"must agree with {said}."
+            rule = f"must agree with {first.written}={first.name}."
             remedy = f"Keep one of the two words for {found.group}."
             parsed.problems.append(Problem(found.written, rule, found.name, remedy))
     given = [override.key_or_group for override in parsed.overrides if not override.is_delete()]
@@ -160,8 +159,9 @@ def _syntax_problem(text: str, error: HydraException) -> Problem:
         return Problem(text, "must be of the form key=value.", None, _no_value_remedy(text))
     if unknown := unknown_key_problem(key.lstrip("+"), value):
         return unknown
-    quoted = _with_quotes(text)
-    remedy = f"Text with special signs is written '{quoted}'." if len(quoted) < 200 else ""
+    known, remedy = find_key(key.lstrip("+")), ""
+    if known is None or not {str, Any}.isdisjoint(known.options):
+        remedy = f"Text with special signs is written '{_with_quotes(text)}'."
     return Problem(key, f"cannot be read: {first_line(error)}.", value, remedy)
 
 
@@ -170,11 +170,9 @@ def _no_value_remedy(text: str) -> str:
         return f"Write conf={text}."
     if text.endswith(".py"):
         return f"A script of yours is started by mpt run, as in: mpt run policy=mixed_float16 {shlex.quote(text)}"
-    if Path(text).is_file():
-        return f"Write {shlex.quote(conf_override(Path(text)))}."
-    own = Path(text) / "config.yaml"
-    if own.is_file():
-        return f"It is the directory of a run; write {shlex.quote(conf_override(own))} for its configuration."
+    for path in (Path(text), Path(text) / "config.yaml"):  # the latter of the directory of a run
+        if path.is_file():
+            return f"Write {shlex.quote(conf_override(path))}."
     return "" if "." in text or find_key(text) else recipe_remedy(text)
 
 
@@ -195,8 +193,6 @@ def _choice_or_problem(override: Override) -> GroupChoice | Problem | None:
         return Problem(line, "a group cannot be removed.", None, remedy)
     if is_ours and not isinstance(value, dict):  # whose keys are merged
         return GroupChoice(group, value, key)
-    if re.split("[./]", key)[0] == "hydra":
-        return Problem(key, "there are no settings of Hydra's own.", line, "`mpt list keys` shows what can be set.")
     problem = unknown_key_problem(key, {} if override.is_delete() else value)
     if problem is None or "." in key:
         return problem and replace(problem, received=None if override.is_delete() else value)

@@ -164,7 +164,8 @@ def object_problem(key: str, value: Any, listing: str) -> Problem | None:
     """
     if isinstance(value, dict):
         if HYDRA_TARGET in value:
-            return _hydras_problem(key, value)
+            rule, remedy = f"must name an object without Hydra's {HYDRA_TARGET}.", "{object: module:name, kwargs: {…}}"
+            return Problem(key, rule, value, f"Write {remedy}.")
         if unknown := [name for name in value if name not in ("object", "kwargs")]:
             remedy = did_you_mean(unknown[0], ["object", "kwargs"]) or "Its arguments go into kwargs."
             return Problem(key, f"there is no {unknown[0]} beside object and kwargs.", value, remedy)
@@ -178,14 +179,6 @@ def object_problem(key: str, value: Any, listing: str) -> Problem | None:
     names = keras_names(listing)
     unknown_name = bool(names) and canonical_name(value) not in map(canonical_name, names)
     return no_such_keras_name(key, value, names) if unknown_name else None
-
-
-def _hydras_problem(key: str, value: dict[Any, Any]) -> Problem:
-    """Return what to write in place of `{_target_: module.name, argument: …}`."""
-    module, _, name = str(value[HYDRA_TARGET]).rpartition(".")
-    kwargs = ", ".join(f"{argument}: {each}" for argument, each in value.items() if argument != HYDRA_TARGET)
-    written = f"{{object: {module}:{name}" + (f", kwargs: {{{kwargs}}}}}" if kwargs else "}")
-    return Problem(key, f"must name an object without Hydra's {HYDRA_TARGET}.", value, f"Write {written}.")
 
 
 def form_problem(reference: str, key: str) -> Problem | None:

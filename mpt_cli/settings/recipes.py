@@ -19,7 +19,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, first_line, nearest
+from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
 from mpt_cli.settings.model_data_optimizer_keys import mode_settings
@@ -72,8 +72,8 @@ class GroupChoice:
     def problem(self) -> Problem | None:
         """Return why it can't be taken, None when it can."""
         if self.group not in sections() and self.group not in (groups := project_groups()):
-            found, named = no_such_key(self.group, self.name), nearest(self.group, groups)
-            return replace(found, remedy=f"Did you mean {named}?" if named else found.remedy)
+            found = no_such_key(self.group, self.name)
+            return replace(found, remedy=did_you_mean(self.group, groups) or found.remedy)
         valid = group_choices(self.group)
         names = [self.name] if self.group in sections() else names_in(self.name)
         for wrong in [name for name in names if name not in valid]:
@@ -137,9 +137,7 @@ def read_recipe(path: Path | None, choices: Iterable[GroupChoice] = ()) -> Recip
         except ConfigError as error:
             recipe.problems += error.problems
         except FAULTS as error:
-            faulty = [*files.contents.values()][-1][0] if isinstance(error, RecursionError) else path
-            place = places_of(faulty).get(("defaults",)) if faulty else None
-            recipe.problems.append(Problem("defaults", f"cannot be composed: {reason_of(error)}.", place=place))
+            recipe.problems.append(files.problem_of(error))
         recipe.problems += filter(None, [choice.problem() for choice in in_order])
     for base in [layer for layer in recipe.layers if layer.path != path and not layer.group]:
         base.body.pop("recipe", None)  # it has every key but its name
@@ -208,6 +206,18 @@ class _Files(ConfigRepository):
     def group_exists(self, config_path: str) -> bool:
         return config_path in group_names() or config_path in project_groups()
 
+    def problem_of(self, error: Exception) -> Problem:
+        """Return what is wrong with the lists together, at the list of the file that must be changed."""
+        said, faulty = reason_of(error), [*self.contents][-1 if isinstance(error, RecursionError) else 0]
+        for name, entries in self.groups.items():
+            named = [f"In '{name}'", *(f"'override {_group_key(entry)}: {entry.value}'" for entry in entries)]
+            faulty = name if any(text in said for text in named) else faulty
+        rule = f"cannot be composed: {said}.".replace("'override ", "'override /")
+        remedy = (
+            "In a group's file write `/GROUP`; `override` needs a list that has the group." if "Could" in said else ""
+        )
+        return Problem("defaults", rule, None, remedy, places_of(self.contents[faulty][0]).get(("defaults",)))
+
     def _load(self, name: str) -> ConfigResult | None:
         if name == _GROUPS:  # asked for last: Hydra reads a list from its end. They are there to be overridden
             named = {_group_key(entry) for listed in self.groups.values() for entry in listed if not entry.override}
@@ -219,8 +229,9 @@ class _Files(ConfigRepository):
                 return None
             self.contents[name] = path or Path(name), {choosing_key(group): choice}  # all else is by default
             return _result([])
-        content, header = load_mapping(path, may_be_empty=name not in self.recipes), _header_of(name, path)
+        content = load_mapping(path, may_be_empty=name not in self.recipes)
         self.contents[name] = path, content
+        header = _header_of(name, path)
         defaults = content.pop("defaults", None)
         if name in self.recipes:
             self.recipe.searchpath += project_folders(str(path))

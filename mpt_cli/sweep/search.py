@@ -84,8 +84,8 @@ def read_space(words: Sequence[str]) -> Space:
             is_whole = known is not None and int in known.options and float not in known.options
             if is_whole and math.isfinite(high - low):
                 low, high = math.ceil(low), math.floor(high)
-            if not 0.0 < high - low < math.inf or (is_log and low <= 0):
-                rule = "must be interval(SMALLER,LARGER), both > 0 on a log scale."
+            if not 0.0 < high - low < math.inf or (is_log and low <= 0) or interval.tags - {"log"}:
+                rule = "must be interval(SMALLER,LARGER), both > 0 on a log scale; its only tag is log."
                 problems.append(Problem(key, rule, word.partition("=")[2]))
                 low, high = 1, 2
             if isinstance(low, int) and isinstance(high, int):

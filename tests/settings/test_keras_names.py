@@ -37,8 +37,8 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
         (
             "trainer.loss={_target_: keras.losses.Huber, delta: 2}",
             "trainer.loss: must name an object without Hydra's "
-            "_target_. Received: {'_target_': 'keras.losses.Huber', 'delta': 2}. Write {object: keras.losses:Huber, "
-            "kwargs: {delta: 2}}.",
+            "_target_. Received: {'_target_': 'keras.losses.Huber', 'delta': 2}. Write {object: module:name, "
+            "kwargs: {…}}.",
         ),
         (
             "trainer.loss={object: huber, kwarg: {delta: 2}}",

@@ -111,7 +111,7 @@ def test_a_run_goes_on_from_another_folder_that_names_the_module_otherwise(proje
         ),
         (
             "defaults:\n  - model: cnn\n  - model: mlp\n",
-            "defaults: cannot be composed: Multiple values for model. To override a value use 'override model: mlp'.",
+            "defaults: cannot be composed: Multiple values for model. To override a value use 'override /model: mlp'.",
         ),
         (
             "defaults:\n  - ./own.yaml\n",
@@ -221,10 +221,7 @@ def test_a_missing_file_a_folder_and_a_bare_name(write_recipe, messages) -> None
 def test_a_bare_run_directory_is_answered_with_its_configuration(own, messages, tmp_path) -> None:
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "config.yaml").touch()
-    assert messages(own, "first") == [
-        "first: must be of the form key=value. It is the directory of a run; write conf=first/config.yaml for its "
-        "configuration."
-    ]
+    assert messages(own, "first") == ["first: must be of the form key=value. Write conf=first/config.yaml."]
 
 
 def test_faults_of_the_recipe_and_of_the_words_come_together(write_recipe, problems) -> None:

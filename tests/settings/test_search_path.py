@@ -186,6 +186,33 @@ def test_a_group_that_nobody_has(messages) -> None:
     assert messages("conf=own.yaml") == ["defaults: cannot be composed: Duplicate _self_ defined in own."]
 
 
+def test_a_list_that_clashes_is_shown_in_the_file_to_change(problems) -> None:
+    for name, rate in (("none", 0.1), ("mild", 0.2)):
+        write(f"conf/augment/{name}.yaml", f"# @package _global_\noptimizer: {{learning_rate: {rate}}}\n")
+    write("own.yaml", "defaults: [augment: none]\noptimizer: {learning_rate: 0.3}\n")
+    group_slash = "In a group's file write `/GROUP`; `override` needs a list that has the group."
+    for entry, said in (
+        ("/augment: mild", "Multiple values for augment. To override a value use 'override /augment: mild'."),
+        ("override augment: mild", group_slash),
+    ):
+        write("conf/experiment/wide.yaml", f"# @package _global_\ndefaults: [{entry}]\n")
+        [problem] = problems("conf=./own.yaml", "experiment=wide")
+        assert str(problem).endswith(said)
+        assert problem.place is not None and problem.place.file == "conf/experiment/wide.yaml"
+    write("conf/experiment/wide.yaml", "# @package _global_\ndefaults: [override /augment: mild]\n")
+    rates = [
+        load_settings(["conf=./own.yaml", word]).optimizer.learning_rate for word in ("augment=mild", "experiment=wide")
+    ]
+    assert rates == [0.2, 0.3]  # what the file overrides stays below the recipe's keys
+
+
+def test_a_wrong_mode_in_a_file_is_answered_with_modes(messages) -> None:
+    write("conf/loss_scale/z.yaml", "mode: dynamc\n")
+    assert messages("conf=digits_mlp", "loss_scale=z") == [
+        "loss_scale.mode: must be one of auto, dynamic, fixed, logmax, none. Received: 'dynamc'. Did you mean dynamic?"
+    ]
+
+
 @pytest.mark.slow
 def test_what_is_no_file_in_a_project_is_said_and_hangs_nothing(capsys) -> None:
     """Pipes, which have the names of a shipped recipe and group file, and others."""

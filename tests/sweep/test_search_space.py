@@ -43,9 +43,10 @@ def test_the_space_in_the_grammar_of_hydra():
     [
         (
             ["a=interval(2,1)"],
-            "a: must be interval(SMALLER,LARGER), both > 0 on a log scale.",
+            "a: must be interval(SMALLER,LARGER), both > 0 on a log scale; its only tag is log.",
         ),
         (["a=tag(log,interval(0,1))"], "a: must be interval(SMALLER,LARGER), both > 0 on a log scale"),
+        (["a=tag(lgo,interval(1,2))"], "its only tag is log. Received: 'tag(lgo,interval(1,2))'."),
         (["a=interval(0,inf)"], "a: must be interval(SMALLER,LARGER)"),
         (["a=1,2", "a=interval(1,2)"], "a: must be given once in a search."),
         (["seed=1,2", "a=1,2"], "seed: must not be searched: a search would choose a lucky seed. Give one"),
