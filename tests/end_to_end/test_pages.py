@@ -192,7 +192,7 @@ def test_the_reference_is_whole_and_a_public_name_without_words_ends_the_build(h
         if f"| `{key.path}` |" not in keys and not key.path.endswith((".name", ".mode"))
     ] == []
     assert all(f"\n## mpt {verb}\n" in f"\n{hook.verbs()}" for verb in LISTED_VERBS)
-    assert "| 143 | terminated; mpt run: or that of the script |" in hook.exit_codes()
+    assert "| 143 | terminated or killed; mpt run: or that of the script |" in hook.exit_codes()
     assert "| `skipped_steps` | `int` |" in hook.record("summary.json")
     assert "::: mpt_cli.python_api.fit\n" in hook.python("mpt_cli")
     hook.package_tree()["python_api"].members["fit"].docstring = None
