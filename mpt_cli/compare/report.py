@@ -96,16 +96,12 @@ def _quality_words(entry: Entry) -> str:
     return f"{quality.kind} in {count_seeds(quality.seeds)}" if quality.seeds else quality.kind
 
 
-SECONDARY = ("memory",)  # left out where the terminal is narrow
-
-
 def columns(found: Comparison) -> list[TableColumn[Entry]]:
     """Return all columns: what was compared, quality, skips, speed, memory, verdict."""
-    name = found.objective.name
     return [
         TableColumn("precision", lambda entry: entry.label, is_number=False),
         TableColumn("seeds", lambda entry: f"{len(entry.finished)} of {len(entry.results)}"),
-        TableColumn(f"quality: {name}", lambda entry: format_number(entry.mean)),
+        TableColumn(f"quality: {found.objective.name}", lambda entry: format_number(entry.mean)),
         TableColumn("difference", _paired_cell),
         SKIPPED,
         TableColumn("step", _step_cell),
@@ -137,8 +133,8 @@ def _speed_up_cell(entry: Entry) -> str:
 
 
 def print_comparison(found: Comparison, console: PrintableConsole, page: Path | None = None) -> None:
-    """Print as many columns as fit in a terminal; in a pipe, all of them in aligned plain lines."""
-    print_table(columns(found), found.entries, console, lambda entry: "" if entry.is_complete else "red", SECONDARY)
+    """Print the table, of which a narrow terminal keeps the first three columns, and the sentences below it."""
+    print_table(columns(found), found.entries, console, lambda entry: "" if entry.is_complete else "red", 3)
     for line in [
         "",
         overall_sentence(found),

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -48,15 +47,23 @@ def plain_lines(columns: Sequence[TableColumn[R]], rows: Iterable[R]) -> list[st
     ]
 
 
-def rich_table(columns: Sequence[TableColumn[R]], rows: Iterable[R], style: Callable[[R], str]) -> Table:
-    """Return a table for the terminal; `style` gives the style of a row, in rich's words."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
+WRAPPED = 12  # characters that a narrow terminal keeps for a text that is wrapped
+
+
+def rich_table(columns: Sequence[TableColumn[R]], rows: Sequence[R], style: Callable[[R], str], fixed: int) -> Table:
+    """Return a table for the terminal; `style` gives the style of a row, in rich's words. Numbers and the first `fixed`
+    columns are never wrapped.
+    """
+    table = Table(box=None, pad_edge=False)
+    for place, column in enumerate(columns):
+        is_whole = column.is_number or place < fixed
+        widest = max(map(len, [column.title, *map(column.cell, rows)]))
         table.add_column(
             column.title,
             justify="right" if column.is_number else "left",
-            no_wrap=column.is_number,
+            no_wrap=is_whole,
             overflow="fold",
+            min_width=widest if is_whole else min(widest, WRAPPED),
         )
     for row in rows:
         table.add_row(*map(Text, _cells(columns, row)), style=style(row))
@@ -68,19 +75,23 @@ def print_table(
     rows: Sequence[R],
     console: PrintableConsole,
     style: Callable[[R], str] = lambda row: "",
-    secondary: Sequence[str] = (),
+    fixed: int = 0,
 ) -> None:
-    """Print a table. In a terminal, leave out as many of the `secondary` columns, in this order, as make room for the
-    rest; in a pipe, print all of them in aligned plain lines.
+    """Print a table. In a terminal, leave out columns from the right until the rest fits, texts last and none of the
+    first `fixed` (0: none at all); in a pipe, print all of them in aligned plain lines.
     """
-    if not console.is_live:
-        console.say("\n".join(plain_lines(columns, rows)))
-        return
-    for title in secondary:
-        if max(map(len, plain_lines(columns, rows))) + len(columns) < console.width:
-            break
-        columns = [column for column in columns if column.title != title]
-    console.print(rich_table(columns, rows, style))
+    shown = [*columns]
+    if console.is_live:
+        for column in sorted(columns[: fixed - 1 : -1], key=lambda column: not column.is_number):
+            if console.measure(rich_table(shown, rows, style, fixed)).minimum < console.width:
+                break
+            shown.remove(column)
+    if console.is_live and len(shown) > fixed:
+        console.print(rich_table(shown, rows, style, fixed), crop=False)
+    else:  # rich would cut columns that can't be wrapped
+        console.say("\n".join(plain_lines(shown, rows)))
+    if left_out := [column.title for column in columns if column not in shown]:
+        console.say(f"A wider terminal also shows: {', '.join(left_out)}")
 
 
 SHORTEST_LABEL = 9
@@ -88,7 +99,7 @@ SHORTEST_LABEL = 9
 
 def print_labelled(rows: Sequence[tuple[str, str]], console: Console) -> None:
     """Print labels with their texts."""
-    label_width = max([SHORTEST_LABEL, *(len(label) for label, _ in rows)]) + 2
+    label_width = max([SHORTEST_LABEL, *map(len, dict(rows))]) + 2
     for line in labelled_lines(rows, label_width, console.width if console.is_terminal else None):
         console.out(line, highlight=False)
 
@@ -101,7 +112,7 @@ def _cells(columns: Sequence[TableColumn[R]], row: R) -> list[str]:
 class PageTable(Generic[R]):
     """The data for the template of a table. The first cell names its row, whose `kind` is best, good, bad or empty, and
     links to `link`; `runs` are the numbers of its curves. An explorable table can be sorted and filtered, and columns
-    can be hidden, the `secondary` ones first if it is too wide.
+    can be hidden.
     """
 
     caption: str
@@ -111,7 +122,6 @@ class PageTable(Generic[R]):
     link: Callable[[R], str] = lambda row: ""
     runs: Callable[[R], Sequence[int]] = lambda row: ()
     is_explored: bool = False
-    secondary: Sequence[str] = ()
 
 
 def text_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> PageTable[Any]:

@@ -29,19 +29,16 @@ from mpt_cli.telemetry.format import (
 )
 
 R = TypeVar("R")
-SECONDARY = ("seconds", "memory", "max scale", "min scale", "examples/s")  # left out first, in this order
 
 
 def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     """Return all columns for these results: rank, varied keys, objective, then the numerics and the cost."""
     keys: list[TableColumn[Configuration]] = _key_columns(found.keys, lambda row: row.overrides)
-    objective = TableColumn(found.objective.name, _format_objective)
-    seeds = [TableColumn("n", _format_count), TableColumn("to the first", _behind_cell)]
     return [
         TableColumn("rank", lambda row: "-" if row.rank is None else str(row.rank)),
         *keys,
-        objective,
-        *(seeds if SEED in found.plan.varied else []),
+        TableColumn(found.objective.name, _format_objective),
+        *(_SEEDS if SEED in found.plan.varied else ()),
         *_NUMERICS,
     ]
 
@@ -88,17 +85,16 @@ def format_difference(mean: float, interval: tuple[float, float] | None) -> str:
 
 
 def _key_columns(keys: Sequence[str], overrides: Callable[[R], Mapping[str, str]]) -> list[TableColumn[R]]:
-    """Return a column for each varied key, empty where a row does not have it."""
+    """Return a column for each varied key, empty where a row does not have it. Its title is the short key where no
+    other varied key has the same.
+    """
 
     def column(key: str) -> TableColumn[R]:
-        return TableColumn(_short(key, keys), lambda row: overrides(row).get(key, ""), is_number=False)
+        short = short_key(key)
+        title = short if [*map(short_key, keys)].count(short) == 1 else key
+        return TableColumn(title, lambda row: overrides(row).get(key, ""), is_number=False)
 
     return [*map(column, keys)]
-
-
-def _short(key: str, keys: Sequence[str]) -> str:
-    """Return the short key where no other varied key has the same."""
-    return short_key(key) if [*map(short_key, keys)].count(short_key(key)) == 1 else key
 
 
 def _figure(
@@ -123,6 +119,7 @@ SKIPPED = TableColumn("skipped", _figure(attrgetter("skipped_share"), lambda sha
 MEMORY = TableColumn(
     "memory", _figure(methodcaller("number", "peak_memory_bytes"), lambda n: format_bytes(int(n)), max)
 )
+_SEEDS = TableColumn("n", _format_count), TableColumn("to the first", _behind_cell)
 _NUMERICS = (
     SKIPPED,
     TableColumn("final scale", _scale("final_loss_scale")),
@@ -142,7 +139,13 @@ MOST_FAILURES = 20  # on the console; the files have all
 
 def print_results(found: SweepResults, console: PrintableConsole, page: Path | None = None) -> None:
     """Print the table, the best job, the failures, and the path of the `page`."""
-    print_table(columns(found), found.configurations, console, lambda row: _STYLES[_row_kind(row)], SECONDARY)
+    print_table(
+        columns(found),
+        found.configurations,
+        console,
+        lambda row: _STYLES[_row_kind(row)],
+        fixed=len(found.keys) + 2,  # rank, varied keys, objective
+    )
     for line in [*best_lines(found), *ending_lines(found, page)]:
         console.say(line)
 
@@ -271,7 +274,6 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
             lambda row: run_link(row.results[0].run_dir, page),
             lambda row: runs(row.results),
             is_explored=True,
-            secondary=SECONDARY,
         ),
         importances=[] if best is None else importances(found),
         lines=len(chart["names"]) if found.keys else 0,
@@ -290,19 +292,17 @@ def _jobs_table(
 ) -> PageTable[JobResult]:
     """Return the table of all jobs by number, with what each varies; the number leads to the run."""
     keys: list[TableColumn[JobResult]] = _key_columns(found.plan.varied, lambda result: result.job.overrides)
-    wanted: list[TableColumn[JobResult]] = [
-        TableColumn("job", lambda result: f"{result.job.number:03d}", is_number=False),
-        *keys,
-        TableColumn("status", lambda result: result.status, is_number=False),
-        TableColumn(found.objective.name, lambda result: format_number(found.objective.value(result.summary))),
-        TableColumn("time", lambda result: "-" if result.seconds is None else format_seconds(result.seconds)),
-        TableColumn("reason", lambda result: result.reason, is_number=False, wraps=True),
-        TableColumn("command", lambda result: result.job.command, is_number=False, wraps=True),
-    ]
-    title = f"All {len(found.results)} jobs with their commands"
     return PageTable(
-        title,
-        wanted,
+        f"All {len(found.results)} jobs with their commands",
+        [
+            TableColumn("job", lambda result: f"{result.job.number:03d}", is_number=False),
+            *keys,
+            TableColumn("status", lambda result: result.status, is_number=False),
+            TableColumn(found.objective.name, lambda result: format_number(found.objective.value(result.summary))),
+            TableColumn("time", lambda result: "-" if result.seconds is None else format_seconds(result.seconds)),
+            TableColumn("reason", lambda result: result.reason, is_number=False, wraps=True),
+            TableColumn("command", lambda result: result.job.command, is_number=False, wraps=True),
+        ],
         found.results,
         lambda result: "" if result.is_good else "bad",
         lambda result: run_link(result.run_dir, page),

@@ -220,8 +220,11 @@ def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):
     found, _ = stubs.start(GRID)
     stream = io.StringIO()
     report.print_results(found, PrintableConsole(stream, force_terminal=True, width=110, color_system=None))
-    head = stream.getvalue().split("\n")[1].split()
+    head = stream.getvalue().split("\n")[0].split()
     assert head[:4] == ["rank", "initial_scale", "val_accuracy", "n"] and "verdict" in head and "memory" not in head
+    stream = io.StringIO()
+    report.print_results(found, PrintableConsole(stream, force_terminal=True, width=20, color_system=None))
+    assert stream.getvalue().split("\n")[0].split() == ["rank", "initial_scale", "val_accuracy"]
 
 
 def test_the_last_whole_line_and_the_last_sentence_of_the_log_are_read(tmp_path):

@@ -245,7 +245,7 @@
     const isPhone = matchMedia("(max-width: 600px)").matches;
     const scroll = table.parentElement; // too wide: without the least ones
     for (const title of (table.dataset.secondary || "").split("|"))
-      if (titles.includes(title) && (isPhone || scroll.scrollWidth > scroll.clientWidth)) show(titles.indexOf(title), false);
+      if (titles.includes(title) && (isPhone || scroll.scrollWidth > scroll.clientWidth)) show(titles.lastIndexOf(title), false);
     const hidden = boxes.filter((check) => !check.checked).length;
     if (hidden) summary.textContent = `columns (${hidden} hidden)`;
   }
