@@ -125,8 +125,7 @@ def _choose(found: Collection, keywords: str) -> Collection:
     try:
         found.targets = [target for target in found.targets if _matches(keywords, [target.name, *target.tags])]
     except SyntaxError:
-        rule = "must be words with and, or, not and parentheses."
-        raise config_error("-k", rule, keywords) from None
+        raise config_error("-k", "must be words with and, or, not and parentheses.", keywords) from None
     if names and not (found.targets or found.errors):
         listed = f"There are {', '.join(dict.fromkeys(names))}."
         raise config_error("-k", "must be part of a name or tag.", keywords, listed)

@@ -16,8 +16,6 @@ from mpt_cli.settings.search_path import shell_command
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
 
-MOST_DIFFERENCES = 12
-NO_RESULT = "no result: mpt reproduce ended before it"
 MOST_LINES = 40  # last lines of a failed run's output
 
 
@@ -101,7 +99,7 @@ def _details(result: Reproduction) -> Iterator[str]:
         yield from child.words.splitlines()[-MOST_LINES:]
     if result.differences:
         yield f"changed since the first run ({len(result.differences)}; your code is not compared):"
-        yield from (f"  {difference}" for difference in result.differences[:MOST_DIFFERENCES])
+        yield from (f"  {difference}" for difference in result.differences[:12])
     yield f"again: {_command(result)}"
 
 
@@ -120,7 +118,9 @@ def write_junit(path: Path, found: Collection, progress: Progress, is_dry_run: b
     killed before it has one. DataError where the file can't be written.
     """
     root = ElementTree.Element("testsuites", name="mpt reproduce")
-    unrun = ("skipped", "nothing ran: --dry-run") if is_dry_run else ("error", NO_RESULT)
+    unrun = (
+        ("skipped", "nothing ran: --dry-run") if is_dry_run else ("error", "no result: mpt reproduce ended before it")
+    )
     for number, target in enumerate(found.targets, 1):
         if number in progress.results:
             _add_result(root, progress.results[number])

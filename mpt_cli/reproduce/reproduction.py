@@ -94,8 +94,7 @@ def read_finished(command: Command, ending: Ending) -> FinishedProcess:
     if ending.exit_code is None:
         return FinishedProcess(command.subject, BAD_DATA, ending.note)
     if ending.cause == "timeout":
-        timeout = f"ended after {ending.seconds:.3g} s (--timeout)"
-        return FinishedProcess(command.subject, ending.exit_code, "", timeout)
+        return FinishedProcess(command.subject, ending.exit_code, "", f"ended after {ending.seconds:.3g} s (--timeout)")
     lines = command.log.read_text(encoding="utf-8", errors="replace").splitlines() if command.log else []
     own = next((place for place, line in enumerate(lines) if line.startswith("mpt ")), -1)  # with a traceback below it
     return FinishedProcess(command.subject, ending.exit_code, "\n".join(lines[own:]))
@@ -180,10 +179,6 @@ class Progress:
 
     commands: dict[int, Command] = field(default_factory=dict)
     results: dict[int, Reproduction] = field(default_factory=dict)
-
-    @property
-    def in_order(self) -> list[Reproduction]:
-        return [result for _, result in sorted(self.results.items())]
 
 
 def reproduce(

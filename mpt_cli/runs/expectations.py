@@ -92,7 +92,7 @@ def _readings(got: Any) -> list[Any]:
     >>> _readings(0.949999988079071)
     [0.949999988079071, 0.95]
     """
-    return [got, float(str(np.float32(got)))] if isinstance(got, float) else [got]
+    return [got, float(str(np.float32(got)))] if isinstance(got, float) and abs(got) < 1e38 else [got]
 
 
 def _format_wanted(wanted: Any) -> str:

@@ -39,6 +39,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         return _check_resume(arguments)
     found = collect(_read_request(arguments))
     progress = Progress()
+    results: list[Reproduction] = []
 
     def write() -> None:
         if arguments.junit:
@@ -63,12 +64,11 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         try:
             reproduce(found.targets, expanded(output), limits, arguments.retries, progress, tell)
         finally:  # also after a signal
-            printer.finish(progress.in_order)
-            left = [target.name for number, target in enumerate(found.targets, 1) if number not in progress.results]
-            if left:
+            results = [progress.results[number] for number in sorted(progress.results)]
+            printer.finish(results)
+            if left := [each.name for number, each in enumerate(found.targets, 1) if number not in progress.results]:
                 say(f"mpt reproduce: ended before {', '.join(left)} had run", sys.stderr)
             write()
-    results = progress.in_order
     if arguments.json:
         print_json(
             {
