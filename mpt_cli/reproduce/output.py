@@ -11,7 +11,7 @@ from mpt_cli.files import write_atomic
 from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import print_table, text_columns
 from mpt_cli.reproduce.collection import Collection
-from mpt_cli.reproduce.reproduction import Progress, Reproduction
+from mpt_cli.reproduce.reproduction import Outcomes, Reproduction
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
@@ -112,7 +112,7 @@ def _command(result: Reproduction) -> str:
     return shell_command("reproduce", name, *changes, *result.target.options)
 
 
-def write_junit(path: Path, found: Collection, progress: Progress, is_dry_run: bool) -> None:
+def write_junit(path: Path, found: Collection, outcomes: Outcomes, is_dry_run: bool) -> None:
     """Write a suite for each target. What is left out or listed by a dry run is skipped; a recipe that can't be read, a
     run that crashed or left no summary, and a target without a result so far is an error, because this process may be
     killed before it has one. DataError where the file can't be written.
@@ -122,10 +122,10 @@ def write_junit(path: Path, found: Collection, progress: Progress, is_dry_run: b
         ("skipped", "nothing ran: --dry-run") if is_dry_run else ("error", "no result: mpt reproduce ended before it")
     )
     for number, target in enumerate(found.targets, 1):
-        if number in progress.results:
-            _add_result(root, progress.results[number])
+        if number in outcomes.results:
+            _add_result(root, outcomes.results[number])
         else:
-            command = progress.commands.get(number)
+            command = outcomes.commands.get(number)
             run_dir = command.subject.path if command and command.subject.path.is_dir() else ""
             _add_suite(root, target.name, [("run", unrun[0], [unrun[1]])], run_dir=run_dir)
     for name, why in found.left_out.items():

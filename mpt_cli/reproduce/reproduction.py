@@ -174,7 +174,7 @@ class Reproduction:
 
 
 @dataclass
-class Progress:
+class Outcomes:
     """The commands and the results so far, by the number of the target."""
 
     commands: dict[int, Command] = field(default_factory=dict)
@@ -186,28 +186,28 @@ def reproduce(
     folder: Path,
     limits: Limits,
     retries: int,
-    progress: Progress,
+    outcomes: Outcomes,
     tell: Callable[[Reproduction], None],
 ) -> None:
-    """Run every target in its own process under `folder`; put each result into `progress` and `tell` it.
+    """Run every target in its own process under `folder`; put each result into `outcomes` and `tell` it.
 
     Those that fail run again up to `retries` times. After Ctrl-C none is started, and an interrupted one has no result.
     """
 
     def record(command: Command, ending: Ending) -> None:
         if ending.cause in (None, "timeout"):
-            number = next(number for number, each in progress.commands.items() if each is command)
+            number = next(number for number, each in outcomes.commands.items() if each is command)
             before = results.get(number)
             earlier = (*before.earlier, before) if before else ()
             results[number] = Reproduction(left[number], read_finished(command, ending), earlier)
             tell(results[number])
 
-    left, results = dict(enumerate(targets, 1)), progress.results
+    left, results = dict(enumerate(targets, 1)), outcomes.results
     for _ in range(retries + 1):
         executor = LocalExecutor()
         with tempfile.TemporaryDirectory() as logs:
             commands = {number: _target_command(number, target, folder, Path(logs)) for number, target in left.items()}
-            progress.commands |= commands
+            outcomes.commands |= commands
             raise_for(Queue(limits, executor, record).run(commands.values()))
         left = {number: result.target for number, result in sorted(results.items()) if not result.passed}
 

@@ -16,7 +16,7 @@ from mpt_cli.jobs.local_processes import Limits
 from mpt_cli.reproduce.collection import Selection, collect
 from mpt_cli.reproduce.output import ResultPrinter, write_junit
 from mpt_cli.reproduce.reproduction import (
-    Progress,
+    Outcomes,
     Reproduction,
     ResumeProof,
     reproduce,
@@ -38,12 +38,12 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     if arguments.resume_check:
         return _check_resume(arguments)
     found = collect(_read_request(arguments))
-    progress = Progress()
+    outcomes = Outcomes()
     results: list[Reproduction] = []
 
     def write() -> None:
         if arguments.junit:
-            write_junit(junit, found, progress, arguments.dry_run)
+            write_junit(junit, found, outcomes, arguments.dry_run)
 
     def tell(result: Reproduction) -> None:
         printer.show_result(result)
@@ -62,11 +62,11 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         limits = Limits(arguments.jobs, arguments.timeout)
         output = arguments.output or Path(DEFAULT_PARENT) / "reproduce" / random_name()
         try:
-            reproduce(found.targets, expanded(output), limits, arguments.retries, progress, tell)
+            reproduce(found.targets, expanded(output), limits, arguments.retries, outcomes, tell)
         finally:  # also after a signal
-            results = [progress.results[number] for number in sorted(progress.results)]
+            results = [outcomes.results[number] for number in sorted(outcomes.results)]
             printer.finish(results)
-            if left := [each.name for number, each in enumerate(found.targets, 1) if number not in progress.results]:
+            if left := [each.name for number, each in enumerate(found.targets, 1) if number not in outcomes.results]:
                 say(f"mpt reproduce: ended before {', '.join(left)} had run", sys.stderr)
             write()
     if arguments.json:
