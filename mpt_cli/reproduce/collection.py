@@ -46,7 +46,7 @@ WEIGHTS = "weights_fingerprint"
 @dataclass(frozen=True)
 class ReproduceTarget:
     """What to run and what to expect. `environment` is that of the run to repeat, `recipe` the file of a recipe,
-    `missing` says why it can't run here.
+    `missing` says why it can't run here, `options` are those that decide the result.
     """
 
     name: str
@@ -57,6 +57,7 @@ class ReproduceTarget:
     tags: tuple[str, ...] = ()
     seed: int | None = None
     missing: str = ""
+    options: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,14 @@ class Collection:
 @dataclass(frozen=True)
 class Selection:
     """The arguments of a command line. `keywords` is the expression of -k; `rtol` the relative tolerance of metrics
-    beside those of an earlier run."""
+    beside those of an earlier run; `options` the words that decide a result."""
 
     names: Sequence[str] = ()
     changes: Sequence[str] = ()
     takes_all: bool = False
     rtol: float = 0.0
     keywords: str = ""
+    options: Sequence[str] = ()
 
 
 def collect(request: Selection) -> Collection:
@@ -110,25 +112,25 @@ def collect(request: Selection) -> Collection:
     once: dict[Path, ReproduceTarget] = {}
     for target in found.targets:
         once.setdefault((target.recipe or Path(target.words[0])).resolve(), target)
-    found.targets = [*once.values()]
+    found.targets = [replace(target, options=request.options) for target in once.values()]
     return _choose(found, request.keywords)
 
 
 def _choose(found: Collection, keywords: str) -> Collection:
-    """Return the requests that -k chooses; ConfigError if there are none, or it is no expression."""
+    """Return the requests that -k chooses, and what can't be read, whose tags nobody knows; ConfigError if there are
+    none, or it is no expression.
+    """
     names = [word for target in found.targets for word in (target.name, *target.tags)]
     names += [error.name for error in found.errors]
     try:
-        targets = [target for target in found.targets if _matches(keywords, [target.name, *target.tags])]
-        errors = [error for error in found.errors if _matches(keywords, [error.name])]
+        found.targets = [target for target in found.targets if _matches(keywords, [target.name, *target.tags])]
     except SyntaxError:
-        rule = "must be words with and, or, not and parentheses."
-        raise config_error("-k", rule, keywords) from None
-    if names and not targets and not errors:
+        raise config_error("-k", "must be words with and, or, not and parentheses.", keywords) from None
+    if names and not (found.targets or found.errors):
         listed = f"There are {', '.join(dict.fromkeys(names))}."
         raise config_error("-k", "must be part of a name or tag.", keywords, listed)
-    unmatched = [word for word in _keywords(keywords) if not (word in _SIGNS or _matches(word, names))]
-    return Collection(targets, errors, found.left_out, unmatched)
+    found.unmatched = [word for word in _keywords(keywords) if not (word in _SIGNS or _matches(word, names))]
+    return found
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def _read(requested: _Requested, request: Selection) -> tuple[ReproduceTarget, s
     """Return the target, and why it is left out unless it was named."""
     name = requested.name
     if requested.is_run:
-        return _run_target(RunDirectory.open(name), list(request.changes), request.rtol), ""
+        return _run_target(RunDirectory.open(name), request), ""
     words = [f"conf={name}", *request.changes]
     settings = load_settings(words)
     with placed(words):
@@ -229,16 +231,19 @@ def expectations_from(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
     return {**{name: summary[name] for name in exact if name in summary}, **metrics}
 
 
-def _run_target(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTarget:
-    words = [f"conf={run.config_yaml}", *overrides]
+def _run_target(run: RunDirectory, request: Selection) -> ReproduceTarget:
+    words = [f"conf={run.config_yaml}", *request.changes]
     settings = load_settings(words)
     check_repeatable(settings, str(run.path))
     if run.is_unfinished:
-        rule = "has no end to compare with: it still trains, or was interrupted or killed."
-        raise config_error("run", rule, None, f"To finish it: {resume_command(run.path)}")
-    expect = expectations_from(read_summary(run.summary_json), rtol)
+        status = run.ending.get("status")
+        reason = f"was {status}" if status else "still trains, or was killed"
+        raise config_error(
+            "run", f"has no end to compare with: it {reason}.", None, f"To finish it: {resume_command(run.path)}"
+        )
+    expect = expectations_from(read_summary(run.summary_json), request.rtol)
     environment = read_json(run.environment_json, ENVIRONMENT)
-    return ReproduceTarget(run.path.name, words, expect, environment=environment, missing=missing_backend(settings))
+    return ReproduceTarget(str(run.path), words, expect, environment=environment, missing=missing_backend(settings))
 
 
 def _within_rtol(value: Any, rtol: float) -> Any:

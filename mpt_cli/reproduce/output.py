@@ -7,17 +7,15 @@ from typing import TextIO
 from xml.etree import ElementTree
 
 from mpt_cli.errors import naming
-from mpt_cli.files import read_file, write_atomic
+from mpt_cli.files import write_atomic
 from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import print_table, text_columns
 from mpt_cli.reproduce.collection import Collection
-from mpt_cli.reproduce.reproduction import Reproduction
-from mpt_cli.runs.expectations import ExpectationCheck
+from mpt_cli.reproduce.reproduction import Outcomes, Reproduction
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
 
-MOST_DIFFERENCES = 12
 MOST_LINES = 40  # last lines of a failed run's output
 
 
@@ -31,8 +29,6 @@ class ResultPrinter:
             self.line(f"left out: {name} {reason}")
         for word in found.unmatched:
             self.line(f"-k: {word} is part of no name or tag")
-        for error in found.errors:
-            self.line(f"error: {error}")
 
     def line(self, text: str) -> None:
         """Print a line without breaking it, whatever the width."""
@@ -58,8 +54,9 @@ class ResultPrinter:
 
     def finish(self, results: Sequence[Reproduction]) -> None:
         rows = [
-            (result.target.name, check.name, check.expected, check.got_text, _word(result, check))
+            (result.target.name, check.name, check.expected, check.got_text, "ok" if check.passed else missed)
             for result in results
+            for missed in ["NO RESULT" if result.fault else "MISSED"]
             for check in result.checks
         ]
         if not rows:
@@ -84,27 +81,25 @@ def _outcome(result: Reproduction) -> str:
     return "reproduced only at a later attempt (flaky)" if result.is_flaky else "reproduced"
 
 
-def _word(result: Reproduction, check: ExpectationCheck) -> str:
-    return "ok" if check.passed else "NO RESULT" if result.fault else "MISSED"
-
-
 def _details(result: Reproduction) -> Iterator[str]:
     """Yield why attempts failed, facts about a failed run, and the command that runs it again."""
     child = result.child
-    yield from (f"attempt {attempt}: {failure}" for attempt, failure in enumerate(result.earlier, 1))
+    for attempt, each in enumerate(result.earlier, 1):
+        yield f"attempt {attempt}: {each.failure}{f' (run: {each.child.run_dir})' if each.child.run_dir else ''}"
+    if len({each.child.environment.get("dataset_fingerprint") for each in (*result.earlier, result)} - {None}) > 1:
+        yield "the data was different from attempt to attempt (dataset_fingerprint)"
     if result.passed:
         return
-    if child.run.path.is_dir():
-        yield f"run: {child.run.path}"
+    if child.run_dir:
+        yield f"run: {child.run_dir}"
     if child.summary:
         yield f"verdict {child.summary['verdict']}: {child.summary['explanation']}"
     yield from (f"{check.name} was expected, {check.unreported}" for check in result.checks if check.unreported)
     if child.exit_code:
         yield from child.words.splitlines()[-MOST_LINES:]
-    if child.environment and result.target.environment is not None:
-        same = "the environment is the same as in the first run (your code is not compared)"
-        yield f"changed since the first run ({len(result.differences)}):" if result.differences else same
-        yield from (f"  {difference}" for difference in result.differences[:MOST_DIFFERENCES])
+    if result.differences:
+        yield f"changed since the first run ({len(result.differences)}; your code is not compared):"
+        yield from (f"  {difference}" for difference in result.differences[:12])
     yield f"again: {_command(result)}"
 
 
@@ -114,19 +109,26 @@ def _command(result: Reproduction) -> str:
     name = conf.removeprefix("conf=")
     if result.target.recipe is None:
         name = str(Path(name).parent)  # a run directory, whose config.yaml it is
-    return shell_command("reproduce", name, *changes)
+    return shell_command("reproduce", name, *changes, *result.target.options)
 
 
-def write_junit(path: Path, found: Collection, results: Sequence[Reproduction], reason: str) -> None:
-    """Write a suite for each run. A target that did not run is skipped, with the `reason`; a recipe that can't be read
-    and a run that crashed or left no summary is an error. DataError where the file can't be written.
+def write_junit(path: Path, found: Collection, outcomes: Outcomes, is_dry_run: bool) -> None:
+    """Write a suite for each target. What is left out or listed by a dry run is skipped; a recipe that can't be read, a
+    run that crashed or left no summary, and a target without a result so far is an error, because this process may be
+    killed before it has one. DataError where the file can't be written.
     """
     root = ElementTree.Element("testsuites", name="mpt reproduce")
-    for result in results:
-        _add_result(root, result)
-    ran = {result.target.name for result in results}
-    unrun = {target.name: reason for target in found.targets if target.name not in ran}
-    for name, why in {**found.left_out, **unrun}.items():
+    unrun = (
+        ("skipped", "nothing ran: --dry-run") if is_dry_run else ("error", "no result: mpt reproduce ended before it")
+    )
+    for number, target in enumerate(found.targets, 1):
+        if number in outcomes.results:
+            _add_result(root, outcomes.results[number])
+        else:
+            command = outcomes.commands.get(number)
+            run_dir = command.subject.path if command and command.subject.path.is_dir() else ""
+            _add_suite(root, target.name, [("run", unrun[0], [unrun[1]])], run_dir=run_dir)
+    for name, why in found.left_out.items():
         _add_suite(root, name, [("run", "skipped", [why])])
     for error in found.errors:
         _add_suite(root, error.name, [("run", "error", [str(error)])])
@@ -151,15 +153,15 @@ def _add_result(root: ElementTree.Element, result: Reproduction) -> None:
         target.name,
         cases,
         seconds,
-        run_dir=child.run.path if child.run.path.is_dir() else "",
+        run_dir=child.run_dir,
         seed="" if target.seed is None else target.seed,
         tags=", ".join(target.tags),
         attempts=result.attempts,
         flaky="true" if result.is_flaky else "",
-        exit_code=child.exit_code,
+        exit_code=child.code,
     )
-    if details:
-        _add(suite, "system-out", "\n".join(details) if result.passed else _last_lines(result))
+    if result.is_flaky:
+        _add(suite, "system-out", "\n".join(details))
 
 
 def _add_suite(
@@ -189,15 +191,6 @@ def _add(parent: ElementTree.Element, tag: str, text: str = "", /, **attributes:
     found = ElementTree.SubElement(parent, tag, {name: _printable(str(value)) for name, value in attributes.items()})
     found.text = _printable(text) or None
     return found
-
-
-def _last_lines(result: Reproduction) -> str:
-    """Return the last lines of the run's console."""
-    try:
-        text = read_file(result.child.run.console_log, errors="replace")
-    except OSError:
-        text = result.child.words
-    return "\n".join(text.splitlines()[-MOST_LINES:])
 
 
 def _printable(text: str) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count, zip_longest
 from pathlib import Path
@@ -33,18 +33,29 @@ from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 @dataclass(frozen=True)
 class FinishedProcess:
-    """The end of a process. `exit_code` is negative for a signal; `words` are its last message, `timed_out_after` the
-    seconds of its timeout, if that ended it."""
+    """The end of a process. `exit_code` is negative for a signal; `words` are its last message; `timeout` says that its
+    timeout ended it, if so.
+    """
 
     run: RunDirectory
     exit_code: int
     words: str
-    timed_out_after: float | None = None
+    timeout: str = ""
 
     @cached_property
     def summary(self) -> dict[str, Any] | None:
         """Return the content of its summary.json; None where it wrote none."""
         return self.run.summary_for(self.exit_code) or None
+
+    @cached_property  # before a later attempt makes the directory
+    def run_dir(self) -> str:
+        """Return the run directory; empty where there is none."""
+        return str(self.run.path) if self.run.path.is_dir() else ""
+
+    @property
+    def code(self) -> int:
+        """Return the exit code as in the table of exit codes."""
+        return TERMINATED if self.exit_code < 0 else self.exit_code
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -53,17 +64,17 @@ class FinishedProcess:
     @property
     def fault(self) -> str:
         """Return why the run can't be compared; empty unless it crashed or left no summary."""
-        if self.timed_out_after is not None:
-            return f"ended after {self.timed_out_after:.3g} s (--timeout)"
+        if self.timeout:
+            return self.timeout
         if self.summary is not None and self.summary["status"] != "failed":
             return ""
         return signal_name(-self.exit_code) if self.exit_code < 0 else f"exit code {self.exit_code}"
 
-    @cached_property  # before a later attempt makes the directory
+    @property
     def fault_sentence(self) -> str:
         """Return `fault` with the message of the run."""
         reason = (self.words.splitlines() or [""])[0].removeprefix("mpt train: ")
-        begun = "did not finish" if self.run.path.is_dir() else "did not run"
+        begun = "did not finish" if self.run_dir else "did not run"
         return f"{begun}: {self.fault}{': ' if reason else ''}{reason}"
 
 
@@ -83,7 +94,7 @@ def read_finished(command: Command, ending: Ending) -> FinishedProcess:
     if ending.exit_code is None:
         return FinishedProcess(command.subject, BAD_DATA, ending.note)
     if ending.cause == "timeout":
-        return FinishedProcess(command.subject, ending.exit_code, "", ending.seconds)
+        return FinishedProcess(command.subject, ending.exit_code, "", f"ended after {ending.seconds:.3g} s (--timeout)")
     lines = command.log.read_text(encoding="utf-8", errors="replace").splitlines() if command.log else []
     own = next((place for place, line in enumerate(lines) if line.startswith("mpt ")), -1)  # with a traceback below it
     return FinishedProcess(command.subject, ending.exit_code, "\n".join(lines[own:]))
@@ -95,15 +106,26 @@ class Reproduction:
 
     target: ReproduceTarget
     child: FinishedProcess
-    checks: list[ExpectationCheck]
-    differences: list[str]
-    earlier: tuple[str, ...] = ()  # why each attempt before this one failed
+    earlier: tuple["Reproduction", ...] = ()  # the attempts before this one, which failed
 
     @property
     def fault(self) -> str:
         """Return why there is nothing to compare; empty for a crash that the recipe expects (`exit_code`)."""
         is_expected = self.child.summary is not None and "exit_code" in self.target.expect
         return "" if is_expected else self.child.fault
+
+    @cached_property
+    def checks(self) -> list[ExpectationCheck]:
+        if self.fault:
+            return [ExpectationCheck("run", "a finished run", self.fault, False)]
+        expect = {"exit_code": 0, **self.target.expect}  # a run that fails reproduces nothing, unless that is expected
+        checks = check_expectations(self.child.summary or {}, expect)
+        return checks[1:] if "exit_code" not in self.target.expect and checks[0].passed else checks
+
+    @property
+    def differences(self) -> list[str]:
+        first, here = self.target.environment, self.child.environment
+        return environment_differences(first, here) if first and here else []
 
     @property
     def attempts(self) -> int:
@@ -128,8 +150,7 @@ class Reproduction:
         """
         if not self.fault:
             return OK if self.passed else MISMATCH
-        code = TERMINATED if self.child.exit_code < 0 else self.child.exit_code
-        return BAD_DATA if code in (OK, BAD_CONFIG) else code
+        return BAD_DATA if self.child.code in (OK, BAD_CONFIG) else self.child.code
 
     @property
     def is_flaky(self) -> bool:
@@ -143,13 +164,21 @@ class Reproduction:
             "passed": self.passed,
             "flaky": self.is_flaky,
             "attempts": self.attempts,
-            "failures": [*self.earlier, *([self.failure] if self.failure else [])],
+            "failures": [each.failure for each in (*self.earlier, self) if each.failure],
             "seed": self.target.seed,
-            "run_dir": str(self.child.run.path) if self.child.run.path.is_dir() else None,
-            "exit_code": self.child.exit_code,
+            "run_dir": self.child.run_dir or None,
+            "exit_code": self.child.code,
             "checks": [vars(check) for check in self.checks],
             "environment_differences": self.differences,
         }
+
+
+@dataclass
+class Outcomes:
+    """The commands and the results so far, by the number of the target."""
+
+    commands: dict[int, Command] = field(default_factory=dict)
+    results: dict[int, Reproduction] = field(default_factory=dict)
 
 
 def reproduce(
@@ -157,29 +186,29 @@ def reproduce(
     folder: Path,
     limits: Limits,
     retries: int,
-    results: dict[int, Reproduction],
+    outcomes: Outcomes,
     tell: Callable[[Reproduction], None],
 ) -> None:
-    """Run every target in its own process under `folder`; put each result into `results`, by number, and `tell` it.
+    """Run every target in its own process under `folder`; put each result into `outcomes` and `tell` it.
 
     Those that fail run again up to `retries` times. After Ctrl-C none is started, and an interrupted one has no result.
     """
 
     def record(command: Command, ending: Ending) -> None:
         if ending.cause in (None, "timeout"):
-            number = numbers[command.name]
+            number = next(number for number, each in outcomes.commands.items() if each is command)
             before = results.get(number)
-            earlier = (*before.earlier, before.failure) if before else ()
-            results[number] = _judge(left[number], read_finished(command, ending), earlier)
+            earlier = (*before.earlier, before) if before else ()
+            results[number] = Reproduction(left[number], read_finished(command, ending), earlier)
             tell(results[number])
 
-    left = dict(enumerate(targets, 1))
+    left, results = dict(enumerate(targets, 1)), outcomes.results
     for _ in range(retries + 1):
         executor = LocalExecutor()
         with tempfile.TemporaryDirectory() as logs:
-            commands = [_target_command(number, target, folder, Path(logs)) for number, target in left.items()]
-            numbers = {command.name: number for command, number in zip(commands, left, strict=True)}
-            raise_for(Queue(limits, executor, record).run(commands))
+            commands = {number: _target_command(number, target, folder, Path(logs)) for number, target in left.items()}
+            outcomes.commands |= commands
+            raise_for(Queue(limits, executor, record).run(commands.values()))
         left = {number: result.target for number, result in sorted(results.items()) if not result.passed}
 
 
@@ -194,19 +223,6 @@ def _new_folder(path: Path) -> RunDirectory:
     """Return a folder that is not there yet, with a number if need be: those of earlier attempts and calls stay."""
     paths = (numbered_path(path, "", place) for place in count(1))
     return RunDirectory(next(each for each in paths if not each.exists()))
-
-
-def _judge(target: ReproduceTarget, child: FinishedProcess, earlier: tuple[str, ...]) -> Reproduction:
-    found = Reproduction(target, child, [], [], earlier)
-    if found.fault:
-        checks = [ExpectationCheck("run", "a finished run", found.fault, False)]
-    else:
-        expect = {"exit_code": 0, **target.expect}  # a run that fails reproduces nothing, unless that is expected
-        checks = check_expectations(child.summary or {}, expect)
-        if "exit_code" not in target.expect and checks[0].passed:
-            checks = checks[1:]
-    differences = environment_differences(target.environment, child.environment) if target.environment else []
-    return replace(found, checks=checks, differences=differences)
 
 
 # What depends on the clock and the machine, and which attempt wrote a line.

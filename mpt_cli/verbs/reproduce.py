@@ -7,15 +7,16 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem, config_error, raise_problems, worst_code
 from mpt_cli.jobs.local_processes import Limits
-from mpt_cli.reproduce.collection import Collection, Selection, collect
+from mpt_cli.reproduce.collection import Selection, collect
 from mpt_cli.reproduce.output import ResultPrinter, write_junit
 from mpt_cli.reproduce.reproduction import (
+    Outcomes,
     Reproduction,
     ResumeProof,
     reproduce,
@@ -37,50 +38,51 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     if arguments.resume_check:
         return _check_resume(arguments)
     found = collect(_read_request(arguments))
-    by_number: dict[int, Reproduction] = {}
+    outcomes = Outcomes()
     results: list[Reproduction] = []
-    _write_junit(arguments, found, results)  # for the case that this process is killed
-    if not found.targets:
-        reasons = "; ".join(f"{name} {reason}" for name, reason in found.left_out.items())
-        remedy = f"Left out: {reasons}." if reasons else ""
-        nothing = Problem(
-            "reproduce", "must have a recipe or run to run: with none, it would always pass.", None, remedy
-        )
-        raise ConfigError([problem for error in found.errors for problem in error.named_problems] or [nothing])
+
+    def write() -> None:
+        if arguments.junit:
+            write_junit(junit, found, outcomes, arguments.dry_run)
+
+    def tell(result: Reproduction) -> None:
+        printer.show_result(result)
+        write()
+
+    write()  # for the case that this process is killed
     printer = ResultPrinter(sys.stderr if arguments.json else sys.stdout, found)
+    if not found.targets:
+        nothing = Problem("reproduce", "must have a recipe or run to run: with none, it would always pass.")
+        raise ConfigError([problem for error in found.errors for problem in error.named_problems] or [nothing])
+    for error in found.errors:
+        printer.line(f"error: {error}")
     if arguments.dry_run:
         printer.list_targets()
     else:
         limits = Limits(arguments.jobs, arguments.timeout)
         output = arguments.output or Path(DEFAULT_PARENT) / "reproduce" / random_name()
         try:
-            reproduce(found.targets, expanded(output), limits, arguments.retries, by_number, printer.show_result)
+            reproduce(found.targets, expanded(output), limits, arguments.retries, outcomes, tell)
         finally:  # also after a signal
-            results = [result for _, result in sorted(by_number.items())]
+            results = [outcomes.results[number] for number in sorted(outcomes.results)]
             printer.finish(results)
-            if left := len(found.targets) - len(results):
-                say(f"mpt reproduce: ended before {left} of {len(found.targets)} had run", sys.stderr)
-            _write_junit(arguments, found, results)
+            if left := [each.name for number, each in enumerate(found.targets, 1) if number not in outcomes.results]:
+                say(f"mpt reproduce: ended before {', '.join(left)} had run", sys.stderr)
+            write()
     if arguments.json:
-        errors = [
-            {"name": error.name, "problems": [each.as_dict() for each in error.problems]} for error in found.errors
-        ]
         print_json(
             {
-                "passed": all(result.passed for result in results) and not errors,
+                "passed": all(result.passed for result in results) and not found.errors,
                 "left_out": found.left_out,
-                "errors": errors,
+                "errors": [
+                    {"name": error.name, "problems": [each.as_dict() for each in error.problems]}
+                    for error in found.errors
+                ],
                 "targets": [target.name for target in found.targets],
                 "results": [result.as_dict() for result in results],
             }
         )
     return BAD_CONFIG if found.errors else worst_code(result.exit_code for result in results)
-
-
-def _write_junit(arguments: argparse.Namespace, found: Collection, results: Sequence[Reproduction]) -> None:
-    if arguments.junit:
-        reason = "nothing ran: --dry-run" if arguments.dry_run else "not run: interrupted before"
-        write_junit(Path(arguments.junit), found, results, reason)
 
 
 def _read_request(arguments: argparse.Namespace) -> Selection:
@@ -93,7 +95,8 @@ def _read_request(arguments: argparse.Namespace) -> Selection:
     problems = [problem for holds, problem in checks if not holds]
     problems += minimum_problems(1, jobs=arguments.jobs)
     raise_problems([*problems, *minimum_problems(0, rtol=arguments.rtol, retries=arguments.retries)])
-    return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords)
+    options = [f"--{name}={value}" for name in ("rtol", "timeout") if (value := getattr(arguments, name))]
+    return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, options)
 
 
 def _names_and_changes(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
@@ -137,16 +140,15 @@ def _check_resume(arguments: argparse.Namespace) -> int:
     words = [*(f"conf={name}" for name in names), *changes]
     settings = with_drawn_seed(load_settings(words))
     overrides = [*words, f"seed={settings.seed}"]  # the same for both runs
-    if arguments.output:
-        return _print_proof(verify_resume(overrides, Path(arguments.output), arguments.at), arguments)
-    with tempfile.TemporaryDirectory(prefix="mpt-resume-check-") as folder:
+    output = arguments.output
+    with nullcontext(output) if output else tempfile.TemporaryDirectory(prefix="mpt-resume-check-") as folder:
         return _print_proof(verify_resume(overrides, Path(folder), arguments.at), arguments)
 
 
 def _print_proof(proof: ResumeProof, arguments: argparse.Namespace) -> int:
     if arguments.json:
-        identical = proof.difference is None
-        print_json({"identical": identical, **asdict(proof), "folder": arguments.output and str(proof.folder)})
+        folder = arguments.output and str(proof.folder)
+        print_json({"identical": proof.difference is None, **asdict(proof), "folder": folder})
     else:
         print(f"killed at step {proof.killed_at} of {proof.steps}, resumed from step {proof.resumed_from}")
         same = "identical: weights, optimizer, loss scale, events, metrics and summary, bit by bit"

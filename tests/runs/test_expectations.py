@@ -12,7 +12,7 @@ SUMMARY = {
     "verdict": "warm-up skips only",
     "skipped_steps": 3,
     "final_loss_scale": None,
-    "metrics": {"val_accuracy": 0.97, "val_loss": "NaN", "loss": 0.5},
+    "metrics": {"val_accuracy": 0.97, "val_loss": "NaN", "loss": 0.5, "of_20": 0.949999988079071, "huge": 1e300},
     "best_metrics": {"val_accuracy": 0.98},
 }
 CASES = [
@@ -29,6 +29,11 @@ CASES = [
     ("verdict", ["healthy", "warm-up skips only"], True, "one of healthy, warm-up skips only"),
     ("val_loss", {"min": -1e9}, False, "at least -1e+09"),
     ("final_loss_scale", {"min": 1}, False, "at least 1"),
+    ("of_20", {"min": 0.95}, True, "at least 0.95"),  # 19 of 20, in float32
+    ("of_20", 0.95, True, "exactly 0.95"),
+    ("of_20", {"value": 1.0, "atol": 0.05}, True, "1 ± 0.05"),
+    ("of_20", 0.9499999284744263, False, "exactly 0.95"),  # the float32 before it: runs are compared bit for bit
+    ("huge", {"min": 1e301}, False, "at least 1e+301"),  # no float32
 ]
 
 
@@ -40,7 +45,10 @@ def test_an_expectation_is_met_or_missed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("val_acuracy", "Did you mean val_accuracy?"), ("xyzzy", "Its metrics are val_accuracy, val_loss, loss.")],
+    [
+        ("val_acuracy", "Did you mean val_accuracy?"),
+        ("xyzzy", "Its metrics are val_accuracy, val_loss, loss, of_20, huge."),
+    ],
 )
 def test_a_metric_that_the_run_did_not_report_is_named_with_those_it_has(name: str, hint: str) -> None:
     (check,) = check_expectations(SUMMARY, {name: 1})

@@ -38,7 +38,8 @@ TOLD = Path(__file__).with_name("reproductions")
 def told(capsys, case: str, *words: str) -> int:
     """The exit code; what is printed and written for JUnit is what `reproductions` has for the case."""
     code = main(["reproduce", *words, "--junit", "out.xml", "--output", "out"])
-    text = "\n".join([capsys.readouterr().out, *map(" ".join, junit_verdicts()), ""])
+    said = capsys.readouterr()
+    text = "\n".join([said.out + said.err, *map(" ".join, junit_verdicts()), ""])
     assert_said(text, TOLD / f"{case}.txt")
     return code
 
@@ -138,15 +139,20 @@ def test_runs_and_their_configurations_are_collected(earlier: Path) -> None:
     Path("all/second/summary.json").unlink()
     found = collect(Selection(["all"]))  # a folder stands for its recipes
     assert [target.name for target in found.targets] == ["all/mine.yaml"] and found.left_out == {}
+    shutil.copytree(earlier, "other/first")
+    assert [each.name for each in collect(Selection(["all/first", "other/first"])).targets] == [
+        "all/first",
+        "other/first",
+    ]
     for word in ("all/first", "all/f*/config.yaml"):
         (target,) = collect(Selection([word])).targets
         assert (target.recipe, target.expect["val_loss"], target.words[0]) == (None, 0.1, "conf=all/first/config.yaml")
     write_json(Path("all/first/summary.json"), {**SUMMARY, "status": "interrupted", "exit_code": 130})
     found = collect(Selection(["all/*/config.yaml"]))
     assert found.targets == [] and list(map(str, found.errors)) == [
-        f"all/{name}: run: has no end to compare with: it still trains, or was interrupted or killed. "
+        f"all/{name}: run: has no end to compare with: it {reason}. "
         f"To finish it: mpt train conf=all/{name}/config.yaml resume=all/{name}"
-        for name in ("first", "second")
+        for name, reason in (("first", "was interrupted"), ("second", "still trains, or was killed"))
     ]
 
 
@@ -222,8 +228,9 @@ def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome,
     named("mine/a.yaml")
     named("mine/broken.yaml", "model: [1\n")
     named("mine/typo.yaml", RECIPE.replace("val_accuracy:", "val_acuracy:"))
-    assert told(capsys, "unreadable", "mine") == 2
+    assert told(capsys, "unreadable", "mine", "-k", "a.yaml") == 2  # whose tags nobody knows
     assert [words[0] for words in outcome["words"]] == ["conf=mine/a.yaml"]
+    assert main(["reproduce", "mine", "-k", "nothing"]) == 2 and "is never closed" in capsys.readouterr().err
     assert main(["check", "conf=mine/typo.yaml"]) == 2
     assert "no run of this recipe reports it. Did you mean val_accuracy?" in (said := capsys.readouterr().err)
     line = next(
@@ -249,7 +256,9 @@ def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch) 
     run, good = StubExecutor.run, outcome["summary"]
 
     def fails_first(command: Command) -> int:
-        outcome["summary"] = good if command.name.endswith("-2") else {**good, "steps_seen": 1}
+        is_second = command.name.endswith("-2")
+        outcome["summary"] = good if is_second else {**good, "steps_seen": 1}
+        outcome["environment"] = {**outcome["environment"], "dataset_fingerprint": str(is_second)}
         return run(command)
 
     monkeypatch.setattr(StubExecutor, "run", staticmethod(fails_first), raising=False)
@@ -277,6 +286,10 @@ def test_a_run_that_left_no_summary_is_told_as_what_it_was_and_its_code_is_the_a
 ) -> None:
     outcome |= {"summary": None, "code": code}
     assert told(capsys, f"no-summary{code}", "./mine.yaml", "--retries", "1") == exit_code
+    properties = ElementTree.parse("out.xml").getroot().iter("property")
+    assert [each.get("value") for each in properties if each.get("name") == "exit_code"] == [
+        str(143 if code < 0 else code)
+    ]
 
 
 def test_a_crash_while_training_is_no_missed_expectation_unless_the_recipe_expects_it(outcome, recipe, capsys) -> None:
@@ -288,15 +301,22 @@ def test_a_crash_while_training_is_no_missed_expectation_unless_the_recipe_expec
 
 def test_after_an_interruption_the_results_so_far_are_shown_and_written(outcome, capsys, monkeypatch) -> None:
     run = StubExecutor.run
+    written: list[tuple[str, str, str, str]] = []  # what a kill would leave
 
     def is_interrupted(command: Command) -> int | None:
         if "digits" in command.name:
+            written.extend(junit_verdicts())
+            run(command)
             os.kill(os.getpid(), signal.SIGINT)
             return None
         return run(command)
 
     monkeypatch.setattr(StubExecutor, "run", staticmethod(is_interrupted), raising=False)
-    assert told(capsys, "interrupted", "./mine.yaml", "./mine.yaml", "digits_mlp") == 130
+    assert told(capsys, "interrupted", "./mine.yaml", "./mine.yaml", "digits_mlp", "digits_cnn") == 130
+    assert [(suite, kind) for suite, _, kind, _ in written] == [("digits_mlp", "error"), ("digits_cnn", "error")]
+    properties = ElementTree.parse("out.xml").getroot().iter("property")
+    folders = [each.get("value") for each in properties if each.get("name") == "run_dir"]
+    assert folders == ["out/1-mine", "out/2-digits_mlp"]  # digits_cnn had not begun
 
 
 def test_a_run_that_meets_what_is_expected_of_it_tells_a_bad_verdict(outcome, capsys) -> None:
