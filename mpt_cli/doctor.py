@@ -93,7 +93,6 @@ def doctor_report_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("versions", ", ".join(f"{name} {version}" for name, version in report["versions"].items())),
         ("system", machine["os"]),
         ("CPU", f"{machine['cpu']}, {cores}, {format_bytes(machine['memory_bytes'])}"),
-        ("16-bit", f"instructions of the CPU: {', '.join(machine['cpu_precision_features']) or 'none'}"),
         *[("GPU", gpu) for gpu in gpus or ["none that nvidia-smi knows"]],
         *[
             (each["name"], f"works on {', '.join(each['devices'])}" if each["works"] else each["error"])

@@ -14,9 +14,7 @@ from typing import Any
 NVIDIA_SMI_SECONDS = 5.0
 CPU_INFO = Path("/proc/cpuinfo")
 _CGROUP = Path("/sys/fs/cgroup")
-# Instructions that decide how fast a CPU computes in 16 bits; without them float16 is emulated through float32.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # glibc's malloc.h
-PRECISION_FEATURES = ("f16c", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
 
 
 def cores_of_process() -> int:
@@ -63,7 +61,6 @@ def machine_facts() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cpu_cores": os.cpu_count(),
         "usable_cores": cores_of_process(),
-        "cpu_precision_features": cpu_features(),
         "memory_bytes": memory_bytes(),
         "gpus": nvidia_gpus(),
     }
@@ -74,9 +71,8 @@ def cpu_model() -> str:
 
 
 def cpu_features() -> list[str]:
-    """Return those of PRECISION_FEATURES this CPU has."""
-    flags = set((_cpu_info("flags") or _cpu_info("Features")).split())
-    return [feature for feature in PRECISION_FEATURES if feature in flags]
+    """Return the names of the instructions that this CPU has."""
+    return (_cpu_info("flags") or _cpu_info("Features")).split()
 
 
 def cpu_description() -> str:

@@ -120,12 +120,10 @@ def diagnose(
     settings = program.settings
     say(f"{settings.recipe}: building the model and a copy to measure")
     examination = Examination(program, platform, batches)
-    trained = f" after {after_steps} steps of training" if after_steps else ""
-    say(f"measuring {batches} batches{trained}")
+    say(f"measuring {batches} batches after {after_steps} steps of training")
     examination.measure_at(after_steps)
     digits = examination.digits
     if kept := [] if digits is None else digits.remedy:
-        say(f"half precision loses digits; keeping {', '.join(kept)} in float32")
         examination.keep_in_float32(kept)
     return replace(_with_layers_in_float32(examination, _verify(examination, kept, say), say), digits=digits)
 

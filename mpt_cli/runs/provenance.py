@@ -123,7 +123,7 @@ _EXPLAINING = (
     "variables",
 )
 _OF_THREADS = re.compile(r"(OMP|OPENBLAS)_NUM_THREADS|NPROC|TF_NUM_\w+_THREADS")
-_OF_THE_MACHINE = ("os", "cpu", "usable_cores", "cpu_precision_features", "gpus")
+_OF_THE_MACHINE = ("os", "cpu", "usable_cores", "gpus")
 
 
 def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

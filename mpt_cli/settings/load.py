@@ -330,14 +330,6 @@ class Composition:
                 yield f"nothing uses {name}; a key of the recipe uses it as ${{{name}}}"
 
 
-# the value in records of earlier versions for a key that was not set
-_GONE = {
-    "loss_scale.stop_on_idle_epoch": True,
-    "loss_scale.on_overflow": "skip",
-    "loss_scale.schedules_follow": "applied_steps",
-}
-
-
 def compose(files: Files, given: ParsedOverrides) -> Composition:
     """Set the keys of the command line, resolve interpolations, and read every key."""
     problems, tree = [*files.problems, *given.problems], files.tree
@@ -362,8 +354,7 @@ def compose(files: Files, given: ParsedOverrides) -> Composition:
 
 
 def _is_gone_and_unset(problem: Problem) -> bool:
-    unset: tuple[Any, ...] = (None, False, [], {}, _GONE.get(problem.key))
-    return problem.received in unset and unknown_key_problem(problem.key, {}) is not None
+    return problem.received in (None, False, [], {}) and unknown_key_problem(problem.key, {}) is not None
 
 
 def _variants(node: Any, problems: list[Problem]) -> dict[str, str]:

@@ -10,7 +10,6 @@ MACHINE = {
     "cpu": "A CPU",
     "cpu_cores": 4,
     "usable_cores": 2,
-    "cpu_precision_features": ["f16c"],
     "memory_bytes": 2**34,
     "gpus": [{"name": "X", "driver": "1", "memory": "2"}],
 }

@@ -98,8 +98,8 @@ def test_gpus_come_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert machine.nvidia_gpus() == [{"name": "NVIDIA X", "driver": "570.1", "memory": "81559 MiB"}]
 
 
-def test_cpu_features_are_those_that_matter_for_sixteen_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_and_the_instructions_of_the_cpu_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "cpuinfo"
     info.write_text("model name\t: A CPU\nflags\t\t: fpu sse f16c avx512_bf16\n")
     monkeypatch.setattr(machine, "CPU_INFO", info)
-    assert (machine.cpu_model(), machine.cpu_features()) == ("A CPU", ["f16c", "avx512_bf16"])
+    assert (machine.cpu_model(), machine.cpu_features()) == ("A CPU", ["fpu", "sse", "f16c", "avx512_bf16"])

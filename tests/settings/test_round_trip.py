@@ -64,7 +64,6 @@ def test_any_text_and_number_comes_back(texts, numbers, name, write_recipe) -> N
 def test_a_record_may_hold_keys_that_are_gone_and_were_not_set(tmp_path):
     record = yaml.safe_load(resolved_yaml(load_settings(["conf=digits_mlp"])))
     record["phases"], record["distribute"]["mesh"], record["optimizer"]["schedule"]["decay_rate"] = [], {}, None
-    record["loss_scale"]["stop_on_idle_epoch"] = True
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(record))
     assert load_settings([f"conf={path}"]) == load_settings(["conf=digits_mlp"])
