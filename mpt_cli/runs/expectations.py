@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
-
 from mpt_cli.errors import Problem, did_you_mean
 from mpt_cli.settings.python_references import is_object
 from mpt_cli.settings.schema import Settings
@@ -92,6 +90,8 @@ def _readings(got: Any) -> list[Any]:
     >>> _readings(0.949999988079071)
     [0.949999988079071, 0.95]
     """
+    import numpy as np  # here, because `mpt check` starts without it
+
     return [got, float(str(np.float32(got)))] if isinstance(got, float) and abs(got) < 1e38 else [got]
 
 

@@ -37,6 +37,13 @@ def test_help_and_completion_import_no_verb_and_no_hydra(tmp_path) -> None:
 
 
 @pytest.mark.slow
+def test_a_check_imports_neither_numpy_nor_keras(tmp_path) -> None:
+    code = "import sys; from mpt_cli.cli import main; main(['check', 'conf=digits_mlp']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not {"numpy", "keras"} & {*done.stdout.split()}
+
+
+@pytest.mark.slow
 def test_a_reader_who_has_gone_is_no_error(tmp_path) -> None:
     command = f"{sys.executable} -m mpt_cli list keys --json | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
