@@ -20,8 +20,9 @@ import numpy as np
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.errors import ConfigError, Problem, config_error, raise_problems, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_custom_train_step, keep_skips_whole
+from mpt_cli.precision.gradient_check import are_finite
 from mpt_cli.precision.keras_internals import build_before_tracing, lacks_variables, optimizer_values_in_fit
-from mpt_cli.precision.train_step import check_replicas, optimizers_in, unwrapped
+from mpt_cli.precision.train_step import check_replicas, optimizers_in, state_to_keep, unwrapped
 from mpt_cli.python_api import RunArguments, arguments_checked, given_settings
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, numbered_path
@@ -38,7 +39,8 @@ from mpt_cli.step_recording import (
 )
 from mpt_cli.telemetry.health_and_verdict import Stop
 from mpt_cli.telemetry.record_types import Event, RunHeader, Scaling
-from mpt_cli.training.build_run_parts import warn_of_half_head
+from mpt_cli.telemetry.run_state import RunState
+from mpt_cli.training.build_run_parts import count_parameters, warn_of_half_head
 from mpt_cli.training.callbacks import metrics_in, why_ended
 from mpt_cli.training.loss_and_optimizer import warn_of_scaling
 from mpt_cli.training.model import loss_not_scaled_problem
@@ -47,7 +49,7 @@ from mpt_cli.training.run_from_model import described_model, rule_of
 LEAST_CAPACITY = 256  # rows of the ring: with the usual 50 steps between two reads it never overflows
 NO_RESUME = "checkpoints: mpt.fit writes them and resumes from one, also in the middle of an epoch"
 NO_SPEED = "examples per second: fit does not tell a callback how many a step has (see steps_per_second)"
-NOT_WHOLE = "metrics and normalisation in skipped steps: the model's own train_step updates them"
+NOT_WHOLE = "in skipped steps: the model's own train_step updates them"
 
 
 def scaling_of(model: Any, settings: Settings) -> Scaling:
@@ -229,6 +231,7 @@ class _FitRecording(Recording):
         )
         super().__init__(subject, model.optimizer, missing)
         self.asked_before_epoch = self.asked = self.asked_at_line = 0  # steps
+        self.spoiled_state: list[str] = []
         self.fault_search = FaultSearch(model, lambda sentence: self.telemetry.message(sentence))
         self.no_loss = NO_LOSS + (
             "JAX does not report it"
@@ -261,7 +264,8 @@ class _FitRecording(Recording):
         self.latest.train_with(log)
         if not self.own_step and keras.backend.backend() == "tensorflow" and lacks_variables(model):
             build_before_tracing(model)
-        return [NO_RESUME, NO_SPEED] + [NOT_WHOLE] * self.own_step
+        lost = "metrics and normalisation" if self.recorder.calls is None else "metrics"
+        return [NO_RESUME, NO_SPEED] + [f"{lost} {NOT_WHOLE}"] * self.own_step
 
     def _begin(self, logs: Mapping[str, Any]) -> bool:
         """Begin the record after the first call; return whether the optimizer of `compile` made a step."""
@@ -301,10 +305,9 @@ class _FitRecording(Recording):
     def header(self) -> RunHeader:
         model, names, epochs = self.model, self._metric_names, self.settings.trainer.epochs
         steps = self.recorder.params.get("steps")
-        parameters = model.count_params() if model.built else 0
         return self.build_header(
             description="Keras's own fit, recorded",
-            model=f"{type(model).__name__} {model.name}, {parameters:,} parameters",
+            model=f"{type(model).__name__} {model.name}, {count_parameters(model):,} parameters",
             data="of fit",
             execution=f"Keras's fit, {model.steps_per_execution} steps per call",
             epochs=epochs,
@@ -337,9 +340,14 @@ class _FitRecording(Recording):
             self.asked_at_line = self.asked
             self.snapshot({name: float(value) for name, value in logs.items()})
 
+    def run_state(self) -> RunState:
+        return replace(super().run_state(), spoiled_state=self.spoiled_state)
+
     def finish_epoch(self, logs: dict[str, Any]) -> None:
         """Record the end of an epoch, and put the mean loss of all its steps into `logs` for Keras's progress bar."""
         self._look()
+        if self.own_step and self.counters.skipped:
+            self.spoiled_state = [v.path for v in state_to_keep(self.model) if not are_finite([v])]
         self.pace.pause()
         self.apply_rule(self.check_epoch(self.variables))
         metrics = metrics_in(logs)

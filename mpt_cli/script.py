@@ -160,7 +160,14 @@ class ScriptRun:
         if is_loop:
             self.record_loop(wrapper)
         given = direct_trainable_variables(wrapper.inner_optimizer) if variables is None else variables
-        if_skipped = self.calls.inputs_if_skipped if is_loop and _replicas() == 1 else lambda _: []
+
+        def if_skipped(optimizer: Any) -> list[tuple[Any, Any]]:
+            if _replicas() > 1:
+                return []
+            trained = [variable for each in self.wrappers.values() for variable in each.trained_variables]
+            inputs = self.calls.inputs_if_skipped(optimizer) if is_loop else []
+            return inputs + self.calls.state_if_skipped(trained)
+
         self.passes.apply(wrapper, list(grads), list(given), if_skipped)
 
     def record_loop(self, wrapper: LossScaleOptimizer) -> None:
@@ -601,7 +608,10 @@ def _calls_under_tapes(seen: ScriptRun) -> Iterator[Patch]:
     def make_call(call: Any) -> Any:
         @wraps(call)  # as part of Keras, which autograph leaves as it is
         def noted(layer: Any, *inputs: Any, **named: Any) -> Any:
-            if not isinstance(layer, keras.Model) or len(inputs) != 1 or named.keys() - {"training"}:
+            is_model = isinstance(layer, keras.Model)
+            if is_model:
+                seen.calls.keep_state(layer)
+            if not is_model or len(inputs) != 1 or named.keys() - {"training"}:
                 return call(layer, *inputs, **named)
             return seen.calls.note(layer, lambda: call(layer, *inputs, **named), inputs[0])
 

@@ -28,7 +28,7 @@ from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, write_summary
 from mpt_cli.runs.provenance import collect_environment
-from mpt_cli.samples.gradient_samples import EAGER_SECONDS, GradientSampler
+from mpt_cli.samples.gradient_samples import EAGER_SECONDS, GradientSampler, sample_of_all
 from mpt_cli.samples.latest_step import LatestStep, TapedCalls, steps_of
 from mpt_cli.settings.load import resolved_tree
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimizer, LossScaleSettings
@@ -65,7 +65,10 @@ TOO_LONG = (
     "a sample would take too long beside the training. trainer.gradient_health_every_steps=10 takes one at the end, "
     "at any cost."
 )
-HIDDEN = "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale to keep them."
+HIDDEN = (
+    "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale{raised}, and make the "
+    'last layer with dtype="float32".'
+)
 OVERFLOWED = "the gradients of the last step overflowed. " + LOOK
 UNFINISHED = "that is checked when the training ends."
 NO_PROGRAM = "settings of the program (loss, data, callbacks, schedule of the rate, seed), and the trained model"
@@ -304,8 +307,13 @@ class Recording(Record, ABC):
             return
         seconds, steps = self.stopwatch.run_seconds, steps_of(self.variables, latest)
         budget.trainings += seconds
+        doublings = min((step.possible_doublings for step in steps), default=0)
+        log2 = min(math.log2(self.counters.scale) + doublings, math.log2(self.scaling.rule.highest))
+        hidden = HIDDEN.format(
+            raised=f" (loss_scale.initial_scale=2**{log2:.0f}, not tried)" if doublings and self.scaling.scales else ""
+        )
         if not steps or any(step.hides_flushed for step in steps):
-            self.unchecked = HIDDEN if steps else UNSEEN
+            self.unchecked = hidden if steps else UNSEEN
             return
         say = self.telemetry.message
         samplers = [GradientSampler(step.model, every, say, is_seeded=step.is_seeded) for step in steps]
@@ -319,13 +327,12 @@ class Recording(Record, ABC):
         if None not in looks:  # of a sample that overflowed, the layers are known
             self.missing.remove(NO_SAMPLES)
             self._write_environment()
-        found = [look.sample for look in looks if look is not None and look.sample is not None]
-        if found and any(step.is_seeded for step in steps):  # whose gradient of the loss may have gone another way
-            found = [sample for sample in found if sample.norm or sample.flushed_share]
-            self.unchecked = self.unchecked if found else HIDDEN
         self.counters.sample = None
-        if len(found) == len(steps):
-            sample = max(found, key=lambda sample: (len(sample.faults), sample.flushed_share))
+        found = [look.sample for look in looks if look is not None and look.sample is not None]
+        # the gradient of the loss may have gone another way
+        if steps[0].is_seeded and not all(sample.norm or sample.flushed_share for sample in found):
+            self.unchecked = hidden
+        elif (sample := sample_of_all([look for look in looks if look is not None])) and len(found) == len(steps):
             faults = {name: fault for name, fault in sample.faults.items() if fault != DEAD or not self._trained(name)}
             self.counters.sample = replace(sample, faults=faults)
 
@@ -336,7 +343,10 @@ class Recording(Record, ABC):
     def finish(self) -> None:
         """End the record with its verdict."""
         self.look_at_weights()
-        verdict, explanation = judge(self.run_state())
+        verdict, explanation = judge(state := self.run_state())
+        again = self.health.check(state)  # with what is known now
+        if self.stop is not None and again is not None and again.key == self.stop.key:
+            self.stop = again
         stopped = self.stop is not None and self.subject.stops
         if self.stop is not None:
             explanation = f"{'Stopped' if stopped else 'A run of mpt would have been stopped'}: {self.stop}"
@@ -412,7 +422,8 @@ RING_ROWS = 16384  # half a second of steps of 30 microseconds; 0.7 MB
 NOT_OF_A_LOOP = [
     "epochs, metrics, validation and examples per second: only fit reports them, so all steps count as one epoch",
     "checkpoints: a custom loop can't be resumed",
-    "metrics and normalisation in skipped steps: the loop itself updates them; weights and optimizer stay as they were",
+    "metrics in skipped steps: the loop itself updates them; weights, optimizer and the state of models that it calls "
+    "stay as they were",
 ]
 NO_LOSS = "the loss of each step, and whether an overflow began in the forward pass: "
 
@@ -471,10 +482,11 @@ class LoopRecording(Recording):
         super().line(loss, metrics, **others)
 
     def header(self) -> RunHeader:
+        names = self.calls.models_with(self.variables)
         return self.build_header(
             description="a training loop of the script's own",
             data="of the script",
-            model=f"{sum(int(np.prod(v.shape)) for v in self.variables):,} parameters",
+            model=f"{', '.join([*names, ''])}{sum(int(np.prod(v.shape)) for v in self.variables):,} parameters",
             execution="the script's own loop",
             epochs=1,
             steps_per_epoch=None,

@@ -121,12 +121,14 @@ ALWAYS = 3  # the first steps that are searched; after them the 4th, 8th, 16th, 
 
 class ForwardFault(NamedTuple):
     """`layer` is the path of the first one whose output was not finite, `variable` its first trainable variable, or the
-    last one before it where it has none; `fault` is inf, or nan where the output holds no inf.
+    last one before it where it has none; `fault` is inf, or nan where the output holds no inf; `dtype` is that in which
+    the layer computes.
     """
 
     layer: str
     variable: str | None
     fault: str
+    dtype: str | None = None
 
 
 def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
@@ -150,7 +152,7 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
         layer = layers[index]
         variable = next((v.path for v in layer.trainable_variables), variable)
         if fault := _fault_of(outputs):
-            found.append(ForwardFault(layer.path or layer.name, variable, fault))
+            found.append(ForwardFault(layer.path or layer.name, variable, fault, layer.compute_dtype))
 
     with keras.StatelessScope(collect_losses=True), outputs_noted(layers, look):
         outputs = predict_in_training(model, x)

@@ -5,7 +5,8 @@ One batch goes through the model as it trains, and with every layer in float32.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import keras
@@ -35,6 +36,23 @@ class SampleResult(NamedTuple):
 
     sample: GradientSample | None
     layers: list[LayerSample]
+
+
+def sample_of_all(results: Sequence[SampleResult]) -> GradientSample | None:
+    """Return one sample of all models of a step; None if the gradients of one of them overflowed."""
+    samples = [result.sample for result in results if result.sample is not None]
+    if len(samples) < len(results):
+        return None
+    weights = [row for result in results for row in result.layers if row.kind == WEIGHT_GRADIENTS]
+    rooms = [each.headroom_doublings for each in samples if each.headroom_doublings is not None]
+    return replace(
+        max(samples, key=lambda sample: sample.output_noise or 0.0),
+        norm=math.hypot(*(sample.norm for sample in samples)),
+        flushed_share=mean_share(weights, "flushed"),
+        subnormal_share=mean_share(weights, "subnormal"),
+        headroom_doublings=min(rooms, default=None),
+        faults={name: fault for sample in samples for name, fault in sample.faults.items()},
+    )
 
 
 class GradientSampler:

@@ -11,9 +11,9 @@ from keras import ops
 
 from mpt_cli.precision.gradient_check import dense
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
-from mpt_cli.precision.keras_internals import logits_of
+from mpt_cli.precision.keras_internals import logits_of, note_half_output
 from mpt_cli.precision.scale_state import count_of
-from mpt_cli.precision.train_step import ids_of
+from mpt_cli.precision.train_step import ids_of, state_to_keep
 from mpt_cli.telemetry.health_and_verdict import FLUSHED_SHARE
 
 Tensor = Any
@@ -30,12 +30,22 @@ class LatestStep(NamedTuple):
     is_seeded: bool = False
 
     @property
+    def half_gradients(self) -> Any:
+        """Return the magnitudes of the float16 gradients of the scaled loss by the outputs of the model, after a 1."""
+        given = [gradient for _, gradients, _ in self.batch for gradient in gradients] if self.is_seeded else []
+        halves = [each for each in given if keras.backend.standardize_dtype(each.dtype) == "float16"]
+        return np.concatenate([np.ones(1), *(np.abs(ops.convert_to_numpy(each)).ravel() for each in halves)])
+
+    @property
+    def possible_doublings(self) -> int:
+        """Return how often the scale may double until what is flushed is a normal number, without overflow."""
+        return int(max(0, min(11, 14 - np.log2(self.half_gradients.max()))))
+
+    @property
     def hides_flushed(self) -> bool:
         """Return whether float16 may have flushed gradients of the loss before they reached the model, where a sample
         begins: there are zeros and values close to them."""
-        given = [gradient for _, gradients, _ in self.batch for gradient in gradients] if self.is_seeded else []
-        halves = [each for each in given if keras.backend.standardize_dtype(each.dtype) == "float16"]
-        found = np.concatenate([np.ones(1), *(np.abs(ops.convert_to_numpy(each)).ravel() for each in halves)])
+        found = self.half_gradients
         is_near = (found > 0) & (found < SMALLEST_NORMAL)
         return bool((found == 0).mean() > FLUSHED_SHARE and is_near.mean() > NEAR_ZERO_SHARE)
 
@@ -155,11 +165,16 @@ class TapedCalls:
         self._eager_steps = 0
         self._hold_all = False  # the models called, of the variables whose gradients are taken
         self.heads: dict[int, Any] = {}  # by their ids the models that were called last before a loss
+        self._states: dict[int, tuple[Any, list[Any]]] = {}  # by their ids models, and their state
+        self._before: dict[int, tuple[Any, Tensor]] = {}  # by their ids parts of it, and values before the next step
+        self._has_stepped = False  # since then
 
     def open(self, tape: Any) -> None:
         """Note calls from here on."""
         if not self._tapes:
             self._calls, self._are_derived, self._thread = [], False, threading.get_ident()
+            if self._has_stepped:
+                self._before, self._has_stepped = {}, False
         self._tapes.add(id(tape))
 
     def close(self, tape: Any) -> None:
@@ -176,12 +191,35 @@ class TapedCalls:
             return call()
         self._is_inside = True
         try:
-            outputs = call()
+            outputs = note_half_output(model, call())
         finally:
             self._is_inside = False
         floats = filter(is_float_tensor, keras.tree.flatten(outputs))
         self._calls.append(TapedCall(model, inputs, list(map(logits_of, floats))))
         return outputs
+
+    def keep_state(self, model: Any) -> None:
+        """Keep the state of a model that is about to be called: its layers change it, in a skipped step too."""
+        if self._is_inside or not self._tapes or threading.get_ident() != self._thread:
+            return
+        _, state = self._states.get(id(model)) or (model, state_to_keep(model))
+        if model.built:
+            self._states[id(model)] = model, state
+        for variable in state:
+            if id(variable) not in self._before and hasattr(variable.value, "assign"):  # not cast for a layer around
+                self._before[id(variable)] = variable.value, ops.copy(variable.value)
+
+    def models_with(self, variables: Iterable[Any]) -> list[str]:
+        """Return the names of the models called so far that hold any of these variables."""
+        ids = ids_of(variables)
+        return [model.name for model, _ in self._states.values() if ids & ids_of(model.trainable_variables)]
+
+    def state_if_skipped(self, trained: Iterable[Any]) -> list[tuple[Any, Tensor]]:
+        """Return the state of the models of this step, without the `trained` variables, with its values before."""
+        from mpt_cli.precision.apply_or_skip_tensorflow import is_readable
+
+        self._has_stepped, ids = True, ids_of(trained)
+        return [pair for key, pair in self._before.items() if key not in ids and is_readable(pair[1])]
 
     def calls_with(self, sources: Iterable[Any]) -> list[TapedCall]:
         """Return the calls of models that hold any of these variables, without calls in a separate function or under
@@ -209,14 +247,14 @@ class TapedCalls:
             own = [ops.zeros_like(out) if gradient is None else dense(gradient) for out, gradient in pairs]
             x = keras.tree.map_structure(ops.convert_to_tensor, call.inputs)
             found.setdefault(id(call.model), (call.model, []))[1].append((x, own, scale))
+        if found and self._hold_all:
+            last = self._calls[-1].model
+            self.heads[id(last)] = last
         if self._collected is not None:
             self._collected += found.values()
             return
         for model, batch in found.values():
             self._keep(model, batch)
-        if found and self._hold_all:
-            last = calls[-1].model
-            self.heads[id(last)] = last
 
     def _keep(self, model: Any, batch: Any) -> None:
         import tensorflow as tf

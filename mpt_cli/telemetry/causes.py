@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mpt_cli.telemetry.record_types import VANISHED
-from mpt_cli.telemetry.run_state import RunState
+from mpt_cli.telemetry.run_state import WIDE, RunState
 
 
 @dataclass(frozen=True)
@@ -16,19 +16,33 @@ class Cause:
     """A cause of bad steps, recognised from the state of the run, and what to do about it.
 
     `fits` gets the number of latest skipped steps to explain. In the advice {overflowing} is the layer whose output
-    overflows, and {raised} the limit up to which the scale may be raised. The words fit a run from any door: a setting
-    is named in words, and by its key if every door takes that.
+    overflows, {forward} what to do about it, {raised} the limit up to which the scale may be raised, {spoiled} the
+    state that is not finite, and {why} why a sample is missing. The words fit a run from any door: a setting is named
+    in words, and by its key if every door takes that.
     """
 
     fits: Callable[[RunState, int], bool]
     advice: str
 
     def advise(self, run_state: RunState) -> str:
-        layer = run_state.forward_layer if run_state.scaling.is_needed else None
+        layer = run_state.overflowing_layer
         kept = f"{keep_in_float32([layer])}; this was not tried; " if layer else ""
         finder = "mpt diagnose, in a script mpt.diagnose(model, x, y), names those that need it"
         overflowing = f"{layer or 'a layer that overflows'} in float32 ({kept}{finder})"
-        return self.advice.format(overflowing=overflowing, raised=_raised_scale(run_state))
+        forward = f"keep {overflowing},"
+        if run_state.forward_dtype in WIDE:
+            forward = f"layer {run_state.forward_layer}, where it began, computes in {run_state.forward_dtype} already:"
+        return self.advice.format(
+            overflowing=overflowing,
+            forward=as_sentence(forward),
+            raised=_raised_scale(run_state),
+            spoiled=", ".join(run_state.spoiled_state),
+            why=f": {run_state.unchecked}" if run_state.unchecked else ".",
+        )
+
+
+def as_sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def keep_in_float32(layers: Sequence[str]) -> str:
@@ -77,6 +91,7 @@ VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
     "zero for an unknown reason",
 )
 SPOILED_LOSS, SPOILED_WEIGHTS, ZERO_LOSS, APPLIED_NAN = "spoiled loss", "spoiled weights", "zero loss", "applied nan"
+SPOILED_STATE = "spoiled state"
 
 A_BUG = (
     "a bug of the model or data, not of the scale. Look at the layer that events.jsonl names for a square root, norm "
@@ -84,10 +99,15 @@ A_BUG = (
 )
 
 CAUSES = {
+    SPOILED_STATE: Cause(
+        lambda run_state, _: bool(run_state.spoiled_state),
+        "inf or nan is left in {spoiled}, which the model's own train_step writes in a skipped step too: the model "
+        "gives nan in evaluation. mpt.fit puts such state back, and on TensorFlow mpt run.",
+    ),
     FORWARD: Cause(
         lambda run_state, skips: run_state.forward_share(skips) > 0.5,
-        "the loss itself was not finite, which is not the loss scale's fault. Keep {overflowing}, look "
-        "for bad values in the data, or lower the learning rate.",
+        "the loss itself was not finite, which is not the loss scale's fault. {forward} look for bad values in the "
+        "data, or lower the learning rate.",
     ),
     NAN: Cause(
         lambda run_state, skips: run_state.is_nan(skips),
@@ -146,7 +166,7 @@ CAUSES = {
     ),
     ZERO_UNKNOWN: Cause(
         lambda run_state, _: run_state.scaling.is_needed and not run_state.sample_is_new,
-        "it was not checked whether float16 flushed them. If so, a higher scale (loss_scale=dynamic, "
+        "it was not checked whether float16 flushed them{why} If so, a higher scale (loss_scale=dynamic, "
         f"loss_scale.initial_scale) or {OTHER_POLICY} keeps them; else units are dead, or the loss does not "
         "depend on the weights.",
     ),
@@ -164,7 +184,7 @@ CAUSES = {
         _always, "lower the learning rate, clip gradients to a global norm of 1.0, or use another optimizer."
     ),
 }
-OVERFLOW_CAUSES = (FORWARD, NAN, IN_DOUBT, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
+OVERFLOW_CAUSES = (SPOILED_STATE, FORWARD, NAN, IN_DOUBT, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
 UNDERFLOW_CAUSES = (VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM)
 
 

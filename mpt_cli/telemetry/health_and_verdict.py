@@ -21,6 +21,7 @@ from mpt_cli.telemetry.causes import (
     OVERFLOW_CAUSES,
     PROBING,
     SPOILED_LOSS,
+    SPOILED_STATE,
     SPOILED_WEIGHTS,
     TOO_HIGH,
     UNDERFLOW_CAUSES,
@@ -28,6 +29,7 @@ from mpt_cli.telemetry.causes import (
     ZERO_LOSS,
     ZERO_UNKNOWN,
     advise,
+    as_sentence,
     find_cause,
     keep_in_float32,
 )
@@ -54,11 +56,6 @@ from mpt_cli.telemetry.record_types import (
     UnmovedWeights,
 )
 from mpt_cli.telemetry.run_state import LONGEST_SETTLING_SKIPS, THIRD_TIME, RunState
-
-
-def _as_sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
 
 HEALTHY = "healthy"
 WARM_UP = "warm-up skips only"
@@ -97,7 +94,7 @@ def _ends_untrained(run_state: RunState) -> str | None:
     advice = CAUSES[cause].advise(run_state)
     if cause == FORWARD:
         return words + advice
-    return f"{words}every gradient overflowed{_format_at_scale(run_state)}. {_as_sentence(advice)}"
+    return f"{words}every gradient overflowed{_format_at_scale(run_state)}. {as_sentence(advice)}"
 
 
 def _ends_without_loss(run_state: RunState) -> str | None:
@@ -112,7 +109,7 @@ def _ends_in_skips(run_state: RunState) -> str | None:
     if streak < (FLOOR_STREAK if run_state.is_near_floor(1) else LONGEST_SETTLING_SKIPS):
         return None
     words = f"The last {format_count(streak)} steps were all skipped{_format_at_scale(run_state)}: "
-    return words + advise(run_state, streak, (FORWARD, NAN, FIXED, BEYOND))
+    return words + advise(run_state, streak, (SPOILED_STATE, FORWARD, NAN, FIXED, BEYOND))
 
 
 def _late_skip_rate(run_state: RunState) -> float:
@@ -131,7 +128,7 @@ def _ends_overflowing(run_state: RunState) -> str | None:
     )
     cause = find_cause(run_state, late_skips, (FORWARD, NAN, FIXED, PROBING, TOO_HIGH))
     advice = CAUSES[cause].advise(run_state)
-    return words + (f"In most of them {advice}" if cause in (FORWARD, NAN) else _as_sentence(advice))
+    return words + (f"In most of them {advice}" if cause in (FORWARD, NAN) else as_sentence(advice))
 
 
 def _ends_with_bad_values(run_state: RunState) -> str | None:
@@ -144,6 +141,10 @@ def _ends_with_bad_values(run_state: RunState) -> str | None:
             words = f"{count} of {seen} steps (step {last} is the latest) were skipped, and not because of the scale"
             return f"{words}: {CAUSES[cause].advise(run_state)}"
     return None
+
+
+def _ends_with_spoiled_state(run_state: RunState) -> str | None:
+    return as_sentence(CAUSES[SPOILED_STATE].advise(run_state)) if run_state.spoiled_state else None
 
 
 def _ends_with_spoiled_metrics(run_state: RunState) -> str | None:
@@ -235,7 +236,7 @@ def _ends_flushed(run_state: RunState) -> str | None:
     )
     if layers:
         words += f", among them nearly all of {name_layers(layers)}"
-    return f"{words}. {_as_sentence(advise(run_state, 0, UNDERFLOW_CAUSES))}"
+    return f"{words}. {as_sentence(advise(run_state, 0, UNDERFLOW_CAUSES))}"
 
 
 def _ends_dead(run_state: RunState) -> str | None:
@@ -318,8 +319,8 @@ def _ends_unchecked(run_state: RunState) -> str | None:
 
 
 def _ends_warmed_up(run_state: RunState) -> str | None:
-    """Return the explanation of a run in which most skips came from the search for the scale."""
-    return _ends_well(run_state) if 2 * run_state.search_skips > run_state.skipped_steps else None
+    """Return the explanation of a run in which all skips came from the search for the scale."""
+    return _ends_well(run_state) if run_state.search_skips == run_state.skipped_steps > 0 else None
 
 
 def _ends_well(run_state: RunState) -> str:
@@ -353,7 +354,7 @@ def _remark_bad_values(run_state: RunState) -> str | None:
     if not run_state.forward_steps:
         return None
     steps = f"step{'s' if len(run_state.forward_steps) > 1 else ''} {', '.join(map(str, run_state.forward_steps))}"
-    kept = f", or keep layer {run_state.forward_layer} in float32" if run_state.forward_layer else ""
+    kept = f", or keep layer {run_state.forward_layer} in float32" if run_state.overflowing_layer else ""
     return (
         f"The loss of {steps} was not finite even before scaling, so the loss scale is not the cause: look at the "
         f"examples of that batch{kept}."
@@ -366,7 +367,7 @@ def _remark_noise(run_state: RunState) -> str | None:
         return "Whether rounding leaves the outputs enough digits could not be measured."
     if noise is None or noise <= SMALL_NOISE:
         return None
-    words = _as_sentence(describe_digits(noise, [], 0.0, _format_sampled(run_state)))
+    words = as_sentence(describe_digits(noise, [], 0.0, _format_sampled(run_state)))
     return f"{words}: in half precision targets can hardly be met more closely than that."
 
 
@@ -450,7 +451,7 @@ class HealthRule:
         if value < limit:
             return None
         skips = self.skips(run_state) if self.skips is not None else int(value)
-        advice = _as_sentence(advise(run_state, skips, self.causes))
+        advice = as_sentence(advise(run_state, skips, self.causes))
         return Stop(self.key, self.evidence(run_state), advice, self.needs_sample)
 
 
@@ -497,6 +498,7 @@ RULES = (
         ),
     ),
     HealthRule(NEVER_TRAINED, _ends_as_it_began),
+    HealthRule(BAD_VALUES, _ends_with_spoiled_state),
     HealthRule(BAD_VALUES, _ends_with_bad_values),
     HealthRule(BAD_VALUES, _ends_with_spoiled_metrics),
     HealthRule(VANISHES, _ends_vanished),

@@ -96,6 +96,7 @@ class Event:
     layer: str | None = None  # the layer of that variable or output; "data" if the batch itself was not finite
     fault: str | None = None  # what was found there: inf, or nan alone, which an overflow seldom causes
     optimizer: str | None = None  # with several optimizers: the attribute of the model whose scale this is
+    dtype: str | None = None  # in which that layer computes, where the fault is of its output
 
 
 # the kinds of a LayerSample

@@ -37,8 +37,8 @@ class _ScaleHistory:
 @dataclass
 class EventTally:
     """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending, `forward_steps` of
-    those whose loss was already not finite, and `forward_layer` the first layer that one of them names. `skip_scales`
-    has the scale after each skip.
+    those whose loss was already not finite, and `forward_layer` the first layer that one of them names, which computes
+    in `forward_dtype`. `skip_scales` has the scale after each skip.
 
     `nan_steps` are those whose loss was finite and whose gradients held nan and no inf: an overflow far above what
     float16 holds leaves the same, once inf met inf on the way back. `persistent_nan_steps` are those of them that the
@@ -52,6 +52,7 @@ class EventTally:
     first_growth_step: int | None = None
     forward_steps: list[int] = field(default_factory=list)
     forward_layer: str | None = None
+    forward_dtype: str | None = None
     nan_steps: list[int] = field(default_factory=list)
     persistent_nan_steps: list[int] = field(default_factory=list)
     _scale_histories: dict[str | None, _ScaleHistory] = field(
@@ -73,7 +74,8 @@ class EventTally:
         if event.cause == FORWARD_PASS:
             self.forward_steps.append(event.step)
             is_layer = event.layer not in (None, DATA, LOSS)
-            self.forward_layer = self.forward_layer or (event.layer if is_layer else None)
+            if is_layer and self.forward_layer is None:
+                self.forward_layer, self.forward_dtype = event.layer, event.dtype
         elif event.nan and not event.inf:
             self._add_nan(event, scale_history)
         elif event.inf:
@@ -98,6 +100,7 @@ def _note_applied(event: Event, scale_history: _ScaleHistory) -> None:
     scale_history.last_step = event.step
 
 
+WIDE = ("float32", "float64")
 LEARNT = 1e-3  # of the first loss: what float16 flushes of its gradients is a thousandth of what there was to learn
 # 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
 LONGEST_SETTLING_SKIPS = 29
@@ -116,7 +119,8 @@ class RunState:
     skip_steps: Sequence[int] = ()  # the number of every skipped step, ascending
     skip_scales: Sequence[float] = ()  # the scale after each of them
     forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
-    forward_layer: str | None = None  # the first that one of these names
+    forward_layer: str | None = None  # the first that one of these names, and in which dtype it computes
+    forward_dtype: str | None = None
     nan_steps: Sequence[int] = ()  # of those with nan and no inf in the gradients of a finite loss
     persistent_nan_steps: Sequence[int] = ()  # of the latter that the scale does not explain
     first_growth_step: int | None = None
@@ -137,11 +141,17 @@ class RunState:
     streaks: StreakCounts[int] = NO_STREAKS  # after the last step
     peaks: StreakCounts[int] = NO_STREAKS  # the highest of the last call
     weights_are_finite: bool = True
+    spoiled_state: Sequence[str] = ()  # paths of non-trainable weights that a skipped step left not finite
     unchecked: str = ""  # why nothing is known of what half precision does to the numbers; empty where it is known
 
     @property
     def skipped_steps(self) -> int:
         return len(self.skip_steps)
+
+    @property
+    def overflowing_layer(self) -> str | None:
+        """Return `forward_layer` if it is known not to compute in float32."""
+        return self.forward_layer if self.scaling.is_needed and self.forward_dtype not in WIDE else None
 
     def layers_that(self, fault: str) -> list[str]:
         """Return the layers with this fault in the latest sample, in the order of the forward pass."""
@@ -248,7 +258,15 @@ class RunState:
         return set(self.skip_steps[-skips:]) if skips else set()
 
 
-OF_TALLY = ("skip_steps", "skip_scales", "forward_steps", "forward_layer", "nan_steps", "persistent_nan_steps")
+OF_TALLY = (
+    "skip_steps",
+    "skip_scales",
+    "forward_steps",
+    "forward_layer",
+    "forward_dtype",
+    "nan_steps",
+    "persistent_nan_steps",
+)
 OF_SAMPLE = ("flushed_share", "faults", "output_noise", "output_noise_left", "headroom_doublings")
 
 

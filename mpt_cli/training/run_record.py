@@ -16,7 +16,7 @@ from mpt_cli.samples.gradient_samples import GradientSampler, SampleResult
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health_and_verdict import HealthRules, Stop, describe_unmoved
 from mpt_cli.telemetry.record_types import Event, Summary, UnmovedWeights
-from mpt_cli.telemetry.run_state import RunState, build_run_state
+from mpt_cli.telemetry.run_state import WIDE, RunState, build_run_state
 from mpt_cli.telemetry.sink_interface import Telemetry
 from mpt_cli.telemetry.step_counters import StepCounters, StepRecords
 from mpt_cli.training.progress import Conclusion, Progress, Stopwatch
@@ -26,7 +26,6 @@ from mpt_cli.training.progress import Conclusion, Progress, Stopwatch
 LEAST_UPDATES = 10  # before anything is said
 MOST_BYTES = 2**26  # of kernels, the smallest first
 NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto samples it."  # why half precision was not checked
-WIDE = ("float32", "float64")  # narrower ones are looked at by samples of the gradients
 
 
 class WeightWatch:
@@ -76,7 +75,8 @@ def _kernels(optimizers: Sequence[LossScaleOptimizer]) -> list[Any]:
         variable
         for optimizer in optimizers
         for variable in optimizer.trained_variables
-        if variable.dtype in WIDE and not is_overwritten(variable)
+        if variable.dtype in WIDE  # samples of the gradients look at narrower ones
+        and not is_overwritten(variable)
     ]
     found = sorted([each for each in trained if len(each.shape) > 1] or trained, key=_bytes)
     return [

@@ -63,7 +63,11 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
 
 def _report_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, arguments: argparse.Namespace) -> int:
     """Print that no step of the run overflowed, and its verdict if that is bad; make no directory."""
-    measures = "mpt.diagnose(model, x, y) in that program" if is_of_program else _diagnose_command(run_dir)
+    measures = (
+        "mpt.diagnose(model, x, y) there, of a model compiled with its loss"
+        if is_of_program
+        else _diagnose_command(run_dir)
+    )
     ending = printable_tree(run.ending)
     verdict = [f"{ending['verdict']}: {ending.get('explanation', '')}"] if "verdict" in ending else []
     is_well = not verdict or ending["verdict"] in GOOD_VERDICTS
@@ -117,8 +121,8 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     if isinstance(stored.model, GivenModel):
         rule = "is the run of a script or a Python program: it holds neither the model nor the data."
         remedy = (
-            "In that program, import mpt_cli as mpt and call mpt.diagnose(model, x, y) before it trains "
-            "(docs/guides/script-overflow.md)."
+            "In that program, import mpt_cli as mpt, compile the model with its loss and call "
+            "mpt.diagnose(model, x, y) before it trains (docs/guides/script-overflow.md)."
         )
         raise config_error(run_dir, rule, None, remedy)
     settings = on_one_device(stored, say)

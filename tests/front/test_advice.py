@@ -5,9 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
+from mpt_cli.precision.keras_internals import predict_in_training
 from mpt_cli.telemetry.causes import CAUSES
 from mpt_cli.telemetry.health_and_verdict import judge
 from mpt_cli.telemetry.record_types import Scaling, UnmovedWeights
@@ -64,3 +66,19 @@ def test_a_head_in_float32_is_not_named_and_one_in_bfloat16_for_its_probabilitie
     softmax = keras.layers.Dense(2, "softmax", name="last", dtype="mixed_bfloat16")
     (said,) = warn_of_half_head(keras.Sequential([keras.Input((2,)), softmax]))
     assert "in bfloat16: probabilities in bfloat16: those above 0.998 are 1" in said
+
+
+def test_a_subclassed_model_that_makes_float16_is_named_once_it_was_called():
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__(name="net", dtype="mixed_float16")
+            self.last = keras.layers.Dense(2, dtype="mixed_float16")
+
+        def call(self, x):
+            return self.last(x)
+
+    net = Net()
+    assert warn_of_half_head(net) == []
+    predict_in_training(net, np.ones((1, 2), "float32"))
+    (said,) = warn_of_half_head(net)
+    assert said.startswith("the last layer of net makes the output of the model in float16: the input of the loss")

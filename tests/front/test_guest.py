@@ -106,6 +106,41 @@ def test_what_a_step_of_two_passes_did_to_the_weights_is_put_back_where_it_is_sk
     assert run(tmp_path, TWO_PASSES.format(compiled=compiled)).stdout == 4 * "1.0\n" + "1.875\n"
 
 
+STATE = """
+import keras, numpy as np, sys, tensorflow as tf
+class Own(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.cast(self(x, training=True), "float32") - y)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+inputs = keras.Input((2,))
+norm = keras.layers.BatchNormalization(momentum=0.5)
+model = Own(inputs, keras.layers.Dense(1)(norm(inputs)))
+model.compile(keras.optimizers.SGD(0.1), jit_compile=False)
+x, y = np.ones((12, 2), "float32"), np.ones((12, 1), "float32")
+x[4:8] = 1e5
+if sys.argv[1] == "fit":
+    model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+else:
+    step = tf.function(model.train_step) if sys.argv[1] == "compiled" else model.train_step
+    for start in (0, 4, 8):
+        step((tf.constant(x[start : start + 4]), tf.constant(y[start : start + 4])))
+print(norm.moving_mean.numpy().tolist())
+"""
+
+
+@pytest.mark.parametrize("how", ["fit", "compiled", "eager"])
+def test_the_state_of_a_model_is_put_back_where_a_step_that_the_script_wrote_is_skipped(tmp_path, how):
+    """Of three steps of ones the second is inf in float16: 1/2, then 3/4."""
+    (tmp_path / "it.py").write_text(STATE)
+    done = mpt("run", "run_dir=run", "it.py", how, cwd=tmp_path)
+    assert done.stdout == "[0.75, 0.75]\n", done.stderr
+    assert load_run(tmp_path / "run").summary["skipped_steps"] == 1
+    assert done.stderr.count(" makes the output of the model in float16") == 1
+
+
 EAGER = """
 import keras, tensorflow as tf
 class Counts(keras.optimizers.SGD):

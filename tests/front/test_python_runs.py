@@ -62,10 +62,13 @@ def test_a_run_shows_itself(reference):
     assert run.lines and run.events
 
 
+BY_LAYER = ("layer", "fault", "dtype")
+
+
 def without_layers(run: mpt.Run) -> list[dict]:
     """Events without what a Recorder finds for the last step of a call alone, and without names of layers, which count
     on in a process."""
-    return [{name: value for name, value in event.items() if name not in ("layer", "fault")} for event in run.events]
+    return [{name: value for name, value in event.items() if name not in BY_LAYER} for event in run.events]
 
 
 @pytest.mark.slow
@@ -243,6 +246,22 @@ def test_a_recorder_lets_a_train_step_train_that_scales_no_loss_in_float16(tmp_p
     summary = mpt.load_run(tmp_path / "run").summary
     assert summary["applied_steps"] == 32 and any(said in each for each in summary["not_recorded"])
     np.testing.assert_allclose(model.get_weights()[0], alone.get_weights()[0], rtol=1e-3)  # another program
+
+
+def test_the_state_that_a_train_step_leaves_not_finite_in_a_skipped_step_is_named(tmp_path):
+    keras.utils.set_random_seed(1)
+    with mpt.Policy("mixed_float16").scope():
+        layers = [keras.Input((8,)), keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(2)]
+        model = type("Own", (keras.Sequential,), {"train_step": plain_step})(layers)
+    model.compile(keras.optimizers.SGD(0.01), "mse", auto_scale_loss=False, jit_compile=ON_JAX)
+    recorder = mpt.Recorder(tmp_path / "run", settings=QUIET)
+    x = np.ones((12, 8), "float32")
+    x[5] = np.inf
+    model.fit(x, np.ones((12, 2)), batch_size=4, shuffle=False, verbose=0, callbacks=[recorder])
+    run = recorder.run
+    assert (run.verdict, run.summary["skipped_steps"]) == ("bad values", 1), run.explanation
+    left = "Inf or nan is left in own/norm/moving_mean, own/norm/moving_variance, which the model's own train_step writes in a "
+    assert run.explanation.startswith(f"{left}skipped step too: the model gives nan in evaluation. mpt.fit puts such")
 
 
 @only_on("tensorflow")

@@ -111,6 +111,12 @@ CASES = {
     "all skipped": skipping(ALL),
     "all skipped, bad loss": skipping(ALL, forward_steps=ALL),
     "all skipped, bad loss by a layer": skipping(ALL, forward_steps=ALL, forward_layer="net/cube"),
+    "all skipped, bad loss by a layer in float32": skipping(
+        ALL, forward_steps=ALL, forward_layer="net/log", forward_dtype="float32"
+    ),
+    "all late ones skipped, with state not finite": skipping(
+        range(MOST, 1001), forward_steps=range(MOST, 1001), spoiled_state=["norm/moving_mean"]
+    ),
     "a low scale that flushes": skipping([], scale=1.0, flushed_share=0.4),
     "a low scale that flushes, and something overflows": skipping([400], scale=1.0, flushed_share=0.4),
     "float16 without scaling": replace(FLOAT16, scale=None),

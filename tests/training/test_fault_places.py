@@ -89,6 +89,7 @@ def test_a_batch_that_is_not_finite_is_named_before_any_layer(spoiled):
     big = np.full((2, 16), 1e5, "float32")  # finite, and inf in float16
     fault = find_forward_fault(model, (big, np.zeros(2, "int32"), None))
     assert (fault.layer.endswith("dense_0"), fault.variable.endswith("dense_0/kernel")) == (True, True)
+    assert fault.dtype == "float16"
     assert find_forward_fault(model, (np.zeros((2, 16), "float32"), np.zeros(2, "int32"), None)) is None
 
 

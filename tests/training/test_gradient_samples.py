@@ -15,8 +15,9 @@ from mpt_cli.samples.gradient_samples import (
     COMPILE_SECONDS_PER_LAYER,
     GradientSampler,
     SampleResult,
+    sample_of_all,
 )
-from mpt_cli.telemetry.record_types import UPDATES
+from mpt_cli.telemetry.record_types import UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
 pytestmark = pytest.mark.slow
 ROW = np.zeros((1, 1), np.int32)
@@ -81,6 +82,17 @@ def test_a_batch_that_overflows_is_looked_at_a_little_lower_and_gives_no_sample_
     assert look.sample.norm == pytest.approx(1.25**0.5) and look.sample.headroom_doublings < 1
     look = look_at(engine, source, 1, 2.0**20)
     assert look.sample is None and look.layers
+
+
+def test_a_step_of_several_models_has_one_sample():
+    def result(values, flushed, room, **faults):
+        row = LayerSample("a", WEIGHT_GRADIENTS, "float16", values, flushed, 0.0, 0.0, 1.0, None)
+        return SampleResult(GradientSample(5, 3.0, flushed, 0.0, room, faults=faults), [row])
+
+    found = sample_of_all([result(3, 0.0, 9.0, a="dead"), result(1, 1.0, 2.0, b="flushed"), result(0, 0.0, None)])
+    assert (found.norm, found.flushed_share, found.headroom_doublings) == (math.sqrt(27), 0.25, 2.0)
+    assert found.faults == {"a": "dead", "b": "flushed"}
+    assert sample_of_all([result(3, 0.0, 9.0), SampleResult(None, [])]) is None
 
 
 def test_looking_changes_no_bit():
