@@ -2,6 +2,7 @@
 Keras, and explain their exceptions.
 """
 
+import ast
 import importlib.util
 import inspect
 import os
@@ -10,7 +11,7 @@ import symtable
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial, update_wrapper
 from importlib.machinery import PathFinder
@@ -203,6 +204,42 @@ def missing_problem(reference: str, key: str) -> Problem | None:
     if not defined or first in names:
         return None
     return _no_name(first, file.stem if is_path else place, defined, reference, key)
+
+
+def argument_problems(key: str, reference: Reference) -> Iterator[Problem]:
+    """Yield a problem for each argument that a function or class in a file of the user's does not take, as far as its
+    text shows.
+    """
+    file, name = file_of(reference.name, Path.cwd()), reference.name.rpartition(":")[2]
+    known = None
+    with suppress(OSError, ValueError):
+        known = _arguments_in(read_file(file), name) if file else None
+    for unknown in [] if known is None else [each for each in reference.kwargs if each not in known]:
+        remedy = did_you_mean(unknown, known or ()) or f"It has {', '.join(known or ()) or 'no arguments'}."
+        place = key.removesuffix(".builder").removesuffix(".loader")
+        yield Problem(f"{place}.kwargs.{unknown}", f"{name} has no such argument.", reference.kwargs[unknown], remedy)
+
+
+@cache
+def _arguments_in(text: str, name: str) -> list[str] | None:
+    """Return the arguments of a function or class at the top of a Python file; None where they don't show: it takes
+    any, is decorated, inherits them, or its name is bound twice.
+    """
+    try:
+        tree = ast.parse(text)
+    except (ValueError, SyntaxError, RecursionError):
+        return None
+    made = [
+        node
+        for node in ast.walk(tree)
+        if getattr(node, "name", getattr(node, "id", "")) == name and not isinstance(getattr(node, "ctx", None), ast.Load)
+    ]
+    found = made[0] if len(made) == 1 and made[0] in tree.body else None
+    if isinstance(found, ast.ClassDef):
+        found = next((node for node in found.body if getattr(node, "name", "") == "__init__"), None)
+    if not isinstance(found, ast.FunctionDef) or found.decorator_list or found.args.kwarg:
+        return None
+    return [each.arg for each in (*found.args.args, *found.args.kwonlyargs) if each.arg != "self"]
 
 
 _MAKES_NAMES = re.compile(r"import\s+\*|\b(?:__getattr__|globals|setattr|exec|vars|locals)\b")

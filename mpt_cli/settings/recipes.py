@@ -210,8 +210,9 @@ class _Files(ConfigRepository):
         """Return what is wrong with the lists together, at the list of the file that must be changed."""
         said, faulty = reason_of(error), [*self.contents][-1 if isinstance(error, RecursionError) else 0]
         for name, entries in self.groups.items():
-            named = [f"In '{name}'", *(f"'override {_group_key(entry)}: {entry.value}'" for entry in entries)]
-            faulty = name if any(text in said for text in named) else faulty
+            named = [f"In '{name}'", f"_self_ defined in {name}."]
+            named += [f"'override {_group_key(entry)}: {entry.value}'" for entry in entries]
+            faulty = name if any(text in f"{said}." for text in named) else faulty
         rule = f"cannot be composed: {said}.".replace("'override ", "'override /")
         remedy = (
             "In a group's file write `/GROUP`; `override` needs a list that has the group." if "Could" in said else ""
@@ -326,12 +327,15 @@ class _Files(ConfigRepository):
 
 def _header_of(name: str, path: Path) -> dict[str, str | None]:
     """Return what the header of a file says: Hydra reads it only above all other lines. It matters in group files."""
-    text = read_yaml_text(path)
-    header = ConfigSource._get_header_dict(text)
-    late = re.search(r"^[ \t]*# *@package .*", text, re.MULTILINE)
-    if late and header["package"] is None and "/" in name:
-        place = SourcePlace(str(path), text[: late.start()].count("\n") + 1, 1, late[0], len(late[0]))
-        rule = "`# @package` must stand above all other lines: Hydra reads it nowhere else."
+    text, header = read_yaml_text(path), dict[str, str | None](package=None)
+    rule = "`# @package` must stand above all other lines: Hydra reads it nowhere else."
+    try:
+        header = ConfigSource._get_header_dict(text)
+    except ValueError as error:
+        rule = f"its header cannot be read: {reason_of(error)}."
+    written = re.search(r"^[ \t]*# *@package\b.*", text, re.MULTILINE)
+    if written and header["package"] is None and "/" in name:
+        place = SourcePlace(str(path), text[: written.start()].count("\n") + 1, 1, written[0], len(written[0]))
         raise config_error(name, rule, place=place)
     return header
 

@@ -3,7 +3,7 @@
 import argparse
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
@@ -59,10 +59,10 @@ def run_list(arguments: argparse.Namespace) -> int:
         print_json({arguments.kind: entries})
         return OK
     width = max((len(entry["name"]) for entry in entries), default=0)
-    usual, advanced = list[str](), list[str]()
+    usual, advanced = dict[str, None](), dict[str, None]()  # a key that has several defaults comes once
     for entry in entries:
         told = f"{entry['name']:<{width}}  {entry['description']}"
-        (advanced if entry.get("advanced") else usual).append(told)
+        (advanced if entry.get("advanced") else usual)[told] = None
     for told in [*usual, *(["\nadvanced, rarely needed:"] if advanced else []), *advanced]:
         say(told)
     return OK
@@ -127,19 +127,31 @@ def _heading(path: Path) -> str:
 
 
 def _keys() -> list[dict[str, Any]]:
-    return [{"name": key.path, "description": _format_key(key), **key_fields(key)} for key in key_versions()]
+    versions: dict[tuple[str, str], list[Key]] = {}
+    for key in key_versions():
+        versions.setdefault((key.path, key.meaning), []).append(key)
+    return [
+        {"name": key.path, "description": _format_key(key, versions[key.path, key.meaning]), **key_fields(key)}
+        for key in key_versions()
+    ]
 
 
-def _format_key(key: Key) -> str:
+def _format_key(key: Key, versions: Sequence[Key]) -> str:
+    """Return the meaning and details of a key, with the default of each variant where they differ."""
     section = key.path.partition(".")[0]
-    is_of_some = section in VARIANTS and len(key.variants) < len(variants_of(section))
+    is_one = len(versions) == 1
+    is_of_some = is_one and section in VARIANTS and len(key.variants) < len(variants_of(section))
     details = [
-        f"default {_format_yaml_scalar(key.default)}" if key.default != REQUIRED else "must be given",
+        *(_format_default(each) + ("" if is_one else f" of {', '.join(each.variants)}") for each in versions),
         format_range(key),
         "|".join(_format_yaml_scalar(choice) for choice in key.choices),
         f"only {', '.join(key.variants)}" if is_of_some else "",
     ]
     return f"{key.meaning} ({'; '.join(detail for detail in details if detail)})"
+
+
+def _format_default(key: Key) -> str:
+    return f"default {_format_yaml_scalar(key.default)}" if key.default != REQUIRED else "must be given"
 
 
 def _format_yaml_scalar(value: object) -> str:
@@ -221,7 +233,7 @@ def imported_functions(settings: Settings) -> dict[str, str]:
     mode = plugins.installed().get(settings.loss_scale.mode)
     named = {"loss_scale.mode": mode.reference} if mode else {}
     for key, reference in imported_objects(settings):
-        named[key] = f"{named[key]}, {reference}" if key in named else reference
+        named[key] = f"{named[key]}, {reference.name}" if key in named else reference.name
     return named
 
 

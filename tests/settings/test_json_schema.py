@@ -74,6 +74,9 @@ def test_the_command_prints_it_and_lists_keys_with_fields(capsys) -> None:
         ("keys optimzer", "mean optimizer?"),
     ):
         assert main(["list", *words.split()]) == 2 and said in capsys.readouterr().err
+    assert main(["list", "keys", "optimizer.weight_decay"]) == 0
+    assert "default 0.004 of adamw" in (said := capsys.readouterr().out)
+    assert len(said.splitlines()) == 1
     assert main(["list", "keys", "optimizer.schedule"]) == 0
     assert {line.partition(".")[0] for line in capsys.readouterr().out.splitlines()} == {"optimizer"}
     assert main(["list", "keys", "--json"]) == 0

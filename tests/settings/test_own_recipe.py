@@ -216,6 +216,7 @@ def test_a_missing_file_a_folder_and_a_bare_name(write_recipe, messages) -> None
     assert messages("conf=./nope.yaml")[0].startswith(f"{rule}'./nope.yaml'. Recipes: ")
     assert messages("conf=.") == [f"{rule}'.'. Write conf=./config.yaml."]
     assert messages("conf=config") == [f"{rule}'config'. Write conf=./config.yaml."]
+    assert messages("conf=confgi.yaml") == [f"{rule}'confgi.yaml'. Did you mean conf=./config.yaml?"]
 
 
 def test_a_bare_run_directory_is_answered_with_its_configuration(own, messages, tmp_path) -> None:
