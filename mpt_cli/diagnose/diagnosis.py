@@ -279,6 +279,8 @@ def _finding(found: Diagnosis) -> str:
     if met.overflows:
         wrong = f"{scale} gradients overflow in {met.overflows} of {met.passes} passes"
     faults = {**found.mended, **origins(found)}
+    if not met.loss_is_finite:
+        wrong = "no loss scale keeps the loss itself finite in float16"
     if fault := next((fault for fault in FAULTS if fault in faults.values()), None):
         names = [found.labels.get(layer, layer) for layer, its in faults.items() if its == fault]
         wrong = f"{name_layers(names)} {FAULTS[fault][0]}; {wrong}"

@@ -245,7 +245,7 @@ def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) 
             ("rehearsal", f"the run makes numbers wrong on purpose: fault.kind={fault.kind}, place {fault.place}")
         )
     if variables:
-        rows.append(("weights", f"not finite even before the step: {variables}"))
+        rows.append(("weights", f"not finite even before the step (look at an earlier one: --step): {variables}"))
     rows += [("layer", text) for text in _layer_sentences(found)]
     return [*rows, *remedy_rows(trials)]
 

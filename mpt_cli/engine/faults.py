@@ -142,7 +142,7 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     if fault := _fault_of(x):
         return ForwardFault(DATA, None, fault)
-    layers, found = layers_of(model), list[ForwardFault]()
+    layers, found = layers_of(model), list[ForwardFault | None]()
     variable: str | None = None
 
     def look(index: int, outputs: Any) -> None:
@@ -152,7 +152,9 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
         layer = layers[index]
         variable = next((v.path for v in layer.trainable_variables), variable)
         if fault := _fault_of(outputs):
-            found.append(ForwardFault(layer.path or layer.name, variable, fault, layer.compute_dtype))
+            is_spoiled = _fault_of(layer.trainable_variables) is not None  # by the step, if it was applied
+            fault_here = ForwardFault(layer.path or layer.name, variable, fault, layer.compute_dtype)
+            found.append(None if is_spoiled else fault_here)
 
     with keras.StatelessScope(collect_losses=True), outputs_noted(layers, look):
         outputs = predict_in_training(model, x)

@@ -426,17 +426,18 @@ def computes_in_float16(model: Any) -> bool:
 
 
 def wanted_policies(model: Any, policy: Policy) -> dict[Any, str]:
-    layers = layers_of(model)
+    layers = dict.fromkeys(layers_of(model))
     wanted: dict[Any, str] = {}
     if policy.head_policy != policy.name:
         wanted.update(dict.fromkeys(with_inner_layers(head_layers(model)), policy.head_policy))
     for pattern, name in policy.overrides.items():
-        matching = [layer for layer in layers if matches(layer, pattern)]
+        named = with_inner_layers([part for part in inner_layers(model) if matches(part, pattern)])
+        matching = [part for part in named if part in layers]  # and no model inside, which computes nothing itself
         if not matching:
             names = ", ".join(sorted({layer.name for layer in layers}))
             raise ValueError(f"no layer matches the pattern {pattern!r}. The model's layers are: {names}.")
-        wanted.update(dict.fromkeys(with_inner_layers(matching), name))
-    refuse_ineffective_policies(wanted, layers)
+        wanted.update(dict.fromkeys(matching, name))
+    refuse_ineffective_policies(wanted, [*layers])
     return wanted
 
 

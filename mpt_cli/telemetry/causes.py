@@ -91,11 +91,11 @@ VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
     "zero for an unknown reason",
 )
 SPOILED_LOSS, SPOILED_WEIGHTS, ZERO_LOSS, APPLIED_NAN = "spoiled loss", "spoiled weights", "zero loss", "applied nan"
-SPOILED_STATE = "spoiled state"
+SPOILED_STATE, LOSS_ALONE = "spoiled state", "only the loss overflows"
 
 A_BUG = (
-    "a bug of the model or data, not of the scale. Look at the layer that events.jsonl names for a square root, norm "
-    "or division whose gradient is not defined at 0, or a masked logarithm."
+    "the model or data has a bug. Look at the layer that events.jsonl names for a square root, norm or division whose "
+    "gradient is not defined at 0, or a masked logarithm."
 )
 
 CAUSES = {
@@ -111,7 +111,8 @@ CAUSES = {
     ),
     NAN: Cause(
         lambda run_state, skips: run_state.is_nan(skips),
-        f"the loss was finite, but its gradients held nan and no inf: {A_BUG}",
+        "the loss was finite, but its gradients held nan and no inf, which the scale does not explain. If the model "
+        f"trains with policy=float32, keep {{overflowing}}; if not, {A_BUG}",
     ),
     APPLIED_NAN: Cause(
         lambda run_state, _: run_state.began_as_nan and not run_state.scaling.is_needed,
@@ -134,8 +135,9 @@ CAUSES = {
     TOO_HIGH: Cause(_always, "lower the highest scale (loss_scale.max_scale), or try the policy mixed_bfloat16."),
     IN_DOUBT: Cause(
         lambda run_state, skips: run_state.applied_steps == 0 and run_state.is_nan_throughout(skips),
-        "the gradients held nan and no inf. Either the scale is much too high, or the model or data has a bug. Train "
-        "with an initial loss scale of 1 (loss_scale.initial_scale): nan that remains comes from a bug.",
+        "the gradients held nan and no inf. Train with an initial loss scale of 1 (loss_scale.initial_scale): nan that "
+        f"remains does not come from the scale. Then, if the model trains with policy=float32, keep {{overflowing}}; "
+        f"if not, {A_BUG}",
     ),
     UNSETTLED: Cause(
         lambda run_state, _: run_state.applied_steps == 0,
@@ -174,6 +176,11 @@ CAUSES = {
         lambda run_state, _: not (run_state.sample_is_new and (run_state.flushed_share or 0) > 0),
         "no loss scale brings them back: look for a loss that does not depend on the weights, for units that "
         "are dead (lower the learning rate), or for targets that the model meets already.",
+    ),
+    LOSS_ALONE: Cause(
+        lambda run_state, _: run_state.scaling.scales,
+        "the gradients were finite, so a part of the loss overflows whose gradient does not, such as a regularizer of "
+        "a layer in float16: keep that layer in float32 (policy.overrides; not tried).",
     ),
     SPOILED_LOSS: Cause(
         _always,

@@ -17,6 +17,7 @@ from mpt_cli.telemetry.causes import (
     DEAD_GRADIENTS,
     FIXED,
     FORWARD,
+    LOSS_ALONE,
     NAN,
     OVERFLOW_CAUSES,
     PROBING,
@@ -466,7 +467,7 @@ RULES = (
         evidence=lambda run_state: (
             f"the loss was not finite in {run_state.peaks.non_finite_losses} applied steps in a row"
         ),
-        causes=(APPLIED_NAN, SPOILED_LOSS),
+        causes=(APPLIED_NAN, LOSS_ALONE, SPOILED_LOSS),
     ),
     HealthRule(
         key="trainer.stop_on_nonfinite_weights",

@@ -105,6 +105,21 @@ def hot(input_shape: tuple[int, ...], num_classes: int, factor: float = 1e6) -> 
     )
 
 
+def penalised(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+    """The sum of squares that `penalty` adds to the loss overflows float16, its gradient does not."""
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Flatten(name="flatten"),
+            layers.Dense(16, name="hidden"),
+            Times(300.0, name="loud"),
+            layers.ActivityRegularization(l2=1e-6, name="penalty"),
+            Times(1 / 300.0, name="quiet"),
+            layers.Dense(num_classes, name="head"),
+        ]
+    )
+
+
 def steep(input_shape: tuple[int, ...], num_classes: int, power: int = 12) -> keras.Model:
     """Gradients grow by 2**power at `gate` on their way back, and overflow there first."""
     return keras.Sequential(

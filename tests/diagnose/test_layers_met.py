@@ -36,6 +36,11 @@ def test_an_overflow_in_the_forward_pass_names_the_layer_and_recommends_no_scale
     assert said(found, "set") == "no loss scale alone helps; mixed_bfloat16 may (not tried)"
 
 
+def test_a_loss_that_alone_overflows_is_the_finding():
+    found = diagnosed("penalised", batches=1)
+    assert said(found, "finding") == "no loss scale keeps the loss itself finite in float16 at step 0"
+
+
 @pytest.mark.slow
 def test_what_overflows_in_the_forward_pass_is_kept_in_float32_with_what_takes_it():
     found = diagnosed("hot", batches=1)

@@ -72,6 +72,14 @@ def test_overrides_land_on_their_layers_the_last_match_winning():
     }
 
 
+def test_an_override_of_a_model_inside_holds_for_its_layers():
+    with Policy("mixed_float16").scope():
+        tower = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="first")], name="tower")
+        model = keras.Sequential([keras.Input((4,)), tower, keras.layers.Dense(2, name="last")])
+    model = apply_policy(model, Policy("mixed_float16", head=None, overrides={"tower": "float32"}))
+    assert policies(model) == {"first": "float32", "last": "mixed_float16"}
+
+
 def test_an_override_that_matches_nothing_names_the_layers_there_are():
     with pytest.raises(ValueError, match=r"no layer matches the pattern 'cnov\*'\. The model's layers are: conv_1"):
         apply_policy(functional(), Policy("float32", overrides={"cnov*": "float16"}))

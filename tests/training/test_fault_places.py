@@ -112,3 +112,13 @@ def test_a_model_that_can_not_be_looked_into_is_said_once_and_of_many_such_steps
     search = FaultSearch(run.model, pytest.fail)
     found = [named(run, search).layer is not None for _ in range(9)]
     assert found == [True, True, True, True, False, False, False, True, False]
+
+
+def test_a_layer_whose_weights_the_step_spoilt_is_not_named(spoiled):
+    model, where = spoiled[0].model, spoiled[1]
+    where.assign(np.array([5, 0, np.nan], "float32"))
+    kernel = model.get_layer("dense_0").kernel
+    before = kernel.numpy()
+    kernel.assign(np.full_like(before, np.nan))
+    assert find_forward_fault(model, (np.ones((2, 16), "float32"), np.zeros(2, "int32"), None)) is None
+    kernel.assign(before)
