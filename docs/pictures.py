@@ -10,6 +10,7 @@ from collections import Counter
 from contextlib import chdir
 from io import StringIO
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from matplotlib import rc_context
@@ -24,7 +25,7 @@ from mpt_cli.runs.directory import RunDirectory
 
 PICTURES = Path(__file__).resolve().parent / "pictures"
 RESULTS = PICTURES.parents[1] / "benchmarks" / "results"
-CONSOLE_WIDTH = 108
+CONSOLE_WIDTH = 126
 
 
 def main() -> None:
@@ -57,7 +58,7 @@ def scale_picture(picture: Picture) -> str:
         figure = Figure(figsize=(5.6, 3.5), layout="constrained")
         axes = figure.subplots()
         for curve in picture.curves:
-            axes.plot(curve.xs, curve.ys, color=curve.look.color, label=curve.label)
+            axes.plot(curve.xs, curve.ys, color=curve.look.color, label="loss scale")
         axes.plot(
             picture.skips,
             [0.02] * len(picture.skips),
@@ -139,7 +140,8 @@ def speed_picture(report: dict[str, Any]) -> str:
 def console_picture(run: RunDirectory) -> str:
     """What the console of a finished run showed, as `mpt watch` shows it again."""
     screen = Console(record=True, width=CONSOLE_WIDTH, file=StringIO(), color_system="truecolor")
-    screen.print(Text(run.console_log.read_text()))
+    lines = run.console_log.read_text().splitlines()
+    screen.print(Text("\n".join(fill(line, CONSOLE_WIDTH, subsequent_indent=" " * 13) for line in lines)))
     svg = screen.export_svg(title="mpt train conf=digits_cnn loss_scale.initial_scale=2**22", unique_id="mpt")
     return re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.S)  # they are fetched from another host
 

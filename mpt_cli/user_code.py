@@ -232,7 +232,8 @@ def _arguments_in(text: str, name: str) -> list[str] | None:
     made = [
         node
         for node in ast.walk(tree)
-        if getattr(node, "name", getattr(node, "id", "")) == name and not isinstance(getattr(node, "ctx", None), ast.Load)
+        if getattr(node, "name", getattr(node, "id", "")) == name
+        and not isinstance(getattr(node, "ctx", None), ast.Load)
     ]
     found = made[0] if len(made) == 1 and made[0] in tree.body else None
     if isinstance(found, ast.ClassDef):

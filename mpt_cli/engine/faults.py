@@ -49,7 +49,7 @@ def warn_of_fault(fault: FaultSettings) -> list[str]:
         return []
     return [
         f"fault.kind={fault.kind}: THIS IS A REHEARSAL. Numbers go wrong on purpose ({fault.place}). fault=none ends "
-        "it (docs/guides/overflow.md)."
+        "it (docs/explanation/stops.md)."
     ]
 
 

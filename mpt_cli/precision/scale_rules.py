@@ -237,7 +237,7 @@ class DynamicScale(ScaleRule):
     )
     min_scale: float = lowest_scale()
     max_scale: float = highest_scale()
-    hysteresis: int = number(1, "the scale falls from this overflow on, counted since the last growth", at_least=1)
+    hysteresis: int = number(1, "overflows since the last growth before the scale falls", at_least=1)
 
     def initial(self) -> RuleState:
         import numpy as np

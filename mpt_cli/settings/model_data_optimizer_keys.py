@@ -35,7 +35,7 @@ class ModelSettings:
     )
     skip_mismatch: bool = key(
         False,
-        "accept a file that lacks weights of the model or has other shapes: initialise and name them; false = an error",
+        "initialise and name weights that the file lacks or has in other shapes; false = they are an error",
     )
     freeze: List[str] = key(
         [],
@@ -208,7 +208,7 @@ class OptimizerSettings:
     clipnorm: Optional[Positive] = key(None, "clip each gradient to this norm")
     clipvalue: Optional[Positive] = key(None, "clip each gradient element to ±this")
     global_clipnorm: Optional[Positive] = key(None, "clip all gradients together to this norm")
-    use_ema: bool = key(False, "keep an exponential moving average of the weights, which are the weights at the end")
+    use_ema: bool = key(False, "keep an exponential moving average of the weights; it replaces them at the end")
     ema_momentum: Factor = key(0.99, "weight of the old average")
     ema_overwrite_frequency: Optional[Count] = key(
         None, "applied steps between copies of the average into the weights; null = only at the end"

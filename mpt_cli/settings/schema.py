@@ -170,8 +170,8 @@ class TrainerSettings:
     gradient_health_every_steps: Optional[Union[Count, Literal["auto"]]] = key(
         "auto",
         "steps between samples of what each layer loses in half precision; the first is at step 100 at the latest, "
-        "the last at the end. auto = 2000, or more if samples would take over 1 % of the time; none if compiling the "
-        "first (on JAX, or with recurrent layers) would take over 5 % of the run, or 2 s at its end. null = never",
+        "the last at the end. auto = 2000, or more if samples would take over 1 % of the time; none if compiling "
+        "them would take too long. null = never",
         advanced=True,
     )
     checkpoint_every_steps: Optional[Count] = key(None, "steps between checkpoints; null = none by steps")

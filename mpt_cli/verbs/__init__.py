@@ -43,12 +43,10 @@ _HYDRA_OPTIONS = {  # what Hydra's users type, and the word that does it here
     "-c --cfg": "`mpt check --show conf=…` prints the resolved configuration",
     "-cn --config-name": "conf=NAME or conf=./FILE.yaml chooses a recipe",
     "-cp --config-path": "--config-dir DIR adds a folder with groups and recipes",
-    "-p --package": "`mpt check --show conf=… --json` prints a part for each section",
     "--resolve": "`mpt check --show conf=…` resolves interpolations",
     "-i --info": "`mpt check --show conf=…` prints the configuration, `mpt list groups` where each file lies",
     "-r --run": "`mpt train conf=…` runs it",
     "-sc --shell-completion": "`mpt doctor --completion bash` prints the script",
-    "--hydra-help": "`mpt VERB --help` shows what a verb takes, `mpt list keys` every key",
     "--experimental-rerun": "`mpt train conf=RUN_DIR/config.yaml` repeats a run",
 }
 

@@ -37,11 +37,6 @@ VERBS = {
     "__killed": Verb("reproduce"),
 }
 LISTED_VERBS = {name: verb.meaning for name, verb in VERBS.items() if verb.meaning}
-MERGED_VERBS = {
-    "show": "check --show",
-    "verify-resume": "reproduce --resume-check",
-    "completion": "doctor --completion",
-}
 
 OVERRIDES = "conf=... key=value"  # metavars, which tell the completion what a word may be
 SCRIPT = "[key=value …] SCRIPT.py args …"
@@ -125,7 +120,7 @@ def add_fail_on_verdict(parser: Parser) -> None:
     parser.more.add_argument(
         "--allow-unchecked",
         action="store_true",
-        help="with --fail-on-verdict: accept `not checked`, the verdict of a run too short to check",
+        help="with --fail-on-verdict: accept `not checked` too, the verdict of a run without a sample",
     )
 
 
@@ -216,7 +211,7 @@ def configure_sweep(parser: Parser) -> None:
     parser.more.add_argument(
         "--detach",
         action="store_true",
-        help="on Slurm: submit all jobs as an array, -j at a time, and return; --resume waits for them",
+        help="on Slurm: submit all jobs as an array, of which -j run at a time, and return; --resume waits for them",
     )
     parser.epilog = """examples:
   mpt sweep conf=digits_mlp loss_scale.initial_scale=2**8,2**15,2**24 seed=0,1,2
@@ -232,8 +227,7 @@ more examples:
   mpt sweep --resume mine seed=3,4   adds these seeds to every combination; runs nothing twice
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
       'loss_scale.initial_scale=2**range(8,25)' --trials 30      a search
-  mpt sweep conf=digits_cnn 'seed=range(20)' --launcher submitit launcher.partition=gpu launcher.timeout_min=30 \\
-      launcher.gpus_per_node=1 launcher.cpus_per_task=8      each run as a Slurm job
+  mpt sweep conf=digits_cnn 'seed=range(20)' --launcher submitit launcher.partition=gpu      each run as a Slurm job
 
 launchers, and their settings as launcher.KEY=VALUE:
   local      processes of this machine
@@ -317,8 +311,7 @@ def configure_compare(parser: Parser) -> None:
 
 The baseline is float32 on the same backend or, without float32, the first policy. Jobs run one after another, so that
 their speeds can be compared. Each seed is a round; every second round runs in reverse order. For a script, quality and
-speed are those of its first fit or loop; with several seeds each round has its own, in place of the one that the
-script gives to set_random_seed.
+speed are those of its first fit or loop.
 
 exit code: 0 if every run is good, else as in `mpt sweep`. A precision that does not pay, or gives other results, is a
 finding and not a failure."""
@@ -334,8 +327,8 @@ def configure_watch(parser: Parser) -> None:
   mpt watch sweeps/digits_mlp/SWEEP       its jobs: step, loss, scale, skips"""
     parser.notes = """It reads the directory and nothing else. It ends when the run ends, with the exit code
 of the run or sweep. 143: the run was killed and left no summary, or the sweep ended before
-all its jobs (its files do not say by which signal). 130: Ctrl-C here, as in `tail -f`. 3: a
-directory that mpt did not write, or that was removed.
+all its jobs. 130: Ctrl-C here, as in `tail -f`. 3: a directory that mpt did not write, or
+that was removed.
 
 For a run it prints console.log. Programs read metrics.jsonl and events.jsonl (tail -f)."""
 
@@ -373,7 +366,7 @@ def configure_reproduce(parser: Parser) -> None:
         dest="keywords",
         default="",
         metavar="EXPRESSION",
-        help="only those whose name or `tags:` have these words; with and, or, not, ()",
+        help="only recipes with these words in their name or `tags:`; also with and, or, not, ()",
     )
     parser.more.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer, as failed")
     parser.more.add_argument(
@@ -404,13 +397,10 @@ def configure_reproduce(parser: Parser) -> None:
   mpt reproduce runs/digits_cnn/RUN       compare with its summary, bit for bit
   mpt reproduce digits_mlp --resume-check trainer.epochs=3"""
     parser.notes = """more examples:
-  mpt reproduce digits_mlp overflow -j 2
-  mpt reproduce recipes/ 'digits_*' -k "nightly and not cnn"
-  mpt reproduce recipes/ --dry-run              what would run; an unreadable recipe is an error
+  mpt reproduce recipes/ 'digits_*' -k "nightly and not cnn" -j 2
   mpt reproduce recipes/ --retries 1 --timeout 600
   mpt reproduce runs/digits_cnn/RUN --rtol 0.02 on another machine: metrics within 2 %
   mpt reproduce digits_mlp seed=7               with changes; write ./NAME for a run directory with a recipe's name
-  mpt reproduce digits_cnn --resume-check backend=jax trainer.max_steps=60 --at 31
 
 exit code: 0 all as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed; else that of the
 run that failed"""

@@ -3,7 +3,7 @@
 import argparse
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
@@ -23,7 +23,6 @@ from mpt_cli.settings.schema import (
     Settings,
     key_versions,
     no_such_key,
-    variant_class,
     variants_of,
 )
 from mpt_cli.settings.search_path import (
@@ -80,18 +79,7 @@ def _recipes() -> list[dict[str, str]]:
 
 
 def _variants(section: str) -> list[dict[str, str]]:
-    """Return each variant, and the reason for each mode of another package that can't be used."""
-    entries = [{"name": name, "description": _describe(cls)} for name, cls in variants_of(section).items()]
-    return entries + [{"name": name, "description": why} for name, why in _unusable(section)]
-
-
-def _unusable(section: str) -> Iterator[tuple[str, str]]:
-    """Yield the modes of other packages that can't be used, each with the reason."""
-    for name in plugins.installed() if section == "loss_scale" else ():
-        try:
-            variant_class(section, name)
-        except plugins.PluginError as error:
-            yield name, f"(can't be used: {error})"
+    return [{"name": name, "description": _describe(cls)} for name, cls in variants_of(section).items()]
 
 
 def _describe(cls: type) -> str:
