@@ -98,7 +98,7 @@ def _details(result: Reproduction) -> Iterator[str]:
     if child.exit_code:
         yield from child.words.splitlines()[-MOST_LINES:]
     if result.differences:
-        yield f"changed since the first run ({len(result.differences)}; your code is not compared):"
+        yield f"changed since the first run ({len(result.differences)}; your code as far as git tracks it):"
         yield from (f"  {difference}" for difference in result.differences[:12])
     yield f"again: {_command(result)}"
 
