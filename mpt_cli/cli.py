@@ -25,8 +25,15 @@ from mpt_cli.redaction import note_word
 from mpt_cli.settings.limits import MOST_PROBLEMS
 from mpt_cli.settings.search_path import add_config_directories
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal, signal_of
-from mpt_cli.verbs import check_options, load_verb, options_before_script, split_config_directories, verb_parser
-from mpt_cli.verbs.arguments import LISTED_VERBS, VERBS, Parser
+from mpt_cli.verbs import (
+    check_options,
+    load_verb,
+    options_before_script,
+    remove_old_junit,
+    split_config_directories,
+    verb_parser,
+)
+from mpt_cli.verbs.arguments import LISTED_VERBS, MERGED_VERBS, VERBS, Parser
 from mpt_cli.version import __version__
 
 EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files,
@@ -127,6 +134,10 @@ def _run(arguments: list[str]) -> int:
         print(_top_parser().format_help(), file=sys.stderr)
         return BAD_CONFIG
     verb, rest = arguments[0], arguments[1:]
+    if verb in MERGED_VERBS:
+        _say(f"mpt {verb} is now `mpt {MERGED_VERBS[verb]}`; the next version drops the old verb.")
+        verb, option = MERGED_VERBS[verb].split()
+        rest = [option, *rest]
     if verb == "--version":  # argparse would hide that it can't be written
         print(f"mpt {__version__}")
         return OK
@@ -135,6 +146,8 @@ def _run(arguments: list[str]) -> int:
     if verb not in VERBS:
         remedy = did_you_mean(verb, LISTED_VERBS) or f"Verbs: {', '.join(LISTED_VERBS)}."
         _top_parser().error(f"there is no verb {verb!r}. {remedy}")
+    if verb == "reproduce":
+        remove_old_junit(rest)
     folders, parser = list[str](), verb_parser(verb)
     end = rest.index("--") if verb == "compare" and "--" in rest else len(rest)
     rest, script = rest[:end], rest[end + 1 :]  # argparse would parse options after --
@@ -158,7 +171,8 @@ def _top_parser() -> argparse.ArgumentParser:
         description="Mixed-precision training for Keras. `mpt VERB --help` shows what a verb takes.",
         epilog="\n".join(["verbs:", *lines]),
     )
-    parser.notes = EXIT_CODES
+    merged = [f"  {old:<15}mpt {new}" for old, new in MERGED_VERBS.items()]
+    parser.notes = "\n".join(["old words:", *merged, "", EXIT_CODES])
     parser.add_argument("--version", action="version", version=f"mpt {__version__}", help=argparse.SUPPRESS)
     return parser
 

@@ -98,7 +98,7 @@ def _details(result: Reproduction) -> Iterator[str]:
     if child.exit_code:
         yield from child.words.splitlines()[-MOST_LINES:]
     if result.differences:
-        yield f"changed since the first run ({len(result.differences)}; your code is not compared):"
+        yield f"changed since the first run ({len(result.differences)}; your code as far as git tracks it):"
         yield from (f"  {difference}" for difference in result.differences[:12])
     yield f"again: {_command(result)}"
 
@@ -119,15 +119,16 @@ def write_junit(path: Path, found: Collection, outcomes: Outcomes, is_dry_run: b
     """
     root = ElementTree.Element("testsuites", name="mpt reproduce")
     unrun = (
-        ("skipped", "nothing ran: --dry-run") if is_dry_run else ("error", "no result: mpt reproduce ended before it")
+        ("skipped", ["nothing ran: --dry-run"])
+        if is_dry_run
+        else ("error", ["no result: mpt reproduce ended before it"])
     )
     for number, target in enumerate(found.targets, 1):
         if number in outcomes.results:
             _add_result(root, outcomes.results[number])
         else:
             command = outcomes.commands.get(number)
-            run_dir = command.subject.path if command and command.subject.path.is_dir() else ""
-            _add_suite(root, target.name, [("run", unrun[0], [unrun[1]])], run_dir=run_dir)
+            _add_suite(root, target.name, [("run", *unrun)], run_dir=command.subject.path if command else "")
     for name, why in found.left_out.items():
         _add_suite(root, name, [("run", "skipped", [why])])
     for error in found.errors:
@@ -147,7 +148,7 @@ def _add_result(root: ElementTree.Element, result: Reproduction) -> None:
         (check.name, "" if check.passed else kind, [result.failure if result.fault else str(check), *details])
         for check in result.checks
     ]
-    seconds = (child.summary or {}).get("seconds", 0.0)
+    seconds = round(sum(each.child.seconds for each in (*result.earlier, result)), 3)
     suite = _add_suite(
         root,
         target.name,

@@ -33,13 +33,14 @@ from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 @dataclass(frozen=True)
 class FinishedProcess:
-    """The end of a process. `exit_code` is negative for a signal; `words` are its last message; `timeout` says that its
-    timeout ended it, if so.
+    """The end of a process. `exit_code` is negative for a signal; `words` are its last message; `seconds` is how long it
+    ran; `timeout` says that its timeout ended it, if so.
     """
 
     run: RunDirectory
     exit_code: int
     words: str
+    seconds: float
     timeout: str = ""
 
     @cached_property
@@ -92,12 +93,13 @@ def command_in(
 def read_finished(command: Command, ending: Ending) -> FinishedProcess:
     """Return how the process ended; one that could not be started counts as failed by a missing file or memory."""
     if ending.exit_code is None:
-        return FinishedProcess(command.subject, BAD_DATA, ending.note)
+        return FinishedProcess(command.subject, BAD_DATA, ending.note, 0.0)
     if ending.cause == "timeout":
-        return FinishedProcess(command.subject, ending.exit_code, "", f"ended after {ending.seconds:.3g} s (--timeout)")
+        why = f"ended after {ending.seconds:.3g} s (--timeout)"
+        return FinishedProcess(command.subject, ending.exit_code, "", ending.seconds, why)
     lines = command.log.read_text(encoding="utf-8", errors="replace").splitlines() if command.log else []
     own = next((place for place, line in enumerate(lines) if line.startswith("mpt ")), -1)  # with a traceback below it
-    return FinishedProcess(command.subject, ending.exit_code, "\n".join(lines[own:]))
+    return FinishedProcess(command.subject, ending.exit_code, "\n".join(lines[own:]), ending.seconds)
 
 
 @dataclass(frozen=True)
@@ -187,9 +189,11 @@ def reproduce(
     limits: Limits,
     retries: int,
     outcomes: Outcomes,
+    tell_start: Callable[[str, Path], None],
     tell: Callable[[Reproduction], None],
 ) -> None:
-    """Run every target in its own process under `folder`; put each result into `outcomes` and `tell` it.
+    """Run every target in its own process under `folder`; put each result into `outcomes` and `tell` it. `tell_start`
+    gets the name and the run directory of what starts.
 
     Those that fail run again up to `retries` times. After Ctrl-C none is started, and an interrupted one has no result.
     """
@@ -202,13 +206,16 @@ def reproduce(
             results[number] = Reproduction(left[number], read_finished(command, ending), earlier)
             tell(results[number])
 
+    def commands(logs: str) -> Iterator[Command]:  # the queue takes one when it starts it
+        for number, target in left.items():
+            command = outcomes.commands[number] = _target_command(number, target, folder, Path(logs))
+            tell_start(target.name, command.subject.path)
+            yield command
+
     left, results = dict(enumerate(targets, 1)), outcomes.results
     for _ in range(retries + 1):
-        executor = LocalExecutor()
         with tempfile.TemporaryDirectory() as logs:
-            commands = {number: _target_command(number, target, folder, Path(logs)) for number, target in left.items()}
-            outcomes.commands |= commands
-            raise_for(Queue(limits, executor, record).run(commands.values()))
+            raise_for(Queue(limits, LocalExecutor(), record).run(commands(logs)))
         left = {number: result.target for number, result in sorted(results.items()) if not result.passed}
 
 

@@ -21,11 +21,14 @@ from mpt_cli.telemetry.record_types import field_problem
 from mpt_cli.version import __version__
 
 GIT_SECONDS = 5.0  # a run must not wait for a slow file system
-DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--ignore-submodules=dirty")
+DIFF = (
+    *("-c", "core.quotePath=false", "diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary"),
+    *("--ignore-submodules=dirty", "--src-prefix=a/", "--dst-prefix=b/"),
+)
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Return the commit, whether tracked files differ from it, and the sha256 of that difference.
+    """Return the commit, whether tracked files differ from it, and those that do, each with a hash of its difference.
 
     None without git or a checkout.
 
@@ -36,8 +39,14 @@ def git_state(folder: Path) -> dict[str, Any] | None:
         return None
     diff = _git(folder, *DIFF)
     modified = None if diff is None else bool(diff)
-    digest = hashlib.sha256(diff).hexdigest() if diff else None
-    return {"commit": commit.decode().strip(), "modified": modified, "diff_hash": digest}
+    changes = dict(map(_change, re.split(rb"^diff --git ", diff or b"", flags=re.MULTILINE)[1:]))
+    return {"commit": commit.decode().strip(), "modified": modified, "changes": changes}
+
+
+def _change(diff: bytes) -> tuple[str, str]:
+    """Return the file of a difference that begins with `a/FILE b/FILE`, and the hash of all of it."""
+    name = diff.partition(b"\n")[0].rpartition(b" b/")[2]
+    return name.decode(errors="replace"), hashlib.sha256(diff).hexdigest()[:12]
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:

@@ -37,6 +37,11 @@ VERBS = {
     "__killed": Verb("reproduce"),
 }
 LISTED_VERBS = {name: verb.meaning for name, verb in VERBS.items() if verb.meaning}
+MERGED_VERBS = {
+    "show": "check --show",
+    "verify-resume": "reproduce --resume-check",
+    "completion": "doctor --completion",
+}
 
 OVERRIDES = "conf=... key=value"  # metavars, which tell the completion what a word may be
 SCRIPT = "[key=value …] SCRIPT.py args …"

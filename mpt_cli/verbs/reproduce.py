@@ -32,9 +32,6 @@ from mpt_cli.verbs import minimum_problems, print_json, say, verb_parser
 
 def run_reproduce(arguments: argparse.Namespace) -> int:
     os.environ[DEFAULTS] = ""  # a run that is compared with an earlier one uses none of the user's default files
-    junit = Path(arguments.junit or "")
-    if junit.is_file() and junit.read_bytes().startswith(b"<?xml"):  # a recipe, if the file was left out, stays
-        junit.unlink()  # an earlier reproduction's file would be mistaken for the present one
     if arguments.resume_check:
         return _check_resume(arguments)
     found = collect(_read_request(arguments))
@@ -43,7 +40,11 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
 
     def write() -> None:
         if arguments.junit:
-            write_junit(junit, found, outcomes, arguments.dry_run)
+            write_junit(Path(arguments.junit), found, outcomes, arguments.dry_run)
+
+    def tell_start(name: str, run_dir: Path) -> None:
+        printer.line(f"{name}: runs in {run_dir}")
+        write()
 
     def tell(result: Reproduction) -> None:
         printer.show_result(result)
@@ -62,7 +63,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         limits = Limits(arguments.jobs, arguments.timeout)
         output = arguments.output or Path(DEFAULT_PARENT) / "reproduce" / random_name()
         try:
-            reproduce(found.targets, expanded(output), limits, arguments.retries, outcomes, tell)
+            reproduce(found.targets, expanded(output), limits, arguments.retries, outcomes, tell_start, tell)
         finally:  # also after a signal
             results = [outcomes.results[number] for number in sorted(outcomes.results)]
             printer.finish(results)

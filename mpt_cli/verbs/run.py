@@ -268,9 +268,10 @@ def script_settings(overrides: list[str]) -> Settings:
     given = parse_overrides(overrides)
     given.choices.setdefault("policy", GroupChoice("policy", "mixed_float16", "policy"))
     composition = compose(read_files(given, is_script=True), given)
-    told = {problem.key for problem in composition.problems}
-    own = [p for word in overrides if (p := _script_key_problem(word)) is not None and p.key not in told]
-    settings, problems = composition.settings, [*own, *composition.problems]
+    own = {p.key: p for word in overrides if (p := _script_key_problem(word)) is not None}
+    others = [p for p in composition.problems if p.key not in own or _suggests_run_key(p.remedy)]
+    told = {problem.key for problem in others}
+    settings, problems = composition.settings, [*(p for key, p in own.items() if key not in told), *others]
     if settings.policy.is_auto:
         problems.append(
             Problem(
@@ -288,6 +289,14 @@ def script_settings(overrides: list[str]) -> Settings:
 def is_run_key(path: str) -> bool:
     """Return whether `mpt run` accepts this key; model, data and training are decided by the script."""
     return path in SINGLE_KEYS or acts_on_record(path)
+
+
+def _suggests_run_key(remedy: str) -> bool:
+    """
+    >>> _suggests_run_key("Did you mean policy?"), _suggests_run_key("Did you mean trainer.epochs?")
+    (True, False)
+    """
+    return is_run_key(re.split("[=?]", remedy.removeprefix("Did you mean "))[0])
 
 
 def _script_key_problem(word: str) -> Problem | None:

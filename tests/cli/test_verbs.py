@@ -37,6 +37,13 @@ def test_each_verb_has_help_with_an_example_that_fits_a_screen_and_the_rest_in_a
         assert {option for option in options if option not in whole.out} <= {"-h", "--help", "--help-all"}
 
 
+def test_an_old_word_does_what_its_new_one_does_and_says_it(mpt) -> None:
+    for old, new, word in (("show", "check --show", "conf=digits_mlp"), ("completion", "doctor --completion", "zsh")):
+        done = mpt(old, word)
+        assert (done.code, done.out) == (0, mpt(*new.split(), word).out)
+        assert done.err == f"mpt {old} is now `mpt {new}`; the next version drops the old verb.\n"
+
+
 def test_check_says_what_it_found(mpt) -> None:
     assert json.loads(mpt("check", "conf=digits_cnn", "--json").out) == {
         "schema_version": 1,

@@ -58,16 +58,18 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_state_of_a_checkout_has_its_own_hash(checkout: Path) -> None:
+def test_each_changed_file_of_a_checkout_is_named_with_its_own_hash(checkout: Path) -> None:
     state = git_state(checkout)
     assert state is not None
-    assert (len(state["commit"]), state["modified"], state["diff_hash"]) == (40, False, None)
+    assert (len(state["commit"]), state["modified"], state["changes"]) == (40, False, {})
+    (checkout / "ü b.py").write_text("1\n")
+    subprocess.run(["git", "add", "ü b.py"], cwd=checkout, check=True)
     hashes = set()
     for text in ("2\n", "3\n"):
         (checkout / "a.py").write_text(text)
         state = git_state(checkout)
-        assert state is not None and state["modified"]
-        hashes.add(state["diff_hash"])
+        assert state is not None and state["modified"] and [*state["changes"]] == ["a.py", "ü b.py"]
+        hashes.add(state["changes"]["a.py"])
     assert len(hashes) == 2
 
 

@@ -63,6 +63,11 @@ def junit_verdicts() -> list[tuple[str, str, str, str]]:
     return found
 
 
+def run_dirs() -> list[str | None]:
+    properties = ElementTree.parse("out.xml").getroot().iter("property")
+    return [each.get("value") for each in properties if each.get("name") == "run_dir"]
+
+
 def test_a_missed_expectation_is_five_in_the_table_as_json_and_for_junit(outcome, capsys, recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("0.97", "0.99"))
     assert told(capsys, "missed", "./mine.yaml") == 5
@@ -74,7 +79,7 @@ def test_a_missed_expectation_is_five_in_the_table_as_json_and_for_junit(outcome
     check = {"name": "val_accuracy", "expected": "at least 0.99", "got": 0.98, "passed": False, "unreported": ""}
     assert found["results"][1]["checks"][0] == check
     suites = ElementTree.parse("out.xml").getroot().findall("testsuite")
-    assert [(suite.get("tests"), suite.get("time")) for suite in suites] == [("3", "1.5")] * 2
+    assert [(suite.get("tests"), suite.get("time")) for suite in suites] == [("3", "1.0")] * 2
     assert [case.get("name") for case in suites[0].findall("testcase")] == ["val_accuracy", "val_loss", "steps_seen"]
     (failure,) = suites[0].iter("failure")
     assert failure.get("message") == "MISS val_accuracy: expected at least 0.99, got 0.98"
@@ -97,6 +102,9 @@ def test_the_results_of_an_earlier_reproduction_stay_in_their_folder_and_not_in_
     assert main(["reproduce", "./broken.yaml", *words]) == 2
     assert [verdict[:3] for verdict in junit_verdicts()] == [("./broken.yaml", "run", "error")]
     assert main(["reproduce", "./mine.yaml", *words, "--retries", "-1"]) == 2 and not Path("out.xml").exists()
+    for refused in (["--jobs", "x"], ["--no-such"], ["--config-dir"]):  # before the verb begins
+        Path("out.xml").write_text("<?xml version='1.0'?>")
+        assert main(["reproduce", "./mine.yaml", *words, *refused]) == 2 and not Path("out.xml").exists()
     assert main(["reproduce", "--junit", "mine.yaml"]) == 2 and Path("mine.yaml").read_text() == RECIPE
 
 
@@ -264,8 +272,9 @@ def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch) 
     monkeypatch.setattr(StubExecutor, "run", staticmethod(fails_first), raising=False)
     assert told(capsys, "flaky", "./mine.yaml", "--retries", "2") == 0
     assert [words[-1] for words in outcome["words"]] == ["run_dir=out/1-mine", "run_dir=out/1-mine-2"]
-    properties = ElementTree.parse("out.xml").getroot().iter("property")
-    assert {each.get("name"): each.get("value") for each in properties}["flaky"] == "true"
+    (suite,) = ElementTree.parse("out.xml").getroot()
+    assert {each.get("name"): each.get("value") for each in suite.iter("property")}["flaky"] == "true"
+    assert suite.get("time") == "2.0"  # both attempts
 
 
 def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch, capsys) -> None:
@@ -302,10 +311,12 @@ def test_a_crash_while_training_is_no_missed_expectation_unless_the_recipe_expec
 def test_after_an_interruption_the_results_so_far_are_shown_and_written(outcome, capsys, monkeypatch) -> None:
     run = StubExecutor.run
     written: list[tuple[str, str, str, str]] = []  # what a kill would leave
+    begun: list[str | None] = []
 
     def is_interrupted(command: Command) -> int | None:
         if "digits" in command.name:
             written.extend(junit_verdicts())
+            begun.extend(run_dirs())
             run(command)
             os.kill(os.getpid(), signal.SIGINT)
             return None
@@ -314,9 +325,7 @@ def test_after_an_interruption_the_results_so_far_are_shown_and_written(outcome,
     monkeypatch.setattr(StubExecutor, "run", staticmethod(is_interrupted), raising=False)
     assert told(capsys, "interrupted", "./mine.yaml", "./mine.yaml", "digits_mlp", "digits_cnn") == 130
     assert [(suite, kind) for suite, _, kind, _ in written] == [("digits_mlp", "error"), ("digits_cnn", "error")]
-    properties = ElementTree.parse("out.xml").getroot().iter("property")
-    folders = [each.get("value") for each in properties if each.get("name") == "run_dir"]
-    assert folders == ["out/1-mine", "out/2-digits_mlp"]  # digits_cnn had not begun
+    assert begun == run_dirs() == ["out/1-mine", "out/2-digits_mlp"]  # digits_cnn had not begun
 
 
 def test_a_run_that_meets_what_is_expected_of_it_tells_a_bad_verdict(outcome, capsys) -> None:
