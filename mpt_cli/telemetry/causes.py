@@ -31,7 +31,8 @@ class Cause:
         overflowing = f"{layer or 'a layer that overflows'} in float32 ({kept}{finder})"
         forward = f"keep {overflowing},"
         if run_state.forward_dtype in WIDE:
-            forward = f"layer {run_state.forward_layer}, where it began, computes in {run_state.forward_dtype} already:"
+            first = f"the first layer that returned inf or nan, {run_state.forward_layer}"
+            forward = f"{first}, computes in {run_state.forward_dtype} already: look at its inputs,"
         return self.advice.format(
             overflowing=overflowing,
             forward=as_sentence(forward),
@@ -111,7 +112,8 @@ CAUSES = {
     ),
     NAN: Cause(
         lambda run_state, skips: run_state.is_nan(skips),
-        f"the loss was finite, but its gradients held nan and no inf: {A_BUG}",
+        f"the loss was finite, but its gradients held nan and no inf: {A_BUG} An input above 65504, which is inf in "
+        "float16, does the same.",
     ),
     APPLIED_NAN: Cause(
         lambda run_state, _: run_state.began_as_nan and not run_state.scaling.is_needed,
