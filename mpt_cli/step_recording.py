@@ -66,8 +66,8 @@ TOO_LONG = (
     "at any cost."
 )
 HIDDEN = (
-    "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale{raised}, and make the "
-    'last layer with dtype="float32".'
+    "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale ({raised}, not "
+    'tried), and make the last layer with dtype="float32".'
 )
 OVERFLOWED = "the gradients of the last step overflowed. " + LOOK
 UNFINISHED = "that is checked when the training ends."
@@ -307,11 +307,9 @@ class Recording(Record, ABC):
             return
         seconds, steps = self.stopwatch.run_seconds, steps_of(self.variables, latest)
         budget.trainings += seconds
-        doublings = min((step.possible_doublings for step in steps), default=0)
-        log2 = min(math.log2(self.counters.scale) + doublings, math.log2(self.scaling.rule.highest))
-        hidden = HIDDEN.format(
-            raised=f" (loss_scale.initial_scale=2**{log2:.0f}, not tried)" if doublings and self.scaling.scales else ""
-        )
+        # all that float16 flushes, below 2^-25, is a normal number there, from 2^-14 on
+        raised = math.log2(min(2**11 * self.counters.scale, self.scaling.rule.highest))
+        hidden = HIDDEN.format(raised=f"loss_scale.initial_scale=2**{raised:.0f}")
         if not steps or any(step.hides_flushed for step in steps):
             self.unchecked = hidden if steps else UNSEEN
             return
@@ -332,7 +330,8 @@ class Recording(Record, ABC):
         # the gradient of the loss may have gone another way
         if steps[0].is_seeded and not all(sample.norm or sample.flushed_share for sample in found):
             self.unchecked = hidden
-        elif (sample := sample_of_all([look for look in looks if look is not None])) and len(found) == len(steps):
+        elif len(found) == len(steps):
+            sample = sample_of_all(found, [row for look in looks if look is not None for row in look.layers])
             faults = {name: fault for name, fault in sample.faults.items() if fault != DEAD or not self._trained(name)}
             self.counters.sample = replace(sample, faults=faults)
 
@@ -482,11 +481,10 @@ class LoopRecording(Recording):
         super().line(loss, metrics, **others)
 
     def header(self) -> RunHeader:
-        names = self.calls.models_with(self.variables)
         return self.build_header(
             description="a training loop of the script's own",
             data="of the script",
-            model=f"{', '.join([*names, ''])}{sum(int(np.prod(v.shape)) for v in self.variables):,} parameters",
+            model=f"{sum(int(np.prod(v.shape)) for v in self.variables):,} parameters",
             execution="the script's own loop",
             epochs=1,
             steps_per_epoch=None,

@@ -44,6 +44,7 @@ class BackwardPass:
         self.loss: Tensor = None  # of the first gradients of a step
         self._before: list[tuple[Any, Tensor]] = []  # what the first of several passes of a step found
         self._count = 0  # of passes since an optimizer used one
+        self.is_over = False  # used, and later gradients have begun another step: its decision does not hold there
 
     def take(self, gradient: Callable[[Any], Any], target: Any, sources: list[Any], seeds: Any) -> Any:
         """Return the true gradients of `target`, summed; `gradient` returns the gradients for `seeds` (None: ones)."""
@@ -80,6 +81,10 @@ class BackwardPass:
     def scale(self) -> Tensor:
         """The scale of the next gradients."""
         return self._scale.read_value()
+
+    def end_unless(self, begun: "BackwardPass") -> None:
+        """Note that another step begins with the gradients of `begun`."""
+        self.is_over = self is not begun and self._count == 0
 
     @property
     def goes_on(self) -> bool:
@@ -136,6 +141,9 @@ class BackwardPasses:
             first = first_scale(lambda variables: bool(ids & ids_of(variables)))
             if known is None or first is not None:
                 known = self._by_ids[ids] = BackwardPass(sources, first)
+        if not known.goes_on:
+            for each in self._by_ids.values():
+                each.end_unless(known)
         if is_scalable(target) and not known.goes_on:
             means = [_mean(each) for each in tf.nest.flatten(target)]
             known.loss = means[0] if len(means) == 1 else tf.add_n(means)
@@ -159,7 +167,7 @@ class BackwardPasses:
                 optimizer._build_at_first_step(trained)
         ids = ids_of(variables)
         passes = [each for each in self._by_ids.values() if each.ids & ids]
-        losses = [each.loss for each in passes if each.loss is not None and is_readable(each.loss)]
+        losses = [p.loss for p in passes if not p.is_over and p.loss is not None and is_readable(p.loss)]
         scaled = [each for each in passes if each.scales]
         uses = [each.is_used_by(optimizer) for each in scaled]
         known = {id(gradient) for each in scaled for gradient in each.given}
@@ -180,7 +188,12 @@ class BackwardPasses:
 
         if tf.executing_eagerly() and options is not None and replicas() == 1:
             # an eager step of Adam has a dozen small operations for each variable, and one of ours a hundred beside
-            parts = [*uses, is_known, *map(id, (optimizer, optimizer.step_log, *variables, *scaled, *places))]
+            parts = [
+                *uses,
+                is_known,
+                *(each.is_over for each in scaled),
+                *map(id, (optimizer, optimizer.step_log, *variables, *scaled, *places)),
+            ]
             if (key := (*options, *parts)) not in self._steps:
                 self._steps[key] = tf.function(step, autograph=False, reduce_retracing=True)
             step = self._steps[key]
@@ -196,7 +209,9 @@ def _apply(
     changed: list[tuple[Any, Tensor]],
 ) -> None:
     if replicas() == 1:
-        measured = measured._replace(finite=tf.reduce_all([measured.finite, *(p.is_finite() for p in passes)]))
+        measured = measured._replace(
+            finite=tf.reduce_all([measured.finite, *(p.is_finite() for p in passes if not p.is_over)])
+        )
         _put_back_unless(optimizer.applies(measured.finite), changed)
     apply(optimizer, gradients, variables, True, measured)
     for each in passes:

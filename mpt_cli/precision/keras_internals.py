@@ -38,15 +38,10 @@ def predict_in_training(model: Any, x: Any) -> Tensor:
 
 
 def note_half_output(model: Any, outputs: Any) -> Any:
-    """Return the outputs of a model; note, for `has_half_output`, if one is in float16."""
+    """Return the outputs of a model; set its `mpt_has_half_output` if one is in float16."""
     if any(getattr(each, "dtype", None) == "float16" for each in keras.tree.flatten(outputs)):
-        model._mpt_has_half_output = True
+        model.mpt_has_half_output = True
     return outputs
-
-
-def has_half_output(model: Any) -> bool:
-    """Return whether a training step has been seen in which the model made an output in float16."""
-    return getattr(model, "_mpt_has_half_output", False)
 
 
 def logits_of(x: Tensor) -> Tensor:

@@ -38,18 +38,14 @@ class SampleResult(NamedTuple):
     layers: list[LayerSample]
 
 
-def sample_of_all(results: Sequence[SampleResult]) -> GradientSample | None:
-    """Return one sample of all models of a step; None if the gradients of one of them overflowed."""
-    samples = [result.sample for result in results if result.sample is not None]
-    if len(samples) < len(results):
-        return None
-    weights = [row for result in results for row in result.layers if row.kind == WEIGHT_GRADIENTS]
+def sample_of_all(samples: Sequence[GradientSample], rows: Sequence[LayerSample]) -> GradientSample:
+    """Return one sample of all models of a step, from theirs and the rows of their layers."""
+    weights = [row for row in rows if row.kind == WEIGHT_GRADIENTS]
     rooms = [each.headroom_doublings for each in samples if each.headroom_doublings is not None]
     return replace(
         max(samples, key=lambda sample: sample.output_noise or 0.0),
         norm=math.hypot(*(sample.norm for sample in samples)),
         flushed_share=mean_share(weights, "flushed"),
-        subnormal_share=mean_share(weights, "subnormal"),
         headroom_doublings=min(rooms, default=None),
         faults={name: fault for sample in samples for name, fault in sample.faults.items()},
     )

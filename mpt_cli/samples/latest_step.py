@@ -30,22 +30,12 @@ class LatestStep(NamedTuple):
     is_seeded: bool = False
 
     @property
-    def half_gradients(self) -> Any:
-        """Return the magnitudes of the float16 gradients of the scaled loss by the outputs of the model, after a 1."""
-        given = [gradient for _, gradients, _ in self.batch for gradient in gradients] if self.is_seeded else []
-        halves = [each for each in given if keras.backend.standardize_dtype(each.dtype) == "float16"]
-        return np.concatenate([np.ones(1), *(np.abs(ops.convert_to_numpy(each)).ravel() for each in halves)])
-
-    @property
-    def possible_doublings(self) -> int:
-        """Return how often the scale may double until what is flushed is a normal number, without overflow."""
-        return int(max(0, min(11, 14 - np.log2(self.half_gradients.max()))))
-
-    @property
     def hides_flushed(self) -> bool:
         """Return whether float16 may have flushed gradients of the loss before they reached the model, where a sample
         begins: there are zeros and values close to them."""
-        found = self.half_gradients
+        given = [gradient for _, gradients, _ in self.batch for gradient in gradients] if self.is_seeded else []
+        halves = [each for each in given if keras.backend.standardize_dtype(each.dtype) == "float16"]
+        found = np.concatenate([np.ones(1), *(np.abs(ops.convert_to_numpy(each)).ravel() for each in halves)])
         is_near = (found > 0) & (found < SMALLEST_NORMAL)
         return bool((found == 0).mean() > FLUSHED_SHARE and is_near.mean() > NEAR_ZERO_SHARE)
 
@@ -208,11 +198,6 @@ class TapedCalls:
         for variable in state:
             if id(variable) not in self._before and hasattr(variable.value, "assign"):  # not cast for a layer around
                 self._before[id(variable)] = variable.value, ops.copy(variable.value)
-
-    def models_with(self, variables: Iterable[Any]) -> list[str]:
-        """Return the names of the models called so far that hold any of these variables."""
-        ids = ids_of(variables)
-        return [model.name for model, _ in self._states.values() if ids & ids_of(model.trainable_variables)]
 
     def state_if_skipped(self, trained: Iterable[Any]) -> list[tuple[Any, Tensor]]:
         """Return the state of the models of this step, without the `trained` variables, with its values before."""

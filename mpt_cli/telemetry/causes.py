@@ -31,7 +31,8 @@ class Cause:
         overflowing = f"{layer or 'a layer that overflows'} in float32 ({kept}{finder})"
         forward = f"keep {overflowing},"
         if run_state.forward_dtype in WIDE:
-            forward = f"layer {run_state.forward_layer}, where it began, computes in {run_state.forward_dtype} already:"
+            first = f"the first layer that returned inf or nan, {run_state.forward_layer}"
+            forward = f"{first}, computes in {run_state.forward_dtype} already: look at its inputs,"
         return self.advice.format(
             overflowing=overflowing,
             forward=as_sentence(forward),
@@ -80,11 +81,10 @@ OTHER_POLICY = "the policy mixed_bfloat16 or float32"
 KEPT_BY_MORE = "a higher loss scale keeps what float16 flushes: "
 
 FORWARD, NAN, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
-IN_DOUBT, UNSETTLED, PROBING, TOO_HIGH = "nan in every step", "unsettled", "grows too often", "too high"
-VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
+UNSETTLED, TOO_HIGH = "unsettled", "too high"
+VANISHING, NO_SCALE, LOW, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
     "vanishing",
     "flushed without scale",
-    "fixed too low",
     "too low",
     "no room",
     "dead gradients",
@@ -127,21 +127,15 @@ CAUSES = {
         "since no scale is low enough, the cause is nan or a value too large for float16. Try "
         f"{OTHER_POLICY}, a lower learning rate, or clipping gradients by their global norm.",
     ),
-    PROBING: Cause(
-        lambda run_state, skips: 0 < skips * (run_state.scaling.growth_steps or 0) <= 2 * run_state.late_skips[0],
-        "the scale overflows about each time that it grows: let it grow less often (loss_scale.growth_steps=100, not "
-        "tried).",
-    ),
-    TOO_HIGH: Cause(_always, "lower the highest scale (loss_scale.max_scale), or try the policy mixed_bfloat16."),
-    IN_DOUBT: Cause(
-        lambda run_state, skips: run_state.applied_steps == 0 and run_state.is_nan_throughout(skips),
-        "the gradients held nan and no inf. Train with an initial loss scale of 1 (loss_scale.initial_scale): nan that "
-        f"remains does not come from the scale. Then, if the model trains with policy=float32, keep {{overflowing}}; "
-        f"if not, {A_BUG}",
+    TOO_HIGH: Cause(
+        _always,
+        "lower the highest scale (loss_scale.max_scale), let it grow less often (loss_scale.growth_steps), or try the "
+        "policy mixed_bfloat16.",
     ),
     UNSETTLED: Cause(
         lambda run_state, _: run_state.applied_steps == 0,
-        "start lower (loss_scale.initial_scale), or give the scale more epochs to settle.",
+        "start lower, or give the scale more epochs to settle. What overflows at loss_scale.initial_scale=1 too has "
+        "another cause: a bug of the model, or values that are too large.",
     ),
     VANISHING: Cause(
         lambda run_state, _: bool(run_state.layers_that(VANISHED)),
@@ -152,12 +146,12 @@ CAUSES = {
         lambda run_state, _: not run_state.scaling.scales,
         f"{KEPT_BY_MORE}scale the loss (loss_scale=dynamic).",
     ),
-    FIXED_LOW: Cause(
-        lambda run_state, _: not run_state.scaling.moves,
-        f"{KEPT_BY_MORE}raise it{{raised}}, or let it move (loss_scale=dynamic).",
-    ),
     LOW: Cause(
-        lambda run_state, _: not run_state.skip_steps or (run_state.headroom_doublings or 0.0) >= LEAST_ROOM,
+        lambda run_state, _: (
+            not run_state.scaling.moves
+            or not run_state.skip_steps
+            or (run_state.headroom_doublings or 0.0) >= LEAST_ROOM
+        ),
         f"{KEPT_BY_MORE}raise the initial loss scale{{raised}}.",
     ),
     NO_ROOM: Cause(_always, "a higher loss scale overflows: keep {overflowing}."),
@@ -191,8 +185,8 @@ CAUSES = {
         _always, "lower the learning rate, clip gradients to a global norm of 1.0, or use another optimizer."
     ),
 }
-OVERFLOW_CAUSES = (SPOILED_STATE, FORWARD, NAN, IN_DOUBT, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
-UNDERFLOW_CAUSES = (VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM)
+OVERFLOW_CAUSES = (SPOILED_STATE, FORWARD, NAN, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
+UNDERFLOW_CAUSES = (VANISHING, NO_SCALE, LOW, NO_ROOM)
 
 
 def find_cause(run_state: RunState, skips: int, names: Sequence[str]) -> str:

@@ -20,7 +20,6 @@ from mpt_cli.telemetry.causes import (
     LOSS_ALONE,
     NAN,
     OVERFLOW_CAUSES,
-    PROBING,
     SPOILED_LOSS,
     SPOILED_STATE,
     SPOILED_WEIGHTS,
@@ -56,7 +55,7 @@ from mpt_cli.telemetry.record_types import (
     StreakCounts,
     UnmovedWeights,
 )
-from mpt_cli.telemetry.run_state import LONGEST_SETTLING_SKIPS, THIRD_TIME, RunState
+from mpt_cli.telemetry.run_state import LEARNT, LONGEST_SETTLING_SKIPS, THIRD_TIME, RunState
 
 HEALTHY = "healthy"
 WARM_UP = "warm-up skips only"
@@ -127,7 +126,7 @@ def _ends_overflowing(run_state: RunState) -> str | None:
         f"{format_count(late_skips)} of the last {format_count(late_steps)} steps were skipped "
         f"({format_share(late_skips, late_steps)}), long after the scale should have settled. "
     )
-    cause = find_cause(run_state, late_skips, (FORWARD, NAN, FIXED, PROBING, TOO_HIGH))
+    cause = find_cause(run_state, late_skips, (FORWARD, NAN, FIXED, TOO_HIGH))
     advice = CAUSES[cause].advise(run_state)
     return words + (f"In most of them {advice}" if cause in (FORWARD, NAN) else as_sentence(advice))
 
@@ -228,7 +227,8 @@ def _ends_without_digits(run_state: RunState) -> str | None:
 
 def _ends_flushed(run_state: RunState) -> str | None:
     flushed, layers = run_state.flushed_share, run_state.layers_that(FLUSHED)
-    if run_state.is_learnt or not run_state.scaling.is_needed:  # what becomes 0 in bfloat16 has lost its digits
+    # what becomes 0 in bfloat16 has lost its digits
+    if run_state.loss_fell_to(LEARNT) or not run_state.scaling.is_needed:
         return None
     if not layers and (flushed is None or flushed <= FLUSHED_SHARE):
         return None
@@ -508,7 +508,7 @@ RULES = (
         _ends_flushed,
         "trainer.max_zero_gradients",
         "zero_steps",
-        applies=lambda run_state: not run_state.is_learnt,
+        applies=lambda run_state: not run_state.loss_fell_to(LEARNT),
         evidence=lambda run_state: (
             f"every gradient was exactly 0 in {run_state.peaks.zero_steps} applied steps in a row"
         ),

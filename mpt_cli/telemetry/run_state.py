@@ -121,8 +121,7 @@ class RunState:
     forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
     forward_layer: str | None = None  # the first that one of these names, and in which dtype it computes
     forward_dtype: str | None = None
-    nan_steps: Sequence[int] = ()  # of those with nan and no inf in the gradients of a finite loss
-    persistent_nan_steps: Sequence[int] = ()  # of the latter that the scale does not explain
+    persistent_nan_steps: Sequence[int] = ()  # with nan and no inf in gradients that the scale does not explain
     first_growth_step: int | None = None
     bad_steps: int = 0  # steps with non-finite gradients that were applied all the same
     began_as_nan: bool = False  # the first of these had a finite loss, and gradients with nan and no inf
@@ -199,11 +198,6 @@ class RunState:
         )
         return next(others, self.skipped_steps)
 
-    @property
-    def is_learnt(self) -> bool:
-        """Return whether almost nothing is left to learn: the loss is a thousandth of that of the first step."""
-        return self.loss_fell_to(LEARNT)
-
     def loss_fell_to(self, share: float) -> bool:
         """Return whether the loss is at most this share of the loss of the first applied step.
 
@@ -243,19 +237,9 @@ class RunState:
         """Return whether most of the latest `skips` skipped steps, at least three, had nan and no inf that the scale
         does not explain.
         """
-        latest = self._latest(skips)
+        latest = set(self.skip_steps[-skips:]) if skips else set()
         count = len(latest.intersection(self.persistent_nan_steps))
         return count >= THIRD_TIME and 2 * count > len(latest)
-
-    def is_nan_throughout(self, skips: int) -> bool:
-        """Return whether the latest `skips` skipped steps, at least three, all had nan and no inf, whatever explains
-        it.
-        """
-        latest = self._latest(skips)
-        return len(latest) >= THIRD_TIME and latest.issubset(self.nan_steps)
-
-    def _latest(self, skips: int) -> set[int]:
-        return set(self.skip_steps[-skips:]) if skips else set()
 
 
 OF_TALLY = (
@@ -264,7 +248,6 @@ OF_TALLY = (
     "forward_steps",
     "forward_layer",
     "forward_dtype",
-    "nan_steps",
     "persistent_nan_steps",
 )
 OF_SAMPLE = ("flushed_share", "faults", "output_noise", "output_noise_left", "headroom_doublings")

@@ -33,7 +33,7 @@ from mpt_cli.precision import (
     head_layers,
     layers_of,
 )
-from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch, configured_rate, has_half_output
+from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch, configured_rate
 from mpt_cli.precision.operations import ChosenPolicies, chosen_policies
 from mpt_cli.precision.train_step import can_be_called, custom_steps, metrics_of, optimizers_in, optimizers_of
 from mpt_cli.settings.model_data_optimizer_keys import Loader
@@ -240,9 +240,9 @@ def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
 def warn_of_half_head(model: Any) -> list[str]:
     """Return a sentence where a built model makes its output in float16, or probabilities in any half precision."""
     rows = [row for row in audit_layers(model) if row.is_head and (row.risk or row.compute_dtype == "float16")]
-    if not rows and not has_half_output(model):
+    if not rows and not getattr(model, "mpt_has_half_output", False):
         return []
-    layers = f"layer{'s' * (len(rows) > 1)} {', '.join(row.path for row in rows)} make{'s' * (len(rows) == 1)}"
+    layers = f"layer {rows[0].path} makes" if len(rows) == 1 else f"layers {', '.join(row.path for row in rows)} make"
     if not rows:
         layers = f"the last layer of {model.name} makes"
     risk = next((row.risk for row in rows if row.risk), "the input of the loss has 11 bits, and is inf above 65504")

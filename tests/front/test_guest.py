@@ -83,6 +83,33 @@ def test_a_loop_that_updates_in_parts_is_traced_once_and_skips_both(tmp_path):
     assert found.events[0]["step"] == 3
 
 
+PHASES = """
+import keras, sys, tensorflow as tf
+shared, own = keras.Variable(1.0), keras.Variable(1.0)
+def step(optimizer, weights):
+    def made(factor):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([w * factor for w in weights])
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    return tf.function(made) if "compiled" in sys.argv else made
+first, second = step(keras.optimizers.SGD(0.5), [shared]), step(keras.optimizers.SGD(0.5), [shared, own])
+for factor in (1.0, float("inf")):
+    first(tf.constant(factor))
+for factor in (1.0, 1.0):
+    second(tf.constant(factor))
+print(float(shared), float(own))
+"""
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_the_last_skip_of_a_loop_skips_no_step_of_the_next_one_with_the_same_weights(tmp_path, how):
+    (tmp_path / "it.py").write_text(PHASES)
+    done = mpt("run", "run_dir=run", "it.py", how, cwd=tmp_path)
+    assert done.stdout == "-0.5 0.0\n", done.stderr
+    assert load_run(tmp_path / "run-2").summary["metrics"]["loss"] == 0.5
+    assert [load_run(tmp_path / name).summary["skipped_steps"] for name in ("run", "run-2")] == [1, 0]
+
+
 TWO_PASSES = """
 import keras, tensorflow as tf
 w, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.125)

@@ -85,14 +85,15 @@ def test_a_batch_that_overflows_is_looked_at_a_little_lower_and_gives_no_sample_
 
 
 def test_a_step_of_several_models_has_one_sample():
-    def result(values, flushed, room, **faults):
-        row = LayerSample("a", WEIGHT_GRADIENTS, "float16", values, flushed, 0.0, 0.0, 1.0, None)
-        return SampleResult(GradientSample(5, 3.0, flushed, 0.0, room, faults=faults), [row])
-
-    found = sample_of_all([result(3, 0.0, 9.0, a="dead"), result(1, 1.0, 2.0, b="flushed"), result(0, 0.0, None)])
+    rows = [
+        LayerSample("a", WEIGHT_GRADIENTS, "float16", values, flushed, 0.0, 0.0, 1.0, None)
+        for values, flushed in ((3, 0.0), (1, 1.0))
+    ]
+    ones = [(0.0, 9.0, {"a": "dead"}), (1.0, 2.0, {"b": "flushed"}), (0.0, None, {})]
+    samples = [GradientSample(5, 3.0, flushed, 0.0, room, faults=faults) for flushed, room, faults in ones]
+    found = sample_of_all(samples, rows)
     assert (found.norm, found.flushed_share, found.headroom_doublings) == (math.sqrt(27), 0.25, 2.0)
     assert found.faults == {"a": "dead", "b": "flushed"}
-    assert sample_of_all([result(3, 0.0, 9.0), SampleResult(None, [])]) is None
 
 
 def test_looking_changes_no_bit():

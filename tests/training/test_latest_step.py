@@ -81,6 +81,3 @@ def test_gradients_that_may_have_been_flushed_before_the_model_are_no_ground_for
     for gradients, hidden in (([near], True), ([far], False), ([near.astype("float32")], False)):
         assert LatestStep(None, [(X, gradients, 1.0)], is_seeded=True).hides_flushed is hidden
     assert not LatestStep(None, (X, Y)).hides_flushed
-    for largest, doublings in ((0.0, 11), (2.0**9, 5), (60000.0, 0)):
-        step = LatestStep(None, [(X, [np.float16([0.0, largest])], 1.0)], is_seeded=True)
-        assert step.possible_doublings == doublings
