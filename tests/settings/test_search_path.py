@@ -123,7 +123,10 @@ def test_a_group_file_with_the_keys_or_the_package_in_a_wrong_place_is_told_wher
     assert (late.place.file, late.place.line) == ("conf/optimizer/late.yaml", 2)
     for text, rule in (
         ("# @package\n", "its header cannot be read: Expected header format: KEY VALUE, got '@package'."),
-        ("# @package _global_\ndefaults: [_self_, _self_]\n", "cannot be composed: Duplicate _self_ defined in optimizer/late."),
+        (
+            "# @package _global_\ndefaults: [_self_, _self_]\n",
+            "cannot be composed: Duplicate _self_ defined in optimizer/late.",
+        ),
     ):
         write("conf/optimizer/late.yaml", f"{text}trainer: {{epochs: 3}}\n")
         [late] = problems("conf=digits_mlp", "optimizer=late")

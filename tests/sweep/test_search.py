@@ -140,7 +140,9 @@ def test_a_trial_that_failed_is_one_anew(searches, tmp_path, capsys):
     searches.manners = {}
     capsys.readouterr()
     assert main(["sweep", "--resume", str(tmp_path / "s"), "--trials", "4", "--dry-run"]) == 0
-    *jobs, last = [line for line in capsys.readouterr().out.splitlines() if line[:3] in ("001", "002") or "trial" in line]
+    *jobs, last = [
+        line for line in capsys.readouterr().out.splitlines() if line[:3] in ("001", "002") or "trial" in line
+    ]
     assert (len(jobs), last) == (2, "3 trials, tpe")
     found, code = searches.resume(tmp_path / "s", trials=4)
     assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["001", "002", "004"]
