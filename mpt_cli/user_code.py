@@ -211,13 +211,15 @@ def argument_problems(key: str, reference: Reference) -> Iterator[Problem]:
     text shows.
     """
     file, name = file_of(reference.name, Path.cwd()), reference.name.rpartition(":")[2]
-    known = None
+    place, known = key.removesuffix(".builder").removesuffix(".loader"), None
     with suppress(OSError, ValueError):
         known = _arguments_in(read_file(file), name) if file else None
-    for unknown in [] if known is None else [each for each in reference.kwargs if each not in known]:
-        remedy = did_you_mean(unknown, known or ()) or f"It has {', '.join(known or ()) or 'no arguments'}."
-        place = key.removesuffix(".builder").removesuffix(".loader")
-        yield Problem(f"{place}.kwargs.{unknown}", f"{name} has no such argument.", reference.kwargs[unknown], remedy)
+    if known is None:
+        return
+    for given, value in reference.kwargs.items():
+        if given not in known:
+            remedy = did_you_mean(given, known) or f"It has {', '.join(known) or 'none'}."
+            yield Problem(f"{place}.kwargs.{given}", f"{name} has no such argument.", value, remedy)
 
 
 @cache
@@ -229,13 +231,9 @@ def _arguments_in(text: str, name: str) -> list[str] | None:
         tree = ast.parse(text)
     except (ValueError, SyntaxError, RecursionError):
         return None
-    made = [
-        node
-        for node in ast.walk(tree)
-        if getattr(node, "name", getattr(node, "id", "")) == name
-        and not isinstance(getattr(node, "ctx", None), ast.Load)
-    ]
-    found = made[0] if len(made) == 1 and made[0] in tree.body else None
+    bound = [node for node in ast.walk(tree) if not isinstance(getattr(node, "ctx", None), ast.Load)]
+    made = [node for node in bound if name in (getattr(node, "name", ""), getattr(node, "id", ""))]
+    found = made[0] if len(made) == 1 else None
     if isinstance(found, ast.ClassDef):
         found = next((node for node in found.body if getattr(node, "name", "") == "__init__"), None)
     if not isinstance(found, ast.FunctionDef) or found.decorator_list or found.args.kwarg:

@@ -5,7 +5,7 @@ alone, with the configurations in order of rank.
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -306,6 +306,10 @@ class Configuration:
         found = self.difference
         is_shown = found is not None and found.is_shown and (found.mean > 0) == self.objective.falls
         return is_shown or not all(math.isfinite(value) for _, value in self.values)
+
+    def figures(self, value: Callable[[JobResult], float | None]) -> list[float]:
+        """Return the values of the jobs that finished, else of all."""
+        return [found for result in self.finished or self.results if (found := value(result)) is not None]
 
     @property
     def finished(self) -> list[JobResult]:

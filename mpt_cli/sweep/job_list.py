@@ -38,7 +38,7 @@ from mpt_cli.sweep.overrides import (
     varied_values,
 )
 from mpt_cli.telemetry.record_types import as_number
-from mpt_cli.training.progress import MONITORED, falls
+from mpt_cli.training.progress import MONITORED, falls, tells_direction
 from mpt_cli.training.run_from_settings import check_repeatable
 
 
@@ -67,7 +67,8 @@ class Objective:
 def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -> Objective:
     """Return the objective for `NAME`, `NAME:min` or `NAME:max`; by default the first usual metric that most runs have.
 
-    ConfigError for a name that no run has; without any run, the name is taken as it is.
+    ConfigError for a name that no run has, or that does not tell its direction; without any run, the name is taken as
+    it is.
     """
     known = [
         {name for name, value in known_values(summary).items() if as_number(value) is not None} for summary in summaries
@@ -83,8 +84,11 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
     if known and not any(objective.name in names for names in known):
         everything = sorted(set().union(*known))
         listed = f"They have {', '.join(name for name in everything if not name.startswith('metrics.'))}."
-        remedy = f"{did_you_mean(objective.name, everything)} {listed}".strip()
+        remedy = did_you_mean(objective.name, everything) or listed
         raise config_error("--objective", "must be a number that the jobs report.", objective.name, remedy)
+    if not (colon or tells_direction(word)):
+        rule = "must end in :min or :max: the name does not tell whether lower or higher is better."
+        raise config_error("--objective", rule, word, did_you_mean(word, MONITORED))
     return objective
 
 
@@ -240,13 +244,16 @@ def plan_dict(plan: SweepPlan) -> dict[str, Any]:
     }
 
 
-def plan_lines(plan: SweepPlan) -> list[str]:
-    """Return the lines of --dry-run: the jobs with their overrides, or the overrides of a new search."""
-    if plan.search is not None and not plan.jobs:
-        pruner = f", {plan.search.pruner}" if plan.search.pruner else ""
-        return [*plan.search.words, f"{plan.search.trials} trials, {plan.search.sampler}{pruner}"]
-    lines = [" ".join([f"{job.name} ", *map("=".join, job.overrides.items())]).rstrip() for job in plan.jobs]
-    return [*lines, job_count(len(plan.jobs))]
+def plan_lines(plan: SweepPlan, left: Sequence[Job]) -> list[str]:
+    """Return the lines of --dry-run: the jobs that are left with their overrides, and the overrides of a search that
+    makes more.
+    """
+    lines = [" ".join([f"{job.name} ", *map("=".join, job.overrides.items())]).rstrip() for job in left]
+    if (search := plan.search) is None:
+        return [*lines, job_count(len(left))]
+    pruner = f", {search.pruner}" if search.pruner else ""
+    words = search.words if plan.missing else []
+    return [*lines, *words, f"{len(left) + plan.missing} trials, {search.sampler}{pruner}"]
 
 
 def job_count(count: int) -> str:

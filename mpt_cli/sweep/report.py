@@ -32,12 +32,14 @@ R = TypeVar("R")
 
 
 def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
-    """Return all columns for these results: rank, varied keys, objective, then the numerics and the cost."""
+    """Return all columns for these results: rank, varied keys, objective, then the numerics and the cost,
+    what a narrow terminal should keep first."""
     keys: list[TableColumn[Configuration]] = _key_columns(found.keys, lambda row: row.overrides)
     return [
         TableColumn("rank", lambda row: "-" if row.rank is None else str(row.rank)),
         *keys,
         TableColumn(found.objective.name, _format_objective),
+        *_COSTS,
         *(_SEEDS if SEED in found.plan.varied else ()),
         *_NUMERICS,
     ]
@@ -105,7 +107,7 @@ def _figure(
     """
 
     def cell(row: Configuration) -> str:
-        values = [found for result in row.finished or row.results if (found := value(result)) is not None]
+        values = row.figures(value)
         return " … ".join(dict.fromkeys(words(pick(values)) for pick in picks)) if values else "-"
 
     return cell
@@ -119,10 +121,9 @@ SKIPPED = TableColumn("skipped", _figure(attrgetter("skipped_share"), lambda sha
 MEMORY = TableColumn(
     "memory", _figure(methodcaller("number", "peak_memory_bytes"), lambda n: format_bytes(int(n)), max)
 )
+_COSTS = SKIPPED, TableColumn("final scale", _scale("final_loss_scale"))
 _SEEDS = TableColumn("n", _format_count), TableColumn("to the first", _behind_cell)
 _NUMERICS = (
-    SKIPPED,
-    TableColumn("final scale", _scale("final_loss_scale")),
     TableColumn("min scale", _scale("min_loss_scale")),
     TableColumn("max scale", _scale("max_loss_scale")),
     TableColumn("verdict", format_verdict, is_number=False),
@@ -353,11 +354,22 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
 
 
 def configuration_dict(row: Configuration) -> dict[str, Any]:
+    skipped, scales = row.figures(attrgetter("skipped_share")), row.figures(methodcaller("number", "final_loss_scale"))
+    difference = row.difference
     return {
         "rank": row.rank,  # null if no job finished; equal means share a rank
         "overrides": row.overrides,  # the varied keys, without the seed
         "mean": row.mean,  # mean of the objective over the jobs that finished
         "deviation": row.deviation,  # its sample standard deviation (n - 1); null for fewer than two jobs
+        # mean difference to the first configuration over the seeds of both; null for the first
+        "to_first": difference and difference.mean,
+        # low and high end of its confidence interval; null if the spread is not known
+        "to_first_interval": difference and difference.shown_interval,
+        "is_behind": row.is_behind,  # whether the seeds show that it is worse than the first
+        # mean share of skipped steps, of the jobs that finished, else of all
+        "skipped_share": fmean(skipped) if skipped else None,
+        # lowest and highest final loss scale of the same jobs; null without scaling
+        "final_loss_scale": [min(scales), max(scales)] if scales else None,
         "finished": len(row.finished),  # number of jobs that finished
         "jobs": [result.job.number for result in row.results],  # numbers of its jobs
     }

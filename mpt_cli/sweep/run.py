@@ -10,7 +10,7 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import OK, DataError, Problem, config_error, raise_problems
+from mpt_cli.errors import OK, ConfigError, DataError, Problem, config_error, raise_problems
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.local_processes import (
     CannotStart,
@@ -29,6 +29,7 @@ from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.directory import (
     FAILED,
+    FINISHED,
     JobResult,
     SweepDirectory,
     SweepResults,
@@ -36,7 +37,7 @@ from mpt_cli.sweep.directory import (
     read_results,
     sweep_exit_code,
 )
-from mpt_cli.sweep.job_list import Job, Search, SweepPlan, job_count, make_plan
+from mpt_cli.sweep.job_list import Job, Search, SweepPlan, choose_objective, job_count, make_plan
 from mpt_cli.sweep.overrides import load_each, override_key, values_of
 from mpt_cli.sweep.progress import JobLines
 from mpt_cli.sweep.report import write_results
@@ -138,9 +139,6 @@ def resume_sweep(
     with sweep.lock():
         before = sweep.read_plan()
         plan = changed_plan(before, options, console, trials, words)
-        options.check_detach(plan.search)
-        if plan.search is not None:
-            plan.search.check()
         return _run(sweep, begin(sweep, plan, options, len(before.jobs)), options, console)
 
 
@@ -148,8 +146,11 @@ def changed_plan(
     plan: SweepPlan, options: Options, console: PrintableConsole, trials: int | None, words: Sequence[str]
 ) -> SweepPlan:
     """Return the plan with the changes of the command line: the number of `trials` of a search in all; of a grid the
-    objective, or further overrides, each replacing that of the same key.
+    objective, or further overrides, each replacing that of the same key. ConfigError where it can't be run.
     """
+    options.check_detach(plan.search)
+    if plan.search is not None:
+        plan.search.check()
     if options.objective is not None:
         if plan.search is not None:
             rule = "must stay that of a search. `mpt report` ranks by another."
@@ -180,6 +181,29 @@ def _run(
     found = read_results(sweep)
     write_results(found)
     return found, OK if options.detach else exit_code(stopped_by, found.results)
+
+
+def check_unchanged(sweep: SweepDirectory, plan: SweepPlan, results: Sequence[JobResult]) -> None:
+    """Raise ConfigError where those of these jobs that have begun ran under other settings than their words stand for
+    by now. Of those that name the same files one stands for all.
+    """
+    jobs = [result.job for result in results if result.status != FAILED and result.job.verb == "train"]
+    begun = [job for job in jobs if sweep.run(job).config_yaml.is_file()]
+    with chdir(plan.facts["working_directory"]):
+        kinds = {repr(parse_overrides(job.words).choices): job for job in begun}.values()
+        now = load_each(job.words for job in kinds)
+    for job, settings in zip(kinds, now, strict=True):
+        with suppress(DataError):  # its record is damaged
+            changed = changed_settings(stored_settings(sweep.run(job), settings), settings)
+            raise_problems(
+                Problem(
+                    key,
+                    f"must be as it was when {job.name} ran: {old!r}.",
+                    new,
+                    "Put the file back, or start anew.",
+                )
+                for key, (old, new) in changed.items()
+            )
 
 
 @dataclass(frozen=True)
@@ -216,7 +240,7 @@ class SweepRun:
         left.sort(key=lambda job: sweep.log(job) not in under_way)
         fresh = left[len(under_way) :]
         if fresh or plan.missing:
-            self._check_unchanged([result.job for result in results if result.status != FAILED])
+            check_unchanged(sweep, plan, results)
         sweep.write_plan(plan)
         self._make_way(fresh)
         say(f"{job_count(count)}, {limits.workers} at a time, in {sweep.path}")
@@ -227,6 +251,7 @@ class SweepRun:
             return None
         limits = replace(limits, workers=max(limits.workers, len(under_way)))
         jobs = chain(left, search.new_jobs() if search else ())
+        unreported = set[str]()
         with JobLines(self.console, sweep, count) as lines:
 
             def record(command: Command, ending: Ending) -> None:
@@ -235,6 +260,9 @@ class SweepRun:
                 lines.tell(result)
                 if search:
                     search.tell(result)
+                elif (said := unreported_objective(plan, result)) and said not in unreported:
+                    unreported.add(said)
+                    say(f"{said} The other jobs go on.", "red")
 
             def tick(running: Sequence[Running]) -> None:
                 lines.tick(running)
@@ -242,27 +270,6 @@ class SweepRun:
                     search.prune(running)
 
             return Queue(limits, executor, record, tick).run(map(self._command, jobs))
-
-    def _check_unchanged(self, jobs: Sequence[Job]) -> None:
-        """Raise ConfigError where those of these jobs that have begun ran under other settings than their words stand
-        for by now. Of those that name the same files one stands for all.
-        """
-        begun = [job for job in jobs if job.verb == "train" and self.sweep.run(job).config_yaml.is_file()]
-        with chdir(self.plan.facts["working_directory"]):
-            kinds = {repr(parse_overrides(job.words).choices): job for job in begun}.values()
-            now = load_each(job.words for job in kinds)
-        for job, settings in zip(kinds, now, strict=True):
-            with suppress(DataError):  # its record is damaged
-                changed = changed_settings(stored_settings(self.sweep.run(job), settings), settings)
-                raise_problems(
-                    Problem(
-                        key,
-                        f"must be as it was when {job.name} ran: {old!r}.",
-                        new,
-                        "Put the file back, or start anew.",
-                    )
-                    for key, (old, new) in changed.items()
-                )
 
     def _make_way(self, jobs: Sequence[Job]) -> None:
         """Mark these jobs as not run, and set the runs of failed ones aside. DataError if one of them is still running
@@ -297,6 +304,15 @@ class SweepRun:
             f"{job_count(len(commands))} submitted as {names}, {limits.workers} at a time. `{watch}` shows them, "
             f"`{again}` waits for them and ranks them."
         )
+
+
+def unreported_objective(plan: SweepPlan, result: JobResult) -> str:
+    """Return why a finished job can't be ranked by the objective; empty where it can."""
+    try:
+        choose_objective(plan.facts["objective"], [result.summary] if result.status == FINISHED else [])
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:

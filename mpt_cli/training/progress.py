@@ -38,6 +38,12 @@ FALLING_WORDS = (
 )
 
 
+RISING_WORDS = (  # higher is better; a name with none of both kinds does not tell
+    *("acc", "auc", "precision", "recall", "f1", "iou", "dice", "score", "similarity", "sensitivity", "specificity"),
+    *("r2", "bleu", "examples_per_second"),
+)
+
+
 @dataclass
 class Progress:
     """`epoch` counts from 1 and is the one being trained or, with `step_in_epoch` 0, the last that was completed.
@@ -76,6 +82,16 @@ def falls(name: str) -> bool:
     """
     metric = name.rpartition(".")[2].lower()
     return any(word in metric for word in FALLING_WORDS)
+
+
+def tells_direction(name: str) -> bool:
+    """Return whether the name of a metric tells if lower or higher is better.
+
+    >>> tells_direction("val_f1_score"), tells_direction("val_gap"), tells_direction("final_loss_scale")
+    (True, False, False)
+    """
+    metric = name.lower().replace("loss_scale", "")
+    return falls(metric) or any(word in metric for word in RISING_WORDS)
 
 
 def is_better(name: str, new: float, old: float) -> bool:

@@ -12,7 +12,7 @@ from mpt_cli.jobs.local_processes import Executor, LocalExecutor
 from mpt_cli.sweep.directory import SweepDirectory, read_job
 from mpt_cli.sweep.job_list import Search, plan_dict, plan_lines
 from mpt_cli.sweep.report import print_results, results_dict
-from mpt_cli.sweep.run import Options, changed_plan, plan_new, resume_sweep, start_sweep
+from mpt_cli.sweep.run import Options, changed_plan, check_unchanged, plan_new, resume_sweep, start_sweep
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.verbs import minimum_problems, print_json, say
 from mpt_cli.verbs.run import script_settings, script_title, split_script
@@ -58,13 +58,18 @@ def _dry_run(
     if arguments.resume:
         sweep = SweepDirectory.open(arguments.resume)
         plan = changed_plan(sweep.read_plan(), options, console, arguments.trials, words)
-        plan = replace(plan, jobs=[job for job in plan.jobs if not read_job(sweep, job).is_good])
+        results = [read_job(sweep, job) for job in plan.jobs]
+        left = [result.job for result in results if not result.is_good]
+        if left or plan.missing:
+            check_unchanged(sweep, plan, results)
     else:
         plan, _ = plan_new(words, options, search, console)
+        left = plan.jobs
     if arguments.json:
-        print_json({**plan_dict(plan), "search": None if plan.search is None else asdict(plan.search)})
+        content = plan_dict(replace(plan, jobs=left))
+        print_json({**content, "search": None if plan.search is None else asdict(plan.search)})
     else:
-        say("\n".join(plan_lines(plan)))
+        say("\n".join(plan_lines(plan, left)))
     return OK
 
 

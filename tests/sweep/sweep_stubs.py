@@ -110,10 +110,11 @@ class Stubs:
         stream = io.TextIOWrapper(io.BytesIO(), "utf-8")
         launcher = InProcess() if AT_ONCE.issuperset(self.manners.values()) else LocalExecutor()
         given = {"workers": 4, "grace_seconds": 1.0, "launch": self._launch, "launcher": launcher, **options}
-        found = run(Options(**given), PrintableConsole(stream))  # type: ignore[arg-type]
-        stream.seek(0)
-        self.said = stream.read()
-        return found
+        try:
+            return run(Options(**given), PrintableConsole(stream))  # type: ignore[arg-type]
+        finally:
+            stream.seek(0)
+            self.said = stream.read()
 
     def _launch(self, job: Job, run_dir: Path) -> list[str]:
         return stub_command(run_dir, self.manners.get(job.number, "good"), self.values.get(job.number, 0.5))

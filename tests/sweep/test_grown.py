@@ -42,7 +42,9 @@ def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys) 
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_from_anywhere_and_only_with_its_files_as_they_were(stubs, tmp_path, monkeypatch) -> None:
+def test_a_sweep_goes_on_from_anywhere_and_only_with_its_files_as_they_were(
+    stubs, tmp_path, monkeypatch, capsys
+) -> None:
     own, begun = Path("mine.yaml").absolute(), "trainer: {epochs: 1, batch_size: 8}\n"
     own.write_text(begun)
     stubs.manners = {2: "raises"}
@@ -56,6 +58,8 @@ def test_a_sweep_goes_on_from_anywhere_and_only_with_its_files_as_they_were(stub
     rule = r"trainer\.batch_size: must be as it was when 001-\S+ ran: 8\. Received: 16\. Put .*\n.*trainer\.epochs"
     with pytest.raises(ConfigError, match=rule):
         stubs.resume(tmp_path / "s", ["policy=mixed_bfloat16"])
+    assert main(["sweep", "--resume", str(tmp_path / "s"), "--dry-run"]) == 2
+    assert "must be as it was when 001-" in capsys.readouterr().err
     assert started(tmp_path / "s") == [] and len(SweepDirectory.open(tmp_path / "s").read_plan().jobs) == 2
     own.write_text(begun)
     stubs.resume(tmp_path / "s", ["policy=mixed_bfloat16"])

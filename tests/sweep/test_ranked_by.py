@@ -1,5 +1,6 @@
 """What jobs are ranked by: read from the words, checked before they run, and what is done where none of them has it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -34,20 +35,28 @@ def test_the_objective_and_its_direction():
 def test_an_objective_that_no_job_has_is_an_error():
     found = {"metrics": {"val_accuracy": 1.0}, "seconds": 1.0}
     rule = r"^--objective: must be a number that the jobs report\. Received: 'val_acuracy'\. Did you mean"
-    with pytest.raises(ConfigError, match=f"{rule} val_accuracy\\? They have seconds, val_accuracy\\.$"):
+    with pytest.raises(ConfigError, match=f"{rule} val_accuracy\\?$"):
         choose_objective("val_acuracy", [found])
+    with pytest.raises(ConfigError, match=r"They have seconds, val_accuracy\.$"):
+        choose_objective("gap", [found])
     with pytest.raises(ConfigError, match="must end in :min or :max"):
         choose_objective("loss:up", [])
+    rule = r"must end in :min or :max: the name does not tell .* Received: '{}'\."
+    for word in ("val_gap", "final_loss_scale"):
+        with pytest.raises(ConfigError, match=rule.format(word)):
+            choose_objective(word, [{"metrics": {"val_gap": 1.0}, "final_loss_scale": 2.0}])
+    with pytest.raises(ConfigError, match=f"{rule.format('val_acuracy')} Did you mean val_accuracy"):
+        choose_objective("val_acuracy", [])
 
 
 def test_an_objective_that_jobs_can_have_is_taken_and_another_refused_before_they_run(tmp_path):
     (tmp_path / "net.py").write_text("def build(input_shape): ...")
     own = load_settings(["conf=digits_mlp", f"model.builder={tmp_path / 'net.py'}:build"])
     plain, more = load_settings(["conf=digits_mlp"]), load_settings(["conf=digits_mlp", "trainer.metrics=[mae,AUC]"])
-    for word in ("loss", "val_mae", "best_metrics.val_AUC:max", "final_loss_scale:max", "gradients.norm"):
+    for word in ("loss", "val_mae", "best_metrics.val_AUC:max", "final_loss_scale:max", "gradients.norm:min"):
         check_objective(word, [plain, more])
     for word in ("val_mae", "val_Accuracy", "verdict", "best_metrics", "gradients.norms", "seed"):
-        check_objective(word, [own])  # may report it
+        check_objective(f"{word}:max", [own])  # may report it
         with pytest.raises(ConfigError, match="--objective: must be a number that the jobs report"):
             check_objective(word, [plain])
 
@@ -56,12 +65,13 @@ def test_an_objective_that_jobs_can_have_is_taken_and_another_refused_before_the
 def test_with_a_model_of_the_users_a_misspelt_objective_is_said_and_another_ranks(stubs):
     Path("net.py").write_text("def build(input_shape): ...")
     words = ["conf=digits_mlp", "model.builder=net:build", "seed=0,1", "sweep_dir=s"]
-    rule = r"--objective: must be a number that the jobs report\. Received: 'val_acuracy'\. Did you mean val_accuracy\?"
-    with pytest.raises(ConfigError, match=rule):
-        stubs.start(words, objective="val_acuracy")
+    rule = "--objective: must be a number that the jobs report. Received: 'val_accuracyy'. Did you mean val_accuracy?"
+    with pytest.raises(ConfigError, match=re.escape(rule)):
+        stubs.start(words, objective="val_accuracyy")
+    assert stubs.said.count(rule) == 1 and stubs.said.index(rule) < stubs.said.index("[2/2]")  # as soon as it shows
     assert len(started(Path("s"))) == 2  # and both have ended
     assert read_results(SweepDirectory.open("s"), "val_accuracy").objective.name == "val_accuracy"
-    with pytest.raises(ConfigError, match=rule):
-        stubs.resume(Path("s"), objective="val_acuracy")
+    with pytest.raises(ConfigError, match=re.escape(rule)):
+        stubs.resume(Path("s"), objective="val_accuracyy")
     stubs.resume(Path("s"), objective="val_accuracy")
     assert stubs.resume(Path("s"))[0].objective.name == "val_accuracy"  # from then on

@@ -86,6 +86,14 @@ def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     content = written(found)
     assert content["best_is_shown"] is False
     assert content["not_told_apart"] == [{"loss_scale.initial_scale": "2**8"}]
+    first, second = content["configurations"]
+    assert (first["to_first"], first["is_behind"], second["is_behind"]) == (None, False, False)
+    assert second["to_first"] == pytest.approx(-0.01) and second["to_first_interval"][1] == pytest.approx(
+        0.0397, abs=1e-4
+    )
+    skipped = [job["skipped_share"] for job in content["jobs"] if job["job"] in second["jobs"]]
+    assert second["skipped_share"] == pytest.approx(sum(skipped) / 3)
+    assert second["final_loss_scale"] == 2 * [content["jobs"][0]["final_loss_scale"]]
 
 
 @pytest.mark.slow
@@ -219,9 +227,13 @@ def test_the_importance_of_a_key_is_its_share_of_the_ranking(stubs):
 def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):
     found, _ = stubs.start(GRID)
     stream = io.StringIO()
-    report.print_results(found, PrintableConsole(stream, force_terminal=True, width=110, color_system=None))
+    report.print_results(found, PrintableConsole(stream, force_terminal=True, width=80, color_system=None))
     head = stream.getvalue().split("\n")[0].split()
-    assert head[:4] == ["rank", "initial_scale", "val_accuracy", "n"] and "verdict" in head and "memory" not in head
+    assert (
+        head[:6] == ["rank", "initial_scale", "val_accuracy", "skipped", "final", "scale"]
+        and "verdict" in head
+        and "memory" not in head
+    )
     stream = io.StringIO()
     report.print_results(found, PrintableConsole(stream, force_terminal=True, width=20, color_system=None))
     assert stream.getvalue().split("\n")[0].split() == ["rank", "initial_scale", "val_accuracy"]

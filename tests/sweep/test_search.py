@@ -131,13 +131,19 @@ def test_a_search_that_can_not_run_here_says_why(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_trial_that_failed_is_one_anew(searches, tmp_path):
+def test_a_trial_that_failed_is_one_anew(searches, tmp_path, capsys):
     searches.values, searches.manners = dict.fromkeys(range(1, 5), 0.5), {1: "raises", 2: "killed"}
     found, code = searches.start([*WORDS, "sweep_dir=s"], Search(3), workers=1, objective="val_accuracy")
     assert code == 2 and failure_lines(found)[0].startswith("failed     001-")
     told = [(trial.state, trial.value, trial.user_attrs["job"]) for trial in study_in(tmp_path / "s").get_trials()]
     assert told == [(TrialState.FAIL, None, 1), (TrialState.FAIL, None, 2), (TrialState.COMPLETE, -0.5, 3)]
     searches.manners = {}
+    capsys.readouterr()
+    assert main(["sweep", "--resume", str(tmp_path / "s"), "--trials", "4", "--dry-run"]) == 0
+    *jobs, last = [
+        line for line in capsys.readouterr().out.splitlines() if line[:3] in ("001", "002") or "trial" in line
+    ]
+    assert (len(jobs), last) == (2, "3 trials, tpe")
     found, code = searches.resume(tmp_path / "s", trials=4)
     assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["001", "002", "004"]
     assert "one seed can't tell it from" in lead_sentence(found)
