@@ -54,7 +54,7 @@ def severity(history: RunHistory) -> str:
 
 
 def resume_facts(history: RunHistory) -> list[tuple[str, str]]:
-    """Return from where an unfinished run resumes, and the command; nothing of others, and of those that mpt recorded."""
+    """Return from where an unfinished run resumes, and the command; nothing of any other run."""
     if not history.run.is_unfinished or history.config.get("model.name") == PYTHON:
         return []
     steps = CheckpointStore(history.run.checkpoints).steps()

@@ -33,8 +33,8 @@ from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 @dataclass(frozen=True)
 class FinishedProcess:
-    """The end of a process. `exit_code` is negative for a signal; `words` are its last message; `seconds` is how long it
-    ran; `timeout` says that its timeout ended it, if so.
+    """The end of a process. `exit_code` is negative for a signal; `words` are its last message; `seconds` is how long
+    it ran; `timeout` says that its timeout ended it, if so.
     """
 
     run: RunDirectory
@@ -330,7 +330,7 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
         if unbroken.data != child.data:
             raise DataError(
                 "nothing can be said of the resume: two runs of this recipe with one seed got different data "
-                f"(fingerprints {unbroken.data[:12]}…, {child.data[:12]}…), so that their results differ without a kill. "
+                "(dataset_fingerprint), so that their results differ without a kill. "
                 "Let the loader take its random numbers from a parameter `seed`."
             )
         resumed = _check_succeeded(run("train", [*own, "resume=auto"], killed, "resumed.log"))

@@ -19,7 +19,11 @@ WRONG = {
     "run": "script: must be given: mpt run",
     "run model=cnn train.py": "model: must be set in the script itself. Received: 'cnn'. mpt run takes policy",
     "run backend.device=cpu train.py": "backend.device: must be set in the script itself",
-    "run epochs=3 polcy=float32 train.py": ("epochs: must be set in the script itself", "polcy: ", "Did you mean policy?"),
+    "run epochs=3 polcy=float32 train.py": (
+        "epochs: must be set in the script itself",
+        "polcy: ",
+        "Did you mean policy?",
+    ),
     "run --policy float32 train.py": "--policy: is no option; keys are set as KEY=VALUE. Did you mean policy?",
     "run policy=float99 train.py": "policy: must be one of",
     # recipes, and words that are no key=value

@@ -99,7 +99,7 @@ def test_what_cannot_be_proved_says_why(children, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--at: must be a step of the run before its last: 1 to 9. Received: 10"):
         verify_resume(["conf=x"], _new(tmp_path, "late"), 10)
     children["facts"] = {"dataset_fingerprint": "a" * 64}  # that of the killed run is another
-    with pytest.raises(DataError, match="two runs of this recipe with one seed got different data .fingerprints aaaa"):
+    with pytest.raises(DataError, match="two runs of this recipe with one seed got different data"):
         verify_resume(["conf=x"], _new(tmp_path, "other"), 3)
     children["killed"] = 0
     with pytest.raises(DataError, match="the run could not be killed at step 3: mpt: it ended"):
