@@ -31,15 +31,19 @@ from mpt_cli.telemetry.record_types import (
     record_from,
     required_fields,
 )
+from mpt_cli.training.checkpoint import CheckpointStore
 
 _NOT_SHOWN = ("packages", "attempts", "not_recorded", "schema_version")  # of environment.json
 
 
 def headline(history: RunHistory) -> str:
     """Return in a few words how the run ended, with its verdict."""
+    step = format_count(history.summary.get("steps_seen", history.last_step))
+    done = history.summary.get("epochs_completed", max((len(curve.xs) for curve in history.epochs.values()), default=0))
+    place = f"at step {step}, in epoch {done + 1}"
     if not history.summary:
-        return f"No end recorded, last logged at step {format_count(history.last_step)}"
-    return f"{history.status.capitalize()}: {history.verdict}"
+        return f"No end recorded, last logged {place}"
+    return f"{history.status.capitalize()}{f' {place}' if history.run.is_unfinished else ''}: {history.verdict}"
 
 
 def severity(history: RunHistory) -> str:
@@ -49,13 +53,23 @@ def severity(history: RunHistory) -> str:
     return "bad" if history.summary.get("exit_code") != 0 else "good" if history.verdict in GOOD_VERDICTS else "warn"
 
 
+def resume_facts(history: RunHistory) -> list[tuple[str, str]]:
+    """Return from where an unfinished run resumes, and the command; nothing of any other run."""
+    if not history.run.is_unfinished or history.config.get("model.name") == PYTHON:
+        return []
+    steps = CheckpointStore(history.run.checkpoints).steps()
+    place = f"the checkpoint of step {format_count(steps[-1])}" if steps else "the beginning: there is no checkpoint"
+    return [("resumes from", place), ("resume", resume_command(history.run.path))]
+
+
 def outcome_facts(history: RunHistory) -> list[tuple[str, str]]:
     """Return the results of the run; without a summary, those of the log lines."""
     if any(name not in history.summary for name in required_fields(Summary)):
-        return [("steps", format_count(history.last_step)), ("skipped", format_count(len(history.skips)))]
+        counts = [("steps", format_count(history.last_step)), ("skipped", format_count(len(history.skips)))]
+        return [*counts, *resume_facts(history)[:1]]
     summary = record_from(Summary, {**history.summary, "gradients": None})
     started_as = [("command", command) for command in _given_command(history)]
-    return [("recipe", summary.recipe), *started_as, *result_rows(summary)]
+    return [("recipe", summary.recipe), *started_as, *result_rows(summary), *resume_facts(history)[:1]]
 
 
 def _given_command(history: RunHistory) -> list[str]:
@@ -149,8 +163,8 @@ def run_commands(history: RunHistory) -> list[str]:
     """
     if history.config.get("model.name") == PYTHON:
         return [*_given_command(history), shell_command("report", explicit_path(history.run.path))]
-    if history.run.is_unfinished:
-        return [resume_command(history.run.path)]
+    if again := resume_facts(history):
+        return [again[-1][1]]
     return [
         *_given_command(history),
         shell_command("train", conf_override(history.run.config_yaml)),

@@ -86,7 +86,7 @@ def _details(result: Reproduction) -> Iterator[str]:
     child = result.child
     for attempt, each in enumerate(result.earlier, 1):
         yield f"attempt {attempt}: {each.failure}{f' (run: {each.child.run_dir})' if each.child.run_dir else ''}"
-    if len({each.child.environment.get("dataset_fingerprint") for each in (*result.earlier, result)} - {None}) > 1:
+    if len({each.child.data for each in (*result.earlier, result)} - {""}) > 1:
         yield "the data was different from attempt to attempt (dataset_fingerprint)"
     if result.passed:
         return

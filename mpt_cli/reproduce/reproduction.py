@@ -33,8 +33,8 @@ from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 @dataclass(frozen=True)
 class FinishedProcess:
-    """The end of a process. `exit_code` is negative for a signal; `words` are its last message; `seconds` is how long it
-    ran; `timeout` says that its timeout ended it, if so.
+    """The end of a process. `exit_code` is negative for a signal; `words` are its last message; `seconds` is how long
+    it ran; `timeout` says that its timeout ended it, if so.
     """
 
     run: RunDirectory
@@ -61,6 +61,11 @@ class FinishedProcess:
     @property
     def environment(self) -> dict[str, Any]:
         return known_environment(self.run)
+
+    @property
+    def data(self) -> str:
+        """Return the fingerprint of its data; empty where it is not known."""
+        return str(self.environment.get("dataset_fingerprint", ""))
 
     @property
     def fault(self) -> str:
@@ -315,12 +320,19 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
             command = command_in(verb, own, directory, Path(place) / log)
             return read_finished(command, run_one(command, executor))
 
-        steps = _steps_of(_check_succeeded(run("train", words, whole, "whole.log")), step)
+        unbroken = _check_succeeded(run("train", words, whole, "whole.log"))
+        steps = _steps_of(unbroken, step)
         at = random.randrange(1, steps) if step is None else step
         own = [*words, f"trainer.checkpoint_every_steps={max(1, at * 2 // 3)}"]
         child = run("__killed", [f"--at={at}", *own], killed, "killed.log")
         if child.exit_code != -SIGKILL:
             raise DataError(f"the run could not be killed at step {at}: {child.words or child.exit_code}")
+        if unbroken.data != child.data:
+            raise DataError(
+                "nothing can be said of the resume: two runs of this recipe with one seed got different data "
+                "(dataset_fingerprint), so that their results differ without a kill. "
+                "Let the loader take its random numbers from a parameter `seed`."
+            )
         resumed = _check_succeeded(run("train", [*own, "resume=auto"], killed, "resumed.log"))
     attempts = resumed.environment["attempts"]
     difference = first_difference(whole, resumed.run)
@@ -330,7 +342,7 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
 def _check_succeeded(child: FinishedProcess) -> FinishedProcess:
     summary = child.summary
     if summary is None or summary["status"] not in ("finished", "stopped"):
-        raise DataError(f"the run in {child.run.path} failed by itself: {child.words}")
+        raise DataError(f"the run in {child.run.path} failed: {child.words}")
     return child
 
 

@@ -12,7 +12,7 @@ from mpt_cli.compare.report import comparison_dict, print_comparison, write_comp
 from mpt_cli.errors import BAD_DATA, OK, config_error
 from mpt_cli.report.history import read_history
 from mpt_cli.report.page import write_page
-from mpt_cli.report.run_page import headline, run_page
+from mpt_cli.report.run_page import headline, resume_facts, run_page
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.sweep.directory import SweepDirectory, read_results
 from mpt_cli.sweep.report import print_results, results_dict, write_results
@@ -82,7 +82,8 @@ def _report_run(path: Path, page: Path | None, as_json: bool) -> int:
         )
     else:
         unseen = [f"not recorded: {sentence}" for sentence in history.not_recorded]
-        say("\n  ".join([f"{history.label}: {headline(history)}", *history.gaps, *unseen]))
+        resume = [f"{label}: {text}" for label, text in resume_facts(history)]
+        say("\n  ".join([f"{history.label}: {headline(history)}", *history.gaps, *unseen, *resume]))
         say(f"page  {page}")
     damaged = [str(history.run.path / name) for name in history.damaged]
     if damaged:

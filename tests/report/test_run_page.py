@@ -12,6 +12,7 @@ from mpt_cli.report.history import read_history
 from mpt_cli.report.page import write_page
 from mpt_cli.report.picture import MOST_POINTS, chart_data
 from mpt_cli.report.run_page import run_page, run_pictures
+from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 
 @pytest.mark.slow
@@ -65,13 +66,24 @@ def test_a_failed_run_says_so_first(tmp_path):
     assert "<dt>skipped</dt><dd>3 of 100 steps (3.0%)</dd>" in text
 
 
+def test_an_interrupted_run_says_how_far_it_came_and_from_where_it_resumes(tmp_path):
+    ending = {"status": "terminated", "exit_code": 143, "steps_seen": 1100, "epochs_completed": 4}
+    history = read_history(write_run(tmp_path / "run", **ending))
+    for step in (900, 1000):
+        CheckpointStore(history.run.checkpoints).save(Checkpoint(step, {}, {}))
+    text = run_page(history)
+    assert "Terminated at step 1,100, in epoch 5: healthy" in text
+    assert "<dt>resumes from</dt><dd>the checkpoint of step 1,000</dd>" in text
+
+
 def test_the_name_of_a_directory_is_text_on_its_page_and_one_word_of_its_commands(tmp_path):
     run = write_run(tmp_path / "<b> a&b")
     (run / "summary.json").unlink()
     text = run_page(read_history(run))
     check_page(text)
     assert "<b>" not in text and "&lt;b&gt; a&amp;b</span>: " in text
-    assert "No end recorded, last logged at step 100" in text
+    assert "No end recorded, last logged at step 100, in epoch 3" in text
+    assert "<dt>resumes from</dt><dd>the beginning: there is no checkpoint</dd>" in text
     assert "There is no summary.json: the run still trains, or was killed." in text
     shown = [shlex.split(html.unescape(line)) for line in re.findall(r"<pre>(mpt .*?)</pre>", text)]
     assert ["mpt", "train", f"conf={run}/config.yaml", f'resume="{run}"'] in shown

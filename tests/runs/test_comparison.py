@@ -74,7 +74,8 @@ def children(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             return Ending(plan["killed"], 1.0)
         made = _run(command.subject.path, **(plan["changes"] if "resume=auto" in command.arguments else {}))
         write_json(made.summary_json, {"status": plan["status"], "exit_code": 0, "steps_seen": plan["steps"]})
-        write_json(made.environment_json, {"attempts": [{"from_step": 0}, {"from_step": 4}]})
+        facts = {"attempts": [{"from_step": 0}, {"from_step": 4}], **plan.get("facts", {})}
+        write_json(made.environment_json, facts)
         command.log.write_text("mpt: why\n")
         return Ending(0, 1.0)
 
@@ -97,6 +98,9 @@ def test_a_difference_is_five_and_none_is_zero_and_each_is_said(children, tmp_pa
 def test_what_cannot_be_proved_says_why(children, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--at: must be a step of the run before its last: 1 to 9. Received: 10"):
         verify_resume(["conf=x"], _new(tmp_path, "late"), 10)
+    children["facts"] = {"dataset_fingerprint": "a" * 64}  # that of the killed run is another
+    with pytest.raises(DataError, match="two runs of this recipe with one seed got different data"):
+        verify_resume(["conf=x"], _new(tmp_path, "other"), 3)
     children["killed"] = 0
     with pytest.raises(DataError, match="the run could not be killed at step 3: mpt: it ended"):
         verify_resume(["conf=x"], _new(tmp_path, "alive"), 3)
@@ -104,7 +108,7 @@ def test_what_cannot_be_proved_says_why(children, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer.max_steps: must leave at least 2 steps"):
         verify_resume(["conf=x"], _new(tmp_path, "short"), None)
     children["status"] = "failed"
-    with pytest.raises(DataError, match="failed by itself: mpt: why"):
+    with pytest.raises(DataError, match="failed: mpt: why"):
         verify_resume(["conf=x"], _new(tmp_path, "failed"), None)
 
 
