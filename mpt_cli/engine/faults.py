@@ -135,12 +135,15 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
 
     What a layer computes inside a loop of the backend (the cell of an RNN on JAX) shows in the output of the layer
     around it. None where all was finite up to the loss, which a float16 that is not rounded between two operations of a
-    compiled step may be, and so may random numbers.
+    compiled step may be, and so may random numbers; and where the weights are not finite, as after a step that was
+    applied.
     """
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     if fault := _fault_of(x):
         return ForwardFault(DATA, None, fault)
-    layers, found = layers_of(model), list[ForwardFault | None]()
+    if _fault_of(model.trainable_variables):
+        return None
+    layers, found = layers_of(model), list[ForwardFault]()
     variable: str | None = None
 
     def look(index: int, outputs: Any) -> None:
@@ -150,8 +153,7 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
         layer = layers[index]
         variable = next((v.path for v in layer.trainable_variables), variable)
         if fault := _fault_of(outputs):
-            is_spoiled = _fault_of(layer.trainable_variables) is not None  # by the step, if it was applied
-            found.append(None if is_spoiled else ForwardFault(layer.path or layer.name, variable, fault))
+            found.append(ForwardFault(layer.path or layer.name, variable, fault))
 
     with keras.StatelessScope(collect_losses=True), outputs_noted(layers, look):
         outputs = predict_in_training(model, x)

@@ -5,7 +5,7 @@ Advice on each cause is in `causes`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
@@ -165,6 +165,9 @@ def _ends_vanished(run_state: RunState) -> str | None:
     words = f"The outputs of {name_layers(layers)} were flushed to zero in float16{_format_sampled(run_state)}"
     if flushed := run_state.flushed_share:
         words += f", and {format_fraction(flushed)} of the gradient elements that float32 keeps"
+    if names := _last_names(layer for layer in run_state.layers_that(DIGITS) if layer not in (ALL_LAYERS, TARGETS)):
+        tried = f"With {name_layers(names)} in float32 the model's outputs are as in float32, tried on the same batch"
+        return f"{words}. {tried}: use {keep_in_float32(names)}."
     return f"{words}: {CAUSES[VANISHING].advise(run_state)}"
 
 
@@ -191,7 +194,7 @@ def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: 
     )
 
 
-def _last_names(layers: Sequence[str]) -> list[str]:
+def _last_names(layers: Iterable[str]) -> list[str]:
     return [layer.rpartition("/")[2] for layer in layers]
 
 
