@@ -20,7 +20,7 @@ from mpt_cli.precision.gradients import scale_gradient
 from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training
 from mpt_cli.precision.train_step import custom_steps, optimizers_of
 from mpt_cli.settings.schema import FaultSettings
-from mpt_cli.telemetry.record_types import DATA, FORWARD_PASS, LOSS, OVERFLOW, Event
+from mpt_cli.telemetry.record_types import DATA, FORWARD_PASS, LOSS, Event
 
 Tensor = Any
 VALUES = {"overflow": float("inf"), "nan": float("nan"), "zero": 0.0}
@@ -196,7 +196,7 @@ class FaultSearch:
         return [self._named(event, batch_of) for event in events]
 
     def _named(self, event: Event, batch_of: Callable[[int], Any]) -> Event:
-        if event.kind != OVERFLOW or event.cause != FORWARD_PASS or not self._works:
+        if event.cause != FORWARD_PASS or not self._works:
             return event
         self._met += 1
         if self._met > ALWAYS and self._met & (self._met - 1):

@@ -76,8 +76,7 @@ VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
     "dead gradients",
     "zero for an unknown reason",
 )
-SPOILED_LOSS, SPOILED_WEIGHTS, ZERO_LOSS, APPLIED_NAN = "spoiled loss", "spoiled weights", "zero loss", "applied nan"
-LOSS_ALONE = "only the loss overflows"
+SPOILED, LOSS_ALONE, ZERO_LOSS, APPLIED_NAN = "spoiled", "only the loss overflows", "zero loss", "applied nan"
 
 A_BUG = (
     "the model or data has a bug. Look at the layer that events.jsonl names for a square root, norm or division whose "
@@ -117,8 +116,7 @@ CAUSES = {
     IN_DOUBT: Cause(
         lambda run_state, skips: run_state.applied_steps == 0 and run_state.is_nan_throughout(skips),
         "the gradients held nan and no inf. Train with an initial loss scale of 1 (loss_scale.initial_scale): nan that "
-        f"remains does not come from the scale. Then, if the model trains with policy=float32, keep {{overflowing}}; "
-        f"if not, {A_BUG}",
+        "remains does not come from the scale.",
     ),
     UNSETTLED: Cause(
         lambda run_state, _: run_state.applied_steps == 0,
@@ -163,13 +161,10 @@ CAUSES = {
         "the gradients were finite, so a part of the loss overflows whose gradient does not, such as a regularizer of "
         "a layer in float16: keep that layer in float32 (policy.overrides; not tried).",
     ),
-    SPOILED_LOSS: Cause(
+    SPOILED: Cause(
         _always,
-        "lower the learning rate, or clip gradients to a global norm of 1.0; in float16 without loss scaling "
-        "scale the loss (loss_scale=dynamic).",
-    ),
-    SPOILED_WEIGHTS: Cause(
-        _always, "lower the learning rate, clip gradients to a global norm of 1.0, or use another optimizer."
+        "lower the learning rate, clip gradients to a global norm of 1.0, or use another optimizer; in float16 without "
+        "loss scaling scale the loss (loss_scale=dynamic).",
     ),
 }
 OVERFLOW_CAUSES = (FORWARD, NAN, IN_DOUBT, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
