@@ -280,9 +280,7 @@ def _check_finite(counted: ValueRanges, step: int) -> None:
     if np.isfinite(counted.loss) and counted.is_finite:
         return
     what = "gradients are not finite" if np.isfinite(counted.loss) else f"the loss is {counted.loss}"
-    cause = (
-        "No dtype or loss scale fixes that: look at learning rate, data and model."
-        if step == 0
-        else ("Measure at an earlier step, or lower the learning rate.")
+    raise NumericalError(
+        f"{what} in float32 already, at step {step}. No dtype or loss scale fixes that: look at learning rate, data "
+        "and model."
     )
-    raise NumericalError(f"{what} in float32 already, at step {step}. {cause}")

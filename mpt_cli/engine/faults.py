@@ -20,7 +20,7 @@ from mpt_cli.precision.gradients import scale_gradient
 from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training
 from mpt_cli.precision.train_step import custom_steps, optimizers_of
 from mpt_cli.settings.schema import FaultSettings
-from mpt_cli.telemetry.record_types import DATA, FORWARD_PASS, LOSS, OVERFLOW, Event
+from mpt_cli.telemetry.record_types import DATA, FORWARD_PASS, LOSS, Event
 
 Tensor = Any
 VALUES = {"overflow": float("inf"), "nan": float("nan"), "zero": 0.0}
@@ -137,12 +137,15 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
 
     What a layer computes inside a loop of the backend (the cell of an RNN on JAX) shows in the output of the layer
     around it. None where all was finite up to the loss, which a float16 that is not rounded between two operations of a
-    compiled step may be, and so may random numbers.
+    compiled step may be, and so may random numbers; and where the weights are not finite, as after a step that was
+    applied.
     """
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     if fault := _fault_of(x):
         return ForwardFault(DATA, None, fault)
-    layers, found = layers_of(model), list[ForwardFault | None]()
+    if _fault_of(model.trainable_variables):
+        return None
+    layers, found = layers_of(model), list[ForwardFault]()
     variable: str | None = None
 
     def look(index: int, outputs: Any) -> None:
@@ -152,9 +155,7 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
         layer = layers[index]
         variable = next((v.path for v in layer.trainable_variables), variable)
         if fault := _fault_of(outputs):
-            is_spoiled = _fault_of(layer.trainable_variables) is not None  # by the step, if it was applied
-            fault_here = ForwardFault(layer.path or layer.name, variable, fault, layer.compute_dtype)
-            found.append(None if is_spoiled else fault_here)
+            found.append(ForwardFault(layer.path or layer.name, variable, fault, layer.compute_dtype))
 
     with keras.StatelessScope(collect_losses=True), outputs_noted(layers, look):
         outputs = predict_in_training(model, x)
@@ -197,7 +198,7 @@ class FaultSearch:
         return [self._named(event, batch_of) for event in events]
 
     def _named(self, event: Event, batch_of: Callable[[int], Any]) -> Event:
-        if event.kind != OVERFLOW or event.cause != FORWARD_PASS or not self._works:
+        if event.cause != FORWARD_PASS or not self._works:
             return event
         self._met += 1
         if self._met > ALWAYS and self._met & (self._met - 1):

@@ -115,10 +115,8 @@ def load_device(name: str | None) -> Device:
     80.0
     """
     known = device_names()
-    if name is None:
-        raise config_error("--device", f"must be given: one of {', '.join(known)}.", None, "As --device h100.")
-    if name.lower() not in known:
-        raise config_error("--device", f"must be one of {', '.join(known)}.", name, did_you_mean(name, known))
+    if name is None or name.lower() not in known:
+        raise config_error("--device", f"must be one of {', '.join(known)}.", name, did_you_mean(name or "", known))
     return Device(name.lower(), **load_yaml(FOLDER / f"{name.lower()}.yaml"))
 
 

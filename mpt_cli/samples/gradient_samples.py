@@ -13,10 +13,11 @@ import keras
 
 from mpt_cli.engine.step_loop import Engine
 from mpt_cli.models.build import plain_message
+from mpt_cli.precision.keras_internals import compiled_loss_weights
 from mpt_cli.precision.policy import parts_of
 from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges, is_compiled_once, pure_loss, seeded_loss
 from mpt_cli.samples.lost_digits import measure_digits
-from mpt_cli.samples.value_ranges import RangeMap, count_updates, layers_without_loss, mean_share
+from mpt_cli.samples.value_ranges import RangeMap, count_updates, mean_share
 from mpt_cli.telemetry.record_types import DEAD, DIGITS, STALE, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
 GRADIENTS = "the sample of the gradients"  # to be compiled
@@ -135,8 +136,9 @@ class GradientSampler:
             return SampleResult(None, rows)
         weights = [r for r in rows if r.kind == WEIGHT_GRADIENTS]
         moved = [r for r in rows if r.kind == UPDATES and r.values]
-        idle = layers_without_loss(self.model)
-        faults = {name: fault for name, fault in places.faults(rows).items() if fault != DEAD or name not in idle}
+        # layers of an output without a loss get no gradient
+        is_idle = 0 in keras.tree.flatten(compiled_loss_weights(self.model))
+        faults = {name: fault for name, fault in places.faults(rows).items() if fault != DEAD or not is_idle}
         shown = batch[0][:1] if self.is_seeded else batch  # of the calls the first
         digits = measure_digits(self.model, shown, has_loss=not self.is_seeded)
         if digits is not None:

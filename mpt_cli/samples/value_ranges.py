@@ -15,8 +15,6 @@ from keras import ops
 from mpt_cli.precision.gradient_check import NARROW
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
 from mpt_cli.precision.keras_internals import (
-    call_behind,
-    compiled_loss_weights,
     copied_optimizer,
     direct_trainable_variables,
     inner_layers,
@@ -41,21 +39,6 @@ from mpt_cli.telemetry.record_types import (
 def is_rounded(model: Any) -> bool:
     """Return whether a layer computes in half precision, or keeps weights in it."""
     return any(dtype in NARROW for layer in layers_of(model) for dtype in (layer.compute_dtype, layer.variable_dtype))
-
-
-def layers_without_loss(model: Any) -> set[str]:
-    """Return the names of the layers of a functional model that only outputs with a loss weight of 0 depend on."""
-    weights, outputs = compiled_loss_weights(model), getattr(model, "outputs", None)
-    if not weights or not outputs:
-        return set()
-    by_output = [weights.get(name, 1) for name in model.output_names] if isinstance(weights, dict) else weights
-    pending = [tensor for tensor, weight in zip(outputs, by_output, strict=False) if weight]
-    used = set[str]()
-    while pending:
-        if (call := call_behind(pending.pop())) is not None and call[0].name not in used:
-            used.add(call[0].name)
-            pending += keras.tree.flatten(call[1].input_tensors)
-    return {layer.name for layer in model.layers} - used
 
 
 class WeightUpdates(NamedTuple):

@@ -90,8 +90,8 @@ VANISHING, NO_SCALE, LOW, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
     "dead gradients",
     "zero for an unknown reason",
 )
-SPOILED_LOSS, SPOILED_WEIGHTS, ZERO_LOSS, APPLIED_NAN = "spoiled loss", "spoiled weights", "zero loss", "applied nan"
-SPOILED_STATE, LOSS_ALONE = "spoiled state", "only the loss overflows"
+SPOILED, SPOILED_STATE, LOSS_ALONE = "spoiled", "spoiled state", "only the loss overflows"
+ZERO_LOSS, APPLIED_NAN = "zero loss", "applied nan"
 
 A_BUG = (
     "the model or data has a bug. Look at the layer that events.jsonl names for a square root, norm or division whose "
@@ -176,13 +176,10 @@ CAUSES = {
         "the gradients were finite, so a part of the loss overflows whose gradient does not, such as a regularizer of "
         "a layer in float16: keep that layer in float32 (policy.overrides; not tried).",
     ),
-    SPOILED_LOSS: Cause(
+    SPOILED: Cause(
         _always,
-        "lower the learning rate, or clip gradients to a global norm of 1.0; in float16 without loss scaling "
-        "scale the loss (loss_scale=dynamic).",
-    ),
-    SPOILED_WEIGHTS: Cause(
-        _always, "lower the learning rate, clip gradients to a global norm of 1.0, or use another optimizer."
+        "lower the learning rate, clip gradients to a global norm of 1.0, or use another optimizer; in float16 without "
+        "loss scaling scale the loss (loss_scale=dynamic).",
     ),
 }
 OVERFLOW_CAUSES = (SPOILED_STATE, FORWARD, NAN, FIXED, BEYOND, UNSETTLED, TOO_HIGH)

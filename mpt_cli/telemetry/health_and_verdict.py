@@ -5,7 +5,7 @@ Advice on each cause is in `causes`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
@@ -20,9 +20,8 @@ from mpt_cli.telemetry.causes import (
     LOSS_ALONE,
     NAN,
     OVERFLOW_CAUSES,
-    SPOILED_LOSS,
+    SPOILED,
     SPOILED_STATE,
-    SPOILED_WEIGHTS,
     TOO_HIGH,
     UNDERFLOW_CAUSES,
     VANISHING,
@@ -36,7 +35,6 @@ from mpt_cli.telemetry.causes import (
 from mpt_cli.telemetry.format import (
     format_count,
     format_fraction,
-    format_number,
     format_scale,
     format_share,
 )
@@ -150,11 +148,9 @@ def _ends_with_spoiled_state(run_state: RunState) -> str | None:
 def _ends_with_spoiled_metrics(run_state: RunState) -> str | None:
     if not run_state.spoiled_metrics:
         return None
-    names, loss = ", ".join(run_state.spoiled_metrics), run_state.loss
-    beside = "" if loss is None else f", though the loss in training is {format_number(loss)}"
     return (
-        f"{names} ended as inf or nan{beside}. Look at the data, whether the model overflows on it, and whether the "
-        "metric adds up more than its dtype holds (keras.config.floatx)."
+        f"{', '.join(run_state.spoiled_metrics)} ended as inf or nan. Look at the data, whether the model overflows on "
+        "it, and whether the metric adds up more than its dtype holds (keras.config.floatx)."
     )
 
 
@@ -165,6 +161,9 @@ def _ends_vanished(run_state: RunState) -> str | None:
     words = f"The outputs of {name_layers(layers)} were flushed to zero in float16{_format_sampled(run_state)}"
     if flushed := run_state.flushed_share:
         words += f", and {format_fraction(flushed)} of the gradient elements that float32 keeps"
+    if names := _last_names(layer for layer in run_state.layers_that(DIGITS) if layer not in (ALL_LAYERS, TARGETS)):
+        tried = f"With {name_layers(names)} in float32 the model's outputs are as in float32, tried on the same batch"
+        return f"{words}. {tried}: use {keep_in_float32(names)}."
     return f"{words}: {CAUSES[VANISHING].advise(run_state)}"
 
 
@@ -191,7 +190,7 @@ def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: 
     )
 
 
-def _last_names(layers: Sequence[str]) -> list[str]:
+def _last_names(layers: Iterable[str]) -> list[str]:
     return [layer.rpartition("/")[2] for layer in layers]
 
 
@@ -381,15 +380,12 @@ REMARKS = (
 
 
 def _explain_no_scale(run_state: RunState) -> str:
-    if run_state.scaling.is_needed and run_state.flushed_share is not None:
-        lost = f"{format_fraction(run_state.flushed_share)} of the gradient elements were flushed to zero"
-        return f"the loss was not scaled although layers compute in float16, and {lost}."
     if not run_state.scaling.is_needed:
         return "the loss was not scaled, because nothing needed it."
-    return (
-        "the loss was not scaled although layers compute in float16, where gradients below 2^-24 are lost. "
-        "loss_scale=dynamic keeps such gradients."
-    )
+    words = "the loss was not scaled although layers compute in float16"
+    if run_state.flushed_share is None:
+        return f"{words}, where gradients below 2^-24 are lost. loss_scale=dynamic keeps such gradients."
+    return f"{words}, and {format_fraction(run_state.flushed_share)} of the gradient elements were flushed to zero."
 
 
 def _format_skipped(run_state: RunState) -> str:
@@ -467,14 +463,14 @@ RULES = (
         evidence=lambda run_state: (
             f"the loss was not finite in {run_state.peaks.non_finite_losses} applied steps in a row"
         ),
-        causes=(APPLIED_NAN, LOSS_ALONE, SPOILED_LOSS),
+        causes=(APPLIED_NAN, LOSS_ALONE, SPOILED),
     ),
     HealthRule(
         key="trainer.stop_on_nonfinite_weights",
         value=lambda run_state: not run_state.weights_are_finite,
         at_epoch_end=True,
         evidence=lambda run_state: "the weights hold inf or nan",
-        causes=(APPLIED_NAN, SPOILED_WEIGHTS),
+        causes=(APPLIED_NAN, SPOILED),
     ),
     HealthRule(
         COLLAPSED,

@@ -69,12 +69,9 @@ def _report_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, ar
         else _diagnose_command(run_dir)
     )
     ending = printable_tree(run.ending)
-    verdict = [f"{ending['verdict']}: {ending.get('explanation', '')}"] if "verdict" in ending else []
-    is_well = not verdict or ending["verdict"] in GOOD_VERDICTS
-    rows = [
-        f"no step of {run_dir} overflowed{', so no layer is bad' * is_well}. To measure how close it came: {measures}",
-        *([] if is_well else verdict),
-    ]
+    rows = [f"no step of {run_dir} overflowed. To measure how close it came: {measures}"]
+    if ending.get("verdict") not in (None, *GOOD_VERDICTS):
+        rows.append(f"{ending['verdict']}: {ending.get('explanation', '')}")
     if arguments.json:
         print_json(
             {"status": "ok", "kind": "overflow", "run_dir": run_dir, "step": None, "layer": None, "explanation": rows}
@@ -118,7 +115,7 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     is_of_program = isinstance(stored.model, GivenModel)
     if overflow is None:
         return _report_no_overflow(run, run_dir, is_of_program, arguments)
-    if isinstance(stored.model, GivenModel):
+    if is_of_program:
         rule = "is the run of a script or a Python program: it holds neither the model nor the data."
         remedy = (
             "In that program, import mpt_cli as mpt, compile the model with its loss and call "

@@ -61,6 +61,6 @@ def test_the_compiler_is_an_extra(monkeypatch):
 
 def test_the_verb_needs_a_device(capsys):
     assert main(["plan", "conf=digits_mlp"]) == 2
-    assert "--device: must be given: one of a100, a6000, b200, h100, h200, v100" in capsys.readouterr().err
+    assert "--device: must be one of a100, a6000, b200, h100, h200, v100" in capsys.readouterr().err
     assert main(["plan", "conf=digits_mlp", "--device", "h1000", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["problems"][0]["key"] == "--device"

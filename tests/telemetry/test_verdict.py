@@ -100,6 +100,7 @@ CASES = {
     "a longer one, most of it bad losses": skipping(range(MOST, 1001), forward_steps=range(986, 1001)),
     "flushed": replace(FIXED_CLEAN, flushed_share=0.4),
     "vanished": replace(CLEAN, faults={"a": "flushed", "b": "vanished"}, sample_step=7, flushed_share=0.9),
+    "vanished behind a layer that float32 cures": replace(SAMPLED, faults={"a": DIGITS, "b": VANISHED}, sample_step=7),
     "a layer flushed": replace(CLEAN, faults={"a": "flushed"}, flushed_share=0.02),
     "a dead layer": replace(CLEAN, faults={"a": "dead"}, sample_step=7),
     "a layer unmoved": replace(CLEAN, faults={"a": "unmoved"}, sample_step=7),
