@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from mpt_cli.errors import config_error
 from mpt_cli.precision import LossScaleOptimizer, layers_of
+from mpt_cli.precision.scale_rules import FLOAT_FIELDS, INT_FIELDS
 from mpt_cli.precision.scale_state import StepRow
 from mpt_cli.precision.train_step import custom_steps, metric_variables, metrics_of, optimizers_of
 from mpt_cli.telemetry.record_types import StopLimits, StreakCounts
-from mpt_cli.telemetry.step_counters import FLOAT_FIELDS, INT_FIELDS, StepRecords
+from mpt_cli.telemetry.step_counters import StepRecords
 
 BatchIndices = NDArray[np.int32]
 StepWrapper = Callable[[Callable[..., Any]], Callable[..., Any]]

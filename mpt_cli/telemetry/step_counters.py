@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpt_cli.precision.scale_rules import FLOAT_FIELDS, INT_FIELDS
 from mpt_cli.telemetry.record_types import (
     BACKWARD_PASS,
     CEILING,
@@ -22,8 +23,6 @@ from mpt_cli.telemetry.record_types import (
     StreakCounts,
 )
 
-FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
-INT_FIELDS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
 Flags = NDArray[np.bool_]
 
 
