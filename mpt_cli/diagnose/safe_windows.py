@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpt_cli.precision.gradients import (
+from mpt_cli.precision.gradients.exponent_counts import (
     EXPONENT_BIAS,
     INFS,
     SINK_SIZE,

@@ -10,14 +10,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import keras
 from keras import layers, ops
 
 from mpt_cli.data.examples import Shapes, map_arrays
-from mpt_cli.data.paths import damage_of
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, config_error, did_you_mean
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.precision.train_step import can_be_called, has_custom_train_step
@@ -304,8 +302,6 @@ def builder_arguments(function: Callable[..., Any], kwargs: dict[str, Any], shap
 
 def load_saved_model(settings: Saved, shapes: Shapes) -> keras.Model:
     """Return the model as it was saved: its layers keep the dtype policies in the file, whatever `policy.name` says."""
-    if Path(settings.path).suffix == ".keras" and (damage := damage_of(Path(settings.path))) is not None:
-        raise DataError(f"model.path: {settings.path!r} can't be read: {damage}.")
     try:
         model = keras.models.load_model(settings.path, compile=False, safe_mode=True)
     except Exception as error:  # zip, JSON, HDF5 and missing user classes all raise their own

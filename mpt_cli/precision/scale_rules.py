@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mpt_cli.precision.gradient_check import GradientMeasurement
 
 RuleState = dict[str, Any]
-# columns of the record of a step, float32 and int32, as `scale_state.StepRow` explains them; reading them needs no Keras
+# columns of the record of a step, float32 and int32 (`scale_state.StepRow`); reading them needs no Keras
 FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
 INT_FIELDS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # float32 holds these, and twice as much

@@ -17,8 +17,8 @@ from keras import ops
 from numpy.typing import NDArray
 
 from mpt_cli.precision.gradient_check import dense, is_overwritten
-from mpt_cli.precision.gradients import SINK_SIZE, statistics_of_each
 from mpt_cli.precision.gradients.custom_gradients import custom_gradient, is_float_tensor, map_floats
+from mpt_cli.precision.gradients.exponent_counts import SINK_SIZE, statistics_of_each
 from mpt_cli.precision.keras_internals import calls_through, keep_logits
 
 Counts = NDArray[np.float32]

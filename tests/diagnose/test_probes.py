@@ -9,7 +9,7 @@ from backends import gradients
 from keras import layers, ops
 from nets import functional, subclassed
 
-from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS, statistics_of_each
+from mpt_cli.precision.gradients.exponent_counts import EXPONENT_BIAS, ZEROS, statistics_of_each
 from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges
 from mpt_cli.samples.probes import GRADIENT, VALUE, Probes

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpt_cli.diagnose.safe_windows import GradientCounts
-from mpt_cli.precision.gradients import EXPONENT_BIAS, SINK_SIZE, SafeScales
+from mpt_cli.precision.gradients.exponent_counts import EXPONENT_BIAS, SINK_SIZE, SafeScales
 
 
 def of_outputs(values: dict[int, int]) -> GradientCounts:

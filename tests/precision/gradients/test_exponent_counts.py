@@ -5,7 +5,7 @@ import pytest
 from backends import MODES, compiled
 from keras import ops
 
-from mpt_cli.precision.gradients import (
+from mpt_cli.precision.gradients.exponent_counts import (
     EXPONENT_BIAS,
     INFS,
     NANS,
