@@ -11,7 +11,7 @@ from collections.abc import Callable
 from io import BufferedReader
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import IO, Any, BinaryIO, TextIO
 
 from mpt_cli.errors import CHECK_DISK, TURNING, DataError, naming
 from mpt_cli.redaction import without_secrets
@@ -146,3 +146,13 @@ def _finite_json(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite_json(item) for item in value]
     return value
+
+
+def fall_silent(stream: IO[str]) -> None:
+    """Write nowhere from now on, also in Python's flush at exit, whose failure would change the exit code.
+
+    The reader of a pipe (`head`) has gone, or a disk is full.
+    """
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)

@@ -82,10 +82,6 @@ class BatchPlan:
         return np.random.default_rng([self.seed, epoch]).permutation(examples).astype(np.int32)
 
 
-def _never() -> bool:
-    return False
-
-
 def byte_size(data: Examples | Stream | None) -> int | None:
     """Return the bytes of all arrays; None for a stream."""
     if data is None:
@@ -123,7 +119,7 @@ class Feed:
         else:
             self._chunks = self._index(epoch, skip_steps)
 
-    def take(self, most: int, stops: Callable[[], bool] = _never) -> StepChunk | None:
+    def take(self, most: int, stops: Callable[[], bool] = lambda: False) -> StepChunk | None:
         """Return the next steps, at most `most`; None at the end of the epoch, and once `stops()` while waiting."""
         if self._chunk is None or self._used == self._chunk.count:
             self._chunk, self._used = self._next_chunk(stops), 0

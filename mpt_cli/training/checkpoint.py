@@ -208,7 +208,6 @@ def restore_state(model: Any, arrays: Arrays, other_scaling: bool = False) -> No
     """
     variables = _variables(model)
     arrays = {name: array for name, array in arrays.items() if not name.startswith(CALLBACK_PREFIX)}
-    arrays.pop(f"{SCALE_PREFIX}growth_steps", None)  # of an earlier version, where it was a variable
     if other_scaling:
         variables = {name: variable for name, variable in variables.items() if not name.startswith(SCALE_PREFIX)}
         arrays = {name: array for name, array in arrays.items() if not name.startswith(SCALE_PREFIX)}
