@@ -22,8 +22,8 @@ from mpt_cli.errors import (
 )
 from mpt_cli.files import fall_silent
 from mpt_cli.redaction import note_word
-from mpt_cli.settings.limits import MOST_PROBLEMS
 from mpt_cli.settings.search_path import add_config_directories
+from mpt_cli.settings.yaml_reader import MOST_PROBLEMS
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal, signal_of
 from mpt_cli.verbs import check_options, load_verb, options_before_script, split_config_directories, verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS, MERGED_VERBS, VERBS, Parser

@@ -73,10 +73,10 @@ def write_durably(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         os.fsync(file.fileno())
 
 
-def rename_durably(path: Path, place: Path) -> None:
+def rename_durably(path: Path, target: Path) -> None:
     """Rename the file; otherwise that may be lost when the machine goes down, or come after a later one."""
-    os.replace(path, place)
-    descriptor = os.open(place.parent, os.O_RDONLY)
+    os.replace(path, target)
+    descriptor = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

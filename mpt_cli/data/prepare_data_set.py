@@ -192,7 +192,7 @@ def not_finite(examples: Examples, may_lack_targets: bool = False) -> list[str]:
         for name, array in all_arrays(examples)
         if array.dtype.kind == "f"
         for is_bad in [np.isinf(array) if may_lack_targets and name.startswith("y") else ~np.isfinite(array)]
-        for problem in _unfit(name, array, is_bad, "be finite in float32")
+        for problem in _value_problems(name, array, is_bad, "be finite in float32")
     ]
 
 
@@ -210,10 +210,10 @@ def label_problems(y: Array, target: TargetSpec) -> list[str]:
         return []
     classes = int(target.num_classes or 0)
     is_bad = (y < 0) | (y >= classes) | (y != np.trunc(y))
-    return _unfit("y", y, is_bad, f"hold class labels, whole numbers from 0 to {classes - 1}")
+    return _value_problems("y", y, is_bad, f"hold class labels, whole numbers from 0 to {classes - 1}")
 
 
-def _unfit(name: str, array: Array, is_bad: Array, rule: str) -> list[str]:
+def _value_problems(name: str, array: Array, is_bad: Array, rule: str) -> list[str]:
     """Return a sentence where any value breaks the rule."""
     if not is_bad.any():
         return []

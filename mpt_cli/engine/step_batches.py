@@ -33,10 +33,10 @@ class StepChunk:
     batch_indices: BatchIndices
     count: int
 
-    def part(self, first: int, most: int, capacity: int) -> "StepChunk":
-        """Return at most `most` of its steps from `first` on, for a call of at most `capacity`."""
+    def part(self, first: int, at_most: int, capacity: int) -> "StepChunk":
+        """Return its steps from `first` on, `at_most` so many, for a call of at most `capacity`."""
         rows = min(len(self.batch_indices), capacity)
-        count = min(most, self.count - first, rows)
+        count = min(at_most, self.count - first, rows)
         return StepChunk(self.source, _padded(self.batch_indices[first : first + count], rows), count)
 
     def divide(self, done: int) -> "tuple[StepChunk, StepChunk]":
@@ -119,13 +119,13 @@ class Feed:
         else:
             self._chunks = self._index(epoch, skip_steps)
 
-    def take(self, most: int, stops: Callable[[], bool] = lambda: False) -> StepChunk | None:
-        """Return the next steps, at most `most`; None at the end of the epoch, and once `stops()` while waiting."""
+    def take(self, at_most: int, stops: Callable[[], bool] = lambda: False) -> StepChunk | None:
+        """Return the next steps, `at_most` so many; None at the end of the epoch, and once `stops()` while waiting."""
         if self._chunk is None or self._used == self._chunk.count:
             self._chunk, self._used = self._next_chunk(stops), 0
             if self._chunk is None:
                 return None
-        taken = self._chunk.part(self._used, most, self.plan.capacity)
+        taken = self._chunk.part(self._used, at_most, self.plan.capacity)
         self._used += taken.count
         return taken
 

@@ -53,7 +53,7 @@ class Engine(ABC):
     def _program(self, function: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
         return (function, *shape)
 
-    def called(self, function: str, shape: tuple[int, ...]) -> AbstractContextManager[None]:
+    def announced(self, function: str, shape: tuple[int, ...]) -> AbstractContextManager[None]:
         """Return the context of a call of a compiled function: the first of each shape is announced through
         `compiling`."""
         program = self._program(function, shape)
@@ -74,9 +74,9 @@ class Engine(ABC):
         stop_limits: StopLimits = StopLimits(),  # noqa: B008
     ) -> StepRecords:
         """Make `count` training steps, or fewer if a streak of `stop_limits` reaches its limit."""
-        control = LoopControl.of(count, stop_limits)
+        control = LoopControl.for_steps(count, stop_limits)
         self._was_evaluated = False
-        with self.called(TRAINING, batch_indices.shape):
+        with self.announced(TRAINING, batch_indices.shape):
             result = self._run_training(source, batch_indices, control)
         done = int(result.done)
         return StepRecords(np.asarray(result.floats)[:done], np.asarray(result.ints)[:done])
@@ -88,7 +88,7 @@ class Engine(ABC):
     def evaluate(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
         """Add `count` batches to the metrics, in inference mode."""
         self._was_evaluated = True
-        with self.called(EVALUATION, batch_indices.shape):
+        with self.announced(EVALUATION, batch_indices.shape):
             self._add_to_metrics(source, batch_indices, count)
 
     @abstractmethod
@@ -153,7 +153,7 @@ class LoopControl(NamedTuple):
     limits: Any
 
     @classmethod
-    def of(cls, count: int, stop_limits: StopLimits) -> "LoopControl":
+    def for_steps(cls, count: int, stop_limits: StopLimits) -> "LoopControl":
         """Return the control on the host. A streak at its limit already (of a resumed run, say) leaves a step."""
         return cls(*(np.array(part, np.int32) for part in (count, stop_limits.streaks, stop_limits.reachable())))
 

@@ -38,7 +38,7 @@ def image_input(shapes: Shapes, model: str) -> tuple[keras.KerasTensor, keras.Ke
     if len(array.shape) == 3:
         image = layers.Reshape((*array.shape[1:], 1), name="add_channel")(image)
     if len(image.shape) != 4:
-        raise unfit(f"model {model} needs images: (height, width) or (height, width, channels)", shapes)
+        raise unfit_data(f"model {model} needs images: (height, width) or (height, width, channels)", shapes)
     return array, image
 
 
@@ -46,7 +46,7 @@ def token_input(shapes: Shapes) -> keras.KerasTensor:
     """Return the input (sequence_length,) of whole numbers, each below the number of tokens."""
     shape = single_shape(shapes)
     if len(shape) != 1 or "int" not in shapes.input_dtype:
-        raise unfit("model transformer needs sequences of whole numbers: (sequence_length,) of int32", shapes)
+        raise unfit_data("model transformer needs sequences of whole numbers: (sequence_length,) of int32", shapes)
     return keras.Input(shape, dtype=shapes.input_dtype, name="input")
 
 
@@ -66,11 +66,11 @@ def single_shape(shapes: Shapes) -> tuple[int, ...]:
     """Return the shape, where the data has one input of fixed size."""
     shape = shapes.input_shape
     if isinstance(shape, Mapping) or not shape or not all(isinstance(size, int) and size for size in shape):
-        raise unfit("a shipped model needs one input of fixed shape, with a dimension beside the examples", shapes)
+        raise unfit_data("a shipped model needs one input of fixed shape, with a dimension beside the examples", shapes)
     return tuple(shape)
 
 
-def unfit(rule: str, shapes: Shapes) -> ConfigError:
+def unfit_data(rule: str, shapes: Shapes) -> ConfigError:
     """Return the error for data that the chosen model can't take."""
     return config_error(
         "model.name", rule, shapes.input_shape, f"The data gives {shapes}. Choose another model or other data."

@@ -26,7 +26,7 @@ class PlannedEngine(JaxEngine):
     def lower_training(self, chunk: StepChunk) -> Any:
         """Lower the loop that `train` calls."""
         program: Any = self._train_many
-        control = self.to_device(LoopControl.of(1, StopLimits()))
+        control = self.to_device(LoopControl.for_steps(1, StopLimits()))
         state = TrainState(*([self._shaped(v.shape, v.dtype) for v in variables] for variables in self.variables()))
         return program.lower(state, chunk.source, chunk.batch_indices, control)
 

@@ -10,7 +10,7 @@ from typing import Any
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan.compiled_program import CompileTarget, Planned, assemble_program, plan_problems, prepare_compiler
 from mpt_cli.plan.device import Device, load_device
-from mpt_cli.plan.program_text import Arrays, Products, StepReader
+from mpt_cli.plan.program_text import ArrayGroup, Products, StepReader
 from mpt_cli.report.tables import print_labelled, print_table, text_columns
 from mpt_cli.settings.load import load_with_notes
 from mpt_cli.settings.schema import Settings
@@ -43,7 +43,7 @@ class Plan:
     memory: Memory
     held_bytes: int  # of data that stays on the device beside what the program is given
     usable_bytes: int
-    arrays: list[Arrays]
+    arrays: list[ArrayGroup]
     products: list[Products]
     warnings: list[str] = field(default_factory=list)
 

@@ -174,7 +174,7 @@ class Products:
 
 
 @dataclass(frozen=True)
-class Arrays:
+class ArrayGroup:
     """Arrays of one form that one layer made: their bytes together."""
 
     bytes: int
@@ -229,13 +229,13 @@ class StepReader:
         """Return the products by layer and dtype, in the order of the program."""
         return [Products(*place, count) for place, count in self._products.items()]
 
-    def largest_arrays(self, count: int) -> list[Arrays]:
+    def largest_arrays(self, count: int) -> list[ArrayGroup]:
         """Return the largest arrays that a step makes; equal forms of a layer are added up.
 
         Arrays written over weights, slots and records are left out. The others need not exist at the same time.
         """
         found = [
-            Arrays(sum(sizes), f"{len(sizes)} x {form}" if len(sizes) > 1 else form, layer)
+            ArrayGroup(sum(sizes), f"{len(sizes)} x {form}" if len(sizes) > 1 else form, layer)
             for (form, layer), sizes in self._arrays.items()
         ]
         return sorted(found, key=lambda arrays: -arrays.bytes)[:count]

@@ -353,10 +353,10 @@ class LossScaleOptimizer(
         """Return whether a step whose gradients are `finite`, or not, will be applied: a boolean scalar."""
         return finite if self.scales else ops.logical_or(finite, True)
 
-    def places_of(self, variables: list[Any]) -> list[int]:
+    def indices_of(self, variables: list[Any]) -> list[int]:
         """Return the index of each of `variables` among those the optimizer was built for; -1 for one that is not."""
-        places = {id(variable): place for place, variable in enumerate(self._trainable_variables)}
-        return [places.get(id(variable), -1) for variable in variables]
+        indices = {id(variable): index for index, variable in enumerate(self._trainable_variables)}
+        return [indices.get(id(variable), -1) for variable in variables]
 
     def apply_gradients(
         self,

@@ -49,7 +49,7 @@ def highest_scale() -> Any:
     return scale_number(2.0**32, "the scale never grows above this")
 
 
-class Fault(NamedTuple):
+class InvalidNumber(NamedTuple):
     """A bad number of a mode, for the message `loss_scale.NAME: RULE REMEDY`."""
 
     name: str
@@ -128,14 +128,14 @@ class ScaleRule(ABC):
         return scale > UNLIFTED and (scale * (MARGIN if self.probes else 1.0) > applied or scale >= overflowed)
 
     @classmethod
-    def check(cls, values: Any) -> Iterator[Fault]:
-        """Return the faults of its numbers together, the attributes of `values`; each alone is in range."""
+    def check(cls, values: Any) -> Iterator[InvalidNumber]:
+        """Yield what is wrong with its numbers together, the attributes of `values`; each alone is in range."""
         low, high = getattr(values, "min_scale", SMALLEST_SCALE), getattr(values, "max_scale", LARGEST_SCALE)
         if not low <= high:
-            yield Fault("min_scale", f"must be <= loss_scale.max_scale, which is {high:g}.")
+            yield InvalidNumber("min_scale", f"must be <= loss_scale.max_scale, which is {high:g}.")
         elif not low <= values.initial_scale <= high:
             rule = f"must lie within loss_scale.min_scale={low:g} and loss_scale.max_scale={high:g}."
-            yield Fault("initial_scale", rule, "Move the bound if this is intended.")
+            yield InvalidNumber("initial_scale", rule, "Move the bound if this is intended.")
 
     def describe(self, scale: str) -> str:
         """Return one line on the mode for the header; `scale` is its initial scale."""
@@ -351,7 +351,7 @@ class NoScale(ScaleRule):
         return {**state, "counter": counter, "scale": ops.ones_like(state["scale"])}  # whatever a file held
 
     @classmethod
-    def check(cls, values: Any) -> Iterator[Fault]:
+    def check(cls, values: Any) -> Iterator[InvalidNumber]:
         return iter(())
 
     def describe(self, scale: str) -> str:

@@ -322,11 +322,11 @@ def row_since(optimizer: Any, start: StepStart, loss: Tensor) -> StepRow:
     return row_of_step(optimizer, start, loss, [whole[name] for name in INT_FIELDS if name != "counter"])
 
 
-def place_of(nearest: Tensor, variables: Sequence[Any], optimizer: Any) -> Tensor:
+def index_of(nearest: Tensor, variables: Sequence[Any], optimizer: Any) -> Tensor:
     """Return the index of a variable among all that the optimizer was built for; it is the one at `nearest` of those
     that an update was given, -1 for none."""
-    places = optimizer.places_of(variables)
-    if places == list(range(len(places))):
+    indices = optimizer.indices_of(variables)
+    if indices == list(range(len(indices))):
         return nearest
-    place = ops.take(ops.convert_to_tensor(places, dtype="int32"), ops.maximum(nearest, 0))
-    return ops.where(nearest < 0, -1, place)
+    index = ops.take(ops.convert_to_tensor(indices, dtype="int32"), ops.maximum(nearest, 0))
+    return ops.where(nearest < 0, -1, index)

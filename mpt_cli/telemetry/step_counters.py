@@ -42,9 +42,9 @@ class StepRecords:
         self.holds_inf = holds_inf.astype(bool)  # whether the gradient of `nearest` held inf; else nan alone
         self.zero = zero.astype(bool)  # whether every element of every gradient was 0
 
-    def for_optimizer(self, place: int) -> "StepRecords":
+    def for_optimizer(self, index: int) -> "StepRecords":
         """Return the records of one of several optimizers."""
-        first_float, first_int = (place + 1) * len(FLOAT_FIELDS), (place + 1) * len(INT_FIELDS)
+        first_float, first_int = (index + 1) * len(FLOAT_FIELDS), (index + 1) * len(INT_FIELDS)
         return StepRecords(self.floats[:, first_float:], self.ints[:, first_int:])
 
     def __len__(self) -> int:

@@ -27,7 +27,7 @@ from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.user_code import build_kwargs, build_object, call_user, find_keras_class, load_named
 
-PROBABILITIES = ("softmax", "sigmoid")
+PROBABILITY_ACTIVATIONS = ("softmax", "sigmoid")
 NEED_PROBABILITIES = (
     "KLDivergence",
     "CategoricalGeneralizedCrossEntropy",
@@ -180,7 +180,7 @@ def _last_parts(part: Any) -> Iterator[Any]:
 
 def _gives_probabilities(operation: Any) -> bool:
     activation = getattr(getattr(operation, "activation", None), "__name__", "")
-    return activation in PROBABILITIES or type(operation).__name__.lower() in PROBABILITIES
+    return activation in PROBABILITY_ACTIVATIONS or type(operation).__name__.lower() in PROBABILITY_ACTIVATIONS
 
 
 def _count_outputs(model: keras.Model) -> int:

@@ -60,7 +60,7 @@ class Progress:
         }
         return cls(**{**known, **numbers})
 
-    def record(self, metrics: dict[str, float]) -> None:
+    def update(self, metrics: dict[str, float]) -> None:
         """Take `metrics` as the latest, and as the best where they are."""
         self.metrics = metrics
         for name, value in metrics.items():
@@ -150,11 +150,11 @@ class Stopwatch:
         latest = seconds / steps
         self._step_seconds = latest if self._step_seconds is None else 0.5 * (self._step_seconds + latest)
 
-    def steps_per_call(self, most: int) -> int:
+    def steps_per_call(self, at_most: int) -> int:
         """Return how many steps the next call should have so that it takes about `TARGET_SECONDS`."""
         if self._step_seconds is None:
             return 1  # of a model that nobody has timed a step may take long
-        return max(1, min(most, int(TARGET_SECONDS / max(self._step_seconds, 1e-6))))
+        return max(1, min(at_most, int(TARGET_SECONDS / max(self._step_seconds, 1e-6))))
 
     @property
     def examples_per_second(self) -> float | None:

@@ -188,7 +188,7 @@ class PlainConsole(Sink):
             self._write(self._table.row(snapshot, now - self._epoch_began, self._width))
             self._epoch_began = now
         else:
-            self._tell_position(self._table.position(snapshot))
+            self._tell_position(self._table.position_line(snapshot))
 
     def message(self, text: str) -> None:
         self._write([text])

@@ -55,7 +55,7 @@ class EpochTable:
         heading = GAP.join(name.rjust(wide) for name, wide in shown)
         return [heading, line] if is_due else [line]
 
-    def position(self, snapshot: Snapshot) -> str:
+    def position_line(self, snapshot: Snapshot) -> str:
         """Return a line on where the run is within an epoch; it is no row of the table."""
         cells = {name: text for name, text in self.cells(snapshot) if text}
         where = f"step {cells.pop('step')}, epoch {cells.pop('epoch')}"
