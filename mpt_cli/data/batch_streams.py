@@ -66,7 +66,7 @@ def open_tf_batches(dataset: Any, reopen: Callable[[], Any] | None, where: str) 
 
 
 class _BatchPasses:
-    """Pass after pass over a dataset: one that shuffles draws another order for each.
+    """Passes over a dataset, one after the other: one that shuffles draws another order for each.
 
     So epoch n is the n-th pass, also where a resumed run leaves out those before it: a pass is drawn when its iterator
     is made. (On TensorFlow Keras's `fit` makes one more between two epochs, so that there epoch 2 is the third pass.)
@@ -102,7 +102,7 @@ class _BatchPasses:
 
 
 def _read(dataset: Any, where: str) -> Iterator[Examples]:
-    """NumPy batches; TensorFlow's own errors become a DataError with their first line."""
+    """Yield NumPy batches; TensorFlow's own errors become a DataError with their first line."""
     import tensorflow as tf
 
     try:
@@ -157,7 +157,7 @@ def _count(source: Any, where: str) -> int:
 
 
 class _PyDatasetPasses:
-    """Batch after batch by index, in an order drawn from the seed where that is wanted.
+    """Passes over a PyDataset, batch by batch by index, in an order drawn from the seed where that is wanted.
 
     `on_epoch_end` is called between two epochs, also of those that a resumed run leaves out.
     """

@@ -95,7 +95,7 @@ def _to_float32(array: Array) -> Array:
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """What is predicted. `targets_as_given`: the user named the loss, so targets are not checked."""
+    """The targets to predict. `targets_as_given`: the user named the loss, so targets are not checked."""
 
     task: str
     num_classes: int | None
@@ -186,7 +186,7 @@ def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
 
 
 def not_finite(examples: Examples, may_lack_targets: bool = False) -> list[str]:
-    """NaN and inf in inputs, targets and weights; with `may_lack_targets` no NaN among targets (`missing_targets`)."""
+    """Say where inputs, targets and weights have NaN or inf; with `may_lack_targets` targets may have NaN."""
     return [
         problem
         for name, array in all_arrays(examples)
@@ -197,7 +197,7 @@ def not_finite(examples: Examples, may_lack_targets: bool = False) -> list[str]:
 
 
 def missing_targets(examples: Examples) -> list[str]:
-    """NaN among targets, as some have them for what is not known."""
+    """Say how many targets are NaN, which stands for a target that is not known."""
     floats = [(name, np.isnan(array)) for name, array in named_arrays(examples.y, "y") if array.dtype.kind == "f"]
     return [
         f"{name} is NaN in {int(is_nan.sum()):,} of {is_nan.size:,} places" for name, is_nan in floats if is_nan.any()
@@ -264,7 +264,7 @@ def class_factors(y: Array, weights: Mapping[int, float]) -> Array:
 
 
 def input_shape(x: Any) -> Any:
-    """Shape of one example; a dict or tuple of shapes where x is one."""
+    """Return the shape of one example; a dict or tuple of shapes where x is one."""
     return map_arrays(lambda array: array.shape[1:], x)
 
 

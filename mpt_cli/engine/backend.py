@@ -43,7 +43,7 @@ from mpt_cli.user_code import model_problem, place_in_user_code
 
 @dataclass(frozen=True)
 class Platform:
-    """What training runs on, in words for the console and the record."""
+    """The backend and the devices of a run, in words for the console and the record."""
 
     backend: str  # "tensorflow 2.21.0, keras 3.15.1"
     device: str  # "CPU (2 cores)" or the GPU's name

@@ -1,4 +1,4 @@
-"""Where the steps of an epoch get their examples: from data that stays on the device, or in chunks sent to it.
+"""Feed the steps of an epoch with examples: from data that stays on the device, or in chunks sent to it.
 
 Both give the same batches in the same order, which depends only on the seed and the epoch. So the result does not
 depend on which one runs, nor on where a run is resumed.
@@ -47,7 +47,7 @@ class StepChunk:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How examples are divided into steps. `capacity` is the most steps of one call.
+    """The division of examples into steps. `capacity` is the most steps of one call.
 
     A last, smaller batch is cut to a multiple of `devices`, over which it must split evenly.
     """
@@ -63,7 +63,7 @@ class BatchPlan:
         return examples // self.batch_size + (self.rest_of(examples) > 0)
 
     def rest_of(self, examples: int) -> int:
-        """Size of the last, smaller batch; 0 when there is none."""
+        """Return the size of the last, smaller batch; 0 if there is none."""
         rest = examples % self.batch_size
         return rest - rest % self.devices
 

@@ -158,7 +158,7 @@ class LoopControl(NamedTuple):
         return cls(*(np.array(part, np.int32) for part in (count, stop_limits.streaks, stop_limits.reachable())))
 
     def go_on(self, done: Any, streaks: Any) -> Any:
-        """Boolean scalar: whether there is a step after `done` of them."""
+        """Return whether there is a step after `done` of them: a boolean scalar."""
         return (done < self.count) & keras.ops.all(streaks < self.limits)
 
 

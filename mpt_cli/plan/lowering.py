@@ -14,7 +14,7 @@ from mpt_cli.telemetry.record_types import StopLimits
 
 
 class PlannedEngine(JaxEngine):
-    """As the engine of a run on these devices, as far as it is asked for programs; it can't run any."""
+    """The engine of a run on these devices, which only makes programs and can't run any."""
 
     def __init__(self, model: Any, _: bool, distribution: Distribution, step_wrapper: Any = None) -> None:
         super().__init__(model, True, distribution.mesh, step_wrapper)

@@ -78,7 +78,7 @@ class BackwardPass:
 
     @property
     def scale(self) -> Tensor:
-        """The scale of the next gradients."""
+        """Return the scale of the next gradients."""
         return self._scale.read_value()
 
     @property

@@ -99,22 +99,22 @@ class ScaleRule(ABC):
 
     @property
     def growth_steps(self) -> int | None:
-        """Applied steps before it grows, None where it counts none."""
+        """Return the applied steps before the scale grows; None if it does not grow by steps."""
         return None
 
     @property
     def lowest(self) -> float:
-        """The least that the scale can be."""
+        """Return the least that the scale can be."""
         return float(getattr(self, "min_scale", SMALLEST_SCALE))
 
     @property
     def highest(self) -> float:
-        """The most that the scale can be."""
+        """Return the most that the scale can be."""
         return float(getattr(self, "max_scale", LARGEST_SCALE))
 
     @property
     def floor(self) -> float | None:
-        """The scale below which it never falls; None for one that doesn't move, or has no such number."""
+        """Return the scale below which it never falls; None if it doesn't move, or has no such number."""
         return self.lowest if self.moves and hasattr(self, "min_scale") else None
 
     def may_explain(self, scale: float, applied: float, overflowed: float) -> bool:

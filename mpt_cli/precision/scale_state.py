@@ -139,12 +139,12 @@ class ScaleAttributesMixin:
 
     @property
     def initial_scale(self) -> float:
-        """The scale before the first step."""
+        """Return the scale before the first step."""
         return self.rule.initial_scale
 
     @property
     def loss_scale(self) -> Tensor:
-        """The current scale, float32 scalar."""
+        """Return the current scale, float32 scalar."""
         return self._value("scale")
 
     @property
@@ -159,12 +159,12 @@ class ScaleAttributesMixin:
 
     @property
     def dynamic_counter(self) -> Tensor | None:
-        """Applied steps since the scale last changed, int32 scalar; None in fixed mode."""
+        """Return the applied steps since the scale last changed, int32 scalar; None in fixed mode."""
         return self._value("counter") if self.dynamic else None
 
     @property
     def dynamic_growth_steps(self) -> int | None:
-        """Applied steps before a growth, None where the scale does not grow by steps."""
+        """Return the applied steps before a growth; None if the scale does not grow by steps."""
         return self.rule.growth_steps
 
     seen_steps = _tally("seen", "Steps so far, applied and skipped")
@@ -184,7 +184,7 @@ NO_UPDATE = (1, 0, 0, 0, -1, 0, 1)
 
 
 class StepRow(NamedTuple):
-    """What one step reports, on the device; telemetry is made of it: float32 (4,) and int32 (7,), columns as
+    """The record of one step, on the device, from which telemetry is made: float32 (4,) and int32 (7,), columns as
     `FLOAT_FIELDS` and `INT_FIELDS`.
 
     `loss` is the unscaled loss; `scale_before` made this step's gradients, `scale_after` makes the next step's;

@@ -100,7 +100,7 @@ class PolicySettings:
 
     @property
     def base(self) -> str:
-        """Keras's policy under which the model is built."""
+        """Return Keras's policy under which the model is built."""
         return "mixed_float16" if self.is_auto else self.name
 
 

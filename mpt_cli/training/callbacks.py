@@ -368,7 +368,7 @@ class Callbacks:
                 state.restore(position["states"][name], arrays)
 
     def _names(self) -> list[str]:
-        """Name each by class and number within it, as `EarlyStopping/0`: others may come and go between attempts."""
+        """Return a name for each, such as `EarlyStopping/0`: others may come and go between attempts."""
         classes = [type(each).__name__ for each in self.members]
         return [f"{name}/{classes[:index].count(name)}" for index, name in enumerate(classes)]
 

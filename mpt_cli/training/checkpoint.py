@@ -158,10 +158,10 @@ class NoStore(CheckpointStore):
         super().__init__(Path(os.devnull))
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Left to the first process."""
+        """Save nothing: the first process saves."""
 
     def cut_back(self, step: int) -> None:
-        """Left to the first process."""
+        """Delete nothing: the first process deletes."""
 
 
 def _reason(error: BaseException) -> object:

@@ -189,7 +189,7 @@ def _count_outputs(model: keras.Model) -> int:
 
 
 def _width(tensor: Any) -> int:
-    """Size of the last dimension; 1 where there is one number per example, 0 where it is known only of a batch."""
+    """Return the size of the last dimension; 1 for one number per example, 0 where it is known only of a batch."""
     return int(tensor.shape[-1] or 0) if len(tensor.shape) > 1 else 1
 
 
@@ -235,7 +235,7 @@ def _auto_loss(context: _LossContext) -> Any:
 
 
 def _auto_metrics(loss: Any, context: _LossContext) -> list[str]:
-    """Accuracy where the loss says how targets are coded; the absolute error in regression; else none."""
+    """Return accuracy if the loss says how targets are coded, the absolute error in regression, else none."""
     if context.task == "regression":
         return ["accuracy"] if isinstance(loss, keras.losses.CategoricalCrossentropy) else ["mean_absolute_error"]
     return ["accuracy"] if type(loss) in ACCURACY_OF_LOSS else []

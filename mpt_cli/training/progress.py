@@ -53,7 +53,7 @@ class Progress:
 
     @classmethod
     def from_position(cls, position: dict[str, Any]) -> Self:
-        """Back from strict JSON, where nan is a text."""
+        """Return the progress from strict JSON, where nan is a text."""
         known = {each.name: position[each.name] for each in fields(cls)}
         numbers = {
             name: {metric: float(value) for metric, value in known[name].items()} for name in ("metrics", "best")
@@ -174,7 +174,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How `fit` ended: `stop` by a health rule, `signal` by a signal, neither when it finished.
+    """The end of `fit`: `stop` by a health rule, `signal` by a signal, neither when it finished.
 
     `ended_early` is why a callback ended it before its last epoch; empty where none did.
     """

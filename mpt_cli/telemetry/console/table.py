@@ -62,7 +62,7 @@ class EpochTable:
         return f"{where}: {', '.join(f'{name} {text}' for name, text in cells.items())}"
 
     def cells(self, snapshot: Snapshot, seconds: float | None = None) -> Iterator[tuple[str, str]]:
-        """Name and text of each column."""
+        """Yield the name and the text of each column."""
         header, metrics = self._header, snapshot.metrics
         yield "epoch", format_epoch(snapshot, header)
         yield "loss", format_number(snapshot.loss)
