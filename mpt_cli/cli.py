@@ -8,7 +8,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TextIO
 
 from mpt_cli.errors import (
     BAD_CONFIG,
@@ -21,9 +20,10 @@ from mpt_cli.errors import (
     did_you_mean,
     printable,
 )
+from mpt_cli.files import fall_silent
 from mpt_cli.redaction import note_word
-from mpt_cli.settings.limits import MOST_PROBLEMS
 from mpt_cli.settings.search_path import add_config_directories
+from mpt_cli.settings.yaml_reader import MOST_PROBLEMS
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal, signal_of
 from mpt_cli.verbs import (
     check_options,
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"\nmpt: {format_end(sent)}" + (f": {interrupt}" if str(interrupt) else ""))
         return SIGNAL_EXIT_CODES[sent]
     except BrokenPipeError:
-        _silence_stdout()
+        fall_silent(sys.stdout)
         return code
     except Exception as error:
         return explain(error, arguments)
@@ -106,7 +106,7 @@ def _fault_of_system(error: Exception) -> str:
     if is_of_fork or (isinstance(error, RuntimeError) and "can't start new thread" in str(error)):
         return f"the system starts no more threads or processes: {error}. `ulimit -u` shows the limit."
     if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of a file, or of what standard output leads to
-        _silence_stdout()
+        fall_silent(sys.stdout)
         return f"its output can't be written: {error.strerror}"
     if isinstance(error, MemoryError):
         return f"there is no memory left: {str(error) or 'it needs more than there is'}."
@@ -126,7 +126,7 @@ def _say(text: str) -> None:
     try:
         print(printable(text), file=sys.stderr, flush=True)
     except OSError:
-        _silence(sys.stderr)
+        fall_silent(sys.stderr)
 
 
 def _run(arguments: list[str]) -> int:
@@ -209,15 +209,4 @@ def _print_json(error: MptError) -> None:
     try:
         print(strict_json(found), flush=True)
     except BrokenPipeError:
-        _silence_stdout()
-
-
-def _silence_stdout() -> None:
-    _silence(sys.stdout)
-
-
-def _silence(stream: TextIO) -> None:
-    """Redirect a stream that can't be written any more to /dev/null.
-
-    The reader of a pipe (`head`) has gone, or a disk is full: Python would complain once more when closing it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        fall_silent(sys.stdout)

@@ -46,8 +46,8 @@ OTHER_WORDS = {  # a name in other programs, in small letters, and the name here
 }
 
 
-def nearest(name: object, valid: Iterable[str], least: float = 0.6) -> str | None:
-    """Return the valid name that `name`, which may be anything, most likely means; None if no likeness is at `least`
+def nearest(name: object, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the valid name that `name`, which may be anything, most likely means; None if no likeness is at `cutoff`
     this.
 
     >>> nearest("Mixed-Float16", ["float16", "mixed_float16"]), nearest("bf16", ["bfloat16", "mixed_bfloat16"])
@@ -56,7 +56,7 @@ def nearest(name: object, valid: Iterable[str], least: float = 0.6) -> str | Non
     plain = {_normalized(candidate): candidate for candidate in valid}
     if (meant := OTHER_WORDS.get(_normalized(name), "")) in plain:
         return plain[meant]
-    matches = get_close_matches(_normalized(name), plain, n=5, cutoff=least)
+    matches = get_close_matches(_normalized(name), plain, n=5, cutoff=cutoff)
     return plain[max(matches, key=lambda match: _likeness(_normalized(name), match))] if matches else None
 
 

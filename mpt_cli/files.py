@@ -11,7 +11,7 @@ from collections.abc import Callable
 from io import BufferedReader
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import IO, Any, BinaryIO, TextIO
 
 from mpt_cli.errors import CHECK_DISK, TURNING, DataError, naming
 from mpt_cli.redaction import without_secrets
@@ -73,10 +73,10 @@ def write_durably(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         os.fsync(file.fileno())
 
 
-def rename_durably(path: Path, place: Path) -> None:
+def rename_durably(path: Path, target: Path) -> None:
     """Rename the file; otherwise that may be lost when the machine goes down, or come after a later one."""
-    os.replace(path, place)
-    descriptor = os.open(place.parent, os.O_RDONLY)
+    os.replace(path, target)
+    descriptor = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -146,3 +146,13 @@ def _finite_json(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite_json(item) for item in value]
     return value
+
+
+def fall_silent(stream: IO[str]) -> None:
+    """Write nowhere from now on, also in Python's flush at exit, whose failure would change the exit code.
+
+    The reader of a pipe (`head`) has gone, or a disk is full.
+    """
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)

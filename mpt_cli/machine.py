@@ -17,7 +17,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 
-def cores_of_process() -> int:
+def usable_cores() -> int:
     """Return the cores this process may run on, without regard to a container's limit of CPU time."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -60,7 +60,7 @@ def machine_facts() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu": cpu_model(),
         "cpu_cores": os.cpu_count(),
-        "usable_cores": cores_of_process(),
+        "usable_cores": usable_cores(),
         "memory_bytes": memory_bytes(),
         "gpus": nvidia_gpus(),
     }
@@ -89,9 +89,9 @@ def memory_bytes() -> int | None:
         return None
 
 
-def usable_cores() -> int:
-    """Return how many cores this process may use, a container's limit included."""
-    cores = cores_of_process()
+def cores_within_limit() -> int:
+    """Return how many cores' worth of time this process may use: `usable_cores`, or a container's limit below that."""
+    cores = usable_cores()
     quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
     if quota.isdigit() and period.strip().isdigit():
         cores = min(cores, max(1, int(quota) // int(period)))

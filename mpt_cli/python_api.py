@@ -240,7 +240,7 @@ def _set(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
 
 
 class _Started(Sink):
-    """Whether anything was left to train."""
+    """A sink that notes whether anything was left to train."""
 
     did = False
 

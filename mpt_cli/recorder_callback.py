@@ -353,7 +353,7 @@ class _FitRecording(Recording):
         metrics = metrics_in(logs)
         self.watch_weights()  # now at the latest the model is built
         self.look_at_weights()
-        self.progress.record(metrics)
+        self.progress.update(metrics)
         self.progress.epochs_completed = self.progress.epoch
         self.snapshot(metrics, epoch_end=True)
         if self.losses and "loss" in logs:

@@ -50,7 +50,7 @@ class ForcedEnd:
 
     @property
     def error(self) -> KeyboardInterrupt:
-        """The exception that the signal would have raised."""
+        """Return the exception that the signal would have raised."""
         return Terminated() if self.number == signal.SIGTERM else KeyboardInterrupt()
 
     @property

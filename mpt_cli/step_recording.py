@@ -41,7 +41,7 @@ from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 from mpt_cli.training.loss_and_optimizer import describe_scaling
 from mpt_cli.training.progress import Conclusion, Outcome, Stopwatch
-from mpt_cli.training.run_record import NO_SAMPLES_ASKED, Record, WeightWatch
+from mpt_cli.training.run_record import NO_SAMPLES_ASKED, RunRecord, WeightWatch
 from mpt_cli.training.summary_and_exit_code import conclude_unfinished, status_of, status_of_error
 
 APPLIED = {  # keys that have an effect, or are known, if mpt only records, by section; None: all of them
@@ -133,7 +133,7 @@ class StepRate:
         return self._steps / self._seconds if self._times >= 3 else None
 
 
-class Recording(Record, ABC):
+class Recording(RunRecord, ABC):
     """The record of one training. A subclass says what is trained (`variables`, `header`) and when to read the log."""
 
     no_loss: str  # what can't be recorded if steps do not report their loss
@@ -477,7 +477,7 @@ class LoopRecording(Recording):
 
     def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
         if loss is not None:  # the only known measure of its quality
-            self.progress.record({"loss": loss if math.isfinite(loss) else self.counters.last_mean_loss or loss})
+            self.progress.update({"loss": loss if math.isfinite(loss) else self.counters.last_mean_loss or loss})
         super().line(loss, metrics, **others)
 
     def header(self) -> RunHeader:

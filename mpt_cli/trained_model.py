@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.examples import DataSet
-from mpt_cli.data.paths import damage_of
 from mpt_cli.engine import backend
 from mpt_cli.engine.distribution import Distribution, undistributed
 from mpt_cli.errors import DataError, config_error
@@ -15,7 +14,6 @@ from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import is_recorded, stored_settings
 from mpt_cli.settings.overrides import resume_command
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.training.run_from_settings import Program
 
 
@@ -49,7 +47,7 @@ def evaluate(run_path: str, split: str = "validation") -> dict[str, float]:
 
 
 def check_model(run: RunDirectory) -> None:
-    """Raise DataError where the run has no saved model or a damaged one, before Keras is imported to read it."""
+    """Raise DataError where the run has no saved model, before Keras is imported to read one."""
     path = model_file(run)
     if path == run.model_weights:
         return
@@ -63,9 +61,6 @@ def check_model(run: RunDirectory) -> None:
         elif run.is_unfinished:
             why += f" To finish this run: {resume_command(run.path)}"
         raise DataError(f"{path} does not exist: {why}")
-    if damage := damage_of(path):
-        again = shell_command("train", conf_override(run.config_yaml))
-        raise DataError(f"{path} is damaged: {damage}. Train it again: {again}")
 
 
 def model_file(run: RunDirectory) -> Path:

@@ -17,18 +17,20 @@ from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import format_number
 
 
-def overall_sentence(found: Comparison) -> str:
+def overall_sentence(comparison: Comparison) -> str:
     """Return the verdict of the whole comparison in one sentence."""
-    if all(entry.quality.kind == UNKNOWN for entry in found.compared):
-        failed = [f"{entry.label} ({format_verdict(entry)})" for entry in found.entries if not entry.finished]
+    if all(entry.quality.kind == UNKNOWN for entry in comparison.compared):
+        failed = [f"{entry.label} ({format_verdict(entry)})" for entry in comparison.entries if not entry.finished]
         if failed:
             return f"No verdict: there is no good run of {', '.join(failed)}."
-        return f"No verdict: no run has {found.objective.name}. --objective NAME chooses another metric of the runs."
-    if found.workers > 1:
-        return f"Speed was not compared, because {found.workers} jobs ran at a time."
-    if found.seeds < FEWEST_SEEDS:
+        return (
+            f"No verdict: no run has {comparison.objective.name}. --objective NAME chooses another metric of the runs."
+        )
+    if comparison.workers > 1:
+        return f"Speed was not compared, because {comparison.workers} jobs ran at a time."
+    if comparison.seeds < FEWEST_SEEDS:
         return f"Fewer than {FEWEST_SEEDS} seeds can't rule out chance: use --seeds {FEWEST_SEEDS} or more."
-    measured = [entry for entry in found.compared if len(entry.factors or ()) > 1]
+    measured = [entry for entry in comparison.compared if len(entry.factors or ()) > 1]
     faster = [entry for entry in measured if entry.is_faster]
     told = [
         f"{entry.label} {_pays_words(entry)}: {_speed_up_cell(entry)} the speed of {entry.baseline.label}, "
@@ -36,7 +38,7 @@ def overall_sentence(found: Comparison) -> str:
         for entry in [entry for entry in faster if entry.pays] or faster or measured
         if entry.baseline
     ]
-    if missing := ", ".join(entry.label for entry in found.compared if entry not in measured):
+    if missing := ", ".join(entry.label for entry in comparison.compared if entry not in measured):
         told.append(f"Whether {missing} pays is not known: too few runs measured its speed. More steps may show it.")
     return " ".join(told)
 
@@ -52,21 +54,22 @@ def _pays_words(entry: Entry) -> str:
     return "does not pay" if high < gain or entry.quality.kind == WORSE else "may pay, but is not shown to"
 
 
-def sentences(found: Comparison) -> list[str]:
+def sentences(comparison: Comparison) -> list[str]:
     """Return the rules for judging."""
     told = list[str]()
-    if margins := [entry.quality.margin for entry in found.compared if entry.quality.kind != UNKNOWN]:
+    if margins := [entry.quality.margin for entry in comparison.compared if entry.quality.kind != UNKNOWN]:
         told.append(
-            f"Equal quality: {FEWEST_SEEDS} or more seeds show that the mean difference of {found.objective.name} is "
+            f"Equal quality: {FEWEST_SEEDS} or more seeds show that the mean difference of "
+            f"{comparison.objective.name} is "
             f"within {format_number(max(margins))} of the baseline. Better or worse: they show that it is not 0. Both "
             "have an error rate of 5%. The same: no seed differs, which is no proof. Otherwise it is unclear. Speed: "
             "the brackets show the 95% interval, wider with other work on the machine; below 5% is no gain."
         )
-    if any(entry.ignores_seed for entry in found.entries if entry.baseline is None):
+    if any(entry.ignores_seed for entry in comparison.entries if entry.baseline is None):
         told.append("No seed changed a metric of the baseline: for quality its runs count as one.")
-    if margins and found.plan.jobs[0].verb == "run":
+    if margins and comparison.plan.jobs[0].verb == "run":
         told.append(
-            f"If a script trains several times, only the first training is compared, by {found.objective.name}; "
+            f"If a script trains several times, only the first training is compared, by {comparison.objective.name}; "
             "--objective NAME chooses another of its metrics."
         )
     return told
@@ -96,12 +99,12 @@ def _quality_words(entry: Entry) -> str:
     return f"{quality.kind} in {count_seeds(quality.seeds)}" if quality.seeds else quality.kind
 
 
-def columns(found: Comparison) -> list[TableColumn[Entry]]:
+def columns(comparison: Comparison) -> list[TableColumn[Entry]]:
     """Return all columns: what was compared, quality, skips, speed, memory, verdict."""
     return [
         TableColumn("precision", lambda entry: entry.label, is_number=False),
         TableColumn("seeds", lambda entry: f"{len(entry.finished)} of {len(entry.results)}"),
-        TableColumn(f"quality: {found.objective.name}", lambda entry: format_number(entry.mean)),
+        TableColumn(f"quality: {comparison.objective.name}", lambda entry: format_number(entry.mean)),
         TableColumn("difference", _paired_cell),
         SKIPPED,
         TableColumn("step", _step_cell),
@@ -132,67 +135,67 @@ def _speed_up_cell(entry: Entry) -> str:
     return f"{middle} ({ends[0]} … {ends[1]})" if ends else f"{middle} ± ?"
 
 
-def print_comparison(found: Comparison, console: PrintableConsole, page: Path | None = None) -> None:
+def print_comparison(comparison: Comparison, console: PrintableConsole, page: Path | None = None) -> None:
     """Print the table, of which a narrow terminal keeps the first three columns, and the sentences below it."""
-    print_table(columns(found), found.entries, console, lambda entry: "" if entry.is_complete else "red", 3)
+    print_table(columns(comparison), comparison.entries, console, lambda entry: "" if entry.is_complete else "red", 3)
     for line in [
         "",
-        overall_sentence(found),
-        *(f"- {sentence}" for sentence in sentences(found)),
-        *ending_lines(found, page),
+        overall_sentence(comparison),
+        *(f"- {sentence}" for sentence in sentences(comparison)),
+        *ending_lines(comparison, page),
     ]:
         console.say(line)
 
 
-def compare_page(found: Comparison, page: Path) -> str:
+def compare_page(comparison: Comparison, page: Path) -> str:
     """Return the whole page as text; `page` is where it will be written."""
     histories = read_histories(
-        (job.run_dir, f"{entry.label}, seed {job.seed}" if found.seeds > 1 else entry.label)
-        for entry in found.entries
+        (job.run_dir, f"{entry.label}, seed {job.seed}" if comparison.seeds > 1 else entry.label)
+        for entry in comparison.entries
         for job in entry.results
     )
     return render_page(
         "compare.html",
-        f"Comparison {found.directory.path.name}",
+        f"Comparison {comparison.directory.path.name}",
         run_pictures(histories),
-        verdict=overall_sentence(found),
-        kind="" if all(entry.is_complete for entry in found.entries) else "bad",
+        verdict=overall_sentence(comparison),
+        kind="" if all(entry.is_complete for entry in comparison.entries) else "bad",
         entries=PageTable(
             "Each precision beside its baseline",
-            columns(found),
-            found.entries,
+            columns(comparison),
+            comparison.entries,
             lambda entry: "" if entry.is_complete else "bad",
             lambda entry: run_link(entry.results[0].run_dir, page),
         ),
-        sentences=sentences(found),
-        failures=[job for job in found.results if not job.is_good],
-        command=shlex.join(found.plan.facts["command_line"]),
-        job_commands=[job.job.command for entry in found.entries for job in entry.results],
+        sentences=sentences(comparison),
+        failures=[job for job in comparison.results if not job.is_good],
+        command=shlex.join(comparison.plan.facts["command_line"]),
+        job_commands=[job.job.command for entry in comparison.entries for job in entry.results],
     )
 
 
-def write_comparison(found: Comparison, page: Path | None = None) -> None:
+def write_comparison(comparison: Comparison, page: Path | None = None) -> None:
     """Write results.json and the page; with `page` only that, there."""
     if page is None:
-        write_json(found.directory.results_json, comparison_dict(found))
-    place = page or found.directory.report_html
-    write_page(place, compare_page(found, place))
+        write_json(comparison.directory.results_json, comparison_dict(comparison))
+    place = page or comparison.directory.report_html
+    write_page(place, compare_page(comparison, place))
 
 
-def comparison_dict(found: Comparison) -> dict[str, Any]:
+def comparison_dict(comparison: Comparison) -> dict[str, Any]:
     """Return the content of results.json, which `--json` prints."""
     return {
-        "compare_dir": str(found.directory.path),
-        "verdict": overall_sentence(found),
-        "sentences": sentences(found),
-        "objective": {"name": found.objective.name, "direction": found.objective.direction},
-        "seeds": found.seeds,
-        "jobs_at_a_time": found.workers,
-        "configurations": [_entry_dict(found, entry) for entry in found.entries],
+        "compare_dir": str(comparison.directory.path),
+        "verdict": overall_sentence(comparison),
+        "sentences": sentences(comparison),
+        "objective": {"name": comparison.objective.name, "direction": comparison.objective.direction},
+        "seeds": comparison.seeds,
+        "jobs_at_a_time": comparison.workers,
+        "configurations": [_entry_dict(comparison, entry) for entry in comparison.entries],
     }
 
 
-def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
+def _entry_dict(comparison: Comparison, entry: Entry) -> dict[str, Any]:
     peaks = [peak for job in entry.results if (peak := job.number("peak_memory_bytes")) is not None]
     return {
         "label": entry.label,
@@ -211,7 +214,7 @@ def _entry_dict(found: Comparison, entry: Entry) -> dict[str, Any]:
         },
         "peak_memory_bytes": int(max(peaks)) if peaks else None,
         "jobs": [
-            {**job_dict(found, job), "run_dir": str(job.run_dir), "step_seconds": entry.seconds.get(job.seed)}
+            {**job_dict(comparison, job), "run_dir": str(job.run_dir), "step_seconds": entry.seconds.get(job.seed)}
             for job in entry.results
         ],
     }

@@ -50,11 +50,11 @@ def is_tf_dataset(value: object) -> bool:
     return tensorflow is not None and isinstance(value, tensorflow.data.Dataset)
 
 
-def open_tf_batches(dataset: Any, again: Callable[[], Any] | None, where: str) -> Stream:
+def open_tf_batches(dataset: Any, reopen: Callable[[], Any] | None, where: str) -> Stream:
     """Return the batches of a dataset as they come, as Keras's `fit` reads them; DataError where it is not
     batched.
 
-    `again` makes another dataset like it, so that an epoch can be read once more; without it the next pass is read.
+    `reopen` makes another dataset like it, so that an epoch can be read once more; without it the next pass is read.
     """
     import tensorflow as tf
 
@@ -62,19 +62,19 @@ def open_tf_batches(dataset: Any, again: Callable[[], Any] | None, where: str) -
         raise DataError(f"{where}: the dataset must be batched, as Keras's fit takes it. Use dataset.batch(n).")
     known = int(dataset.cardinality())  # negative: -1 endless, -2 unknown
     steps = known if known >= 0 else None
-    return Stream(_BatchPasses(dataset, again, where), steps, endless=known == -1)
+    return Stream(_BatchPasses(dataset, reopen, where), steps, endless=known == -1)
 
 
 class _BatchPasses:
-    """Pass after pass over a dataset: one that shuffles draws another order for each.
+    """Passes over a dataset, one after the other: one that shuffles draws another order for each.
 
     So epoch n is the n-th pass, also where a resumed run leaves out those before it: a pass is drawn when its iterator
     is made. (On TensorFlow Keras's `fit` makes one more between two epochs, so that there epoch 2 is the third pass.)
     The first batch, which is looked at before training, is kept, and training continues the pass after it.
     """
 
-    def __init__(self, dataset: Any, again: Callable[[], Any] | None, where: str) -> None:
-        self.dataset, self.again, self.where = dataset, again, where
+    def __init__(self, dataset: Any, reopen: Callable[[], Any] | None, where: str) -> None:
+        self.dataset, self.reopen, self.where = dataset, reopen, where
         self.passes = 0  # passes started so far
         self.head: Examples | None = None
         self.rest: Iterator[Examples] = iter(())
@@ -92,8 +92,8 @@ class _BatchPasses:
         self.head = None
 
     def _begin(self, epoch: int) -> None:
-        if self.again is not None and self.passes >= epoch:
-            self.dataset, self.passes = self.again(), 0
+        if self.reopen is not None and self.passes >= epoch:
+            self.dataset, self.passes = self.reopen(), 0
         while self.passes < epoch - 1:
             iter(self.dataset)
             self.passes += 1
@@ -102,7 +102,7 @@ class _BatchPasses:
 
 
 def _read(dataset: Any, where: str) -> Iterator[Examples]:
-    """NumPy batches; TensorFlow's own errors become a DataError with their first line."""
+    """Yield NumPy batches; TensorFlow's own errors become a DataError with their first line."""
     import tensorflow as tf
 
     try:
@@ -143,11 +143,11 @@ def is_batch_source(value: Any) -> bool:
     return isgenerator(value) or (keras is not None and isinstance(value, keras.utils.PyDataset))
 
 
-def open_batches(source: Any, again: Callable[[], Any], seed: int, where: str) -> Stream:
-    """Return the stream of a PyDataset or a generator; `again` makes another like it, to be read from its beginning."""
+def open_batches(source: Any, reopen: Callable[[], Any], seed: int, where: str) -> Stream:
+    """Return the stream of a PyDataset or a generator; `reopen` makes another like it, to be read from the start."""
     if isgenerator(source):
-        return Stream(partial(_generated, again, seed, where))
-    passes = _PyDatasetPasses(source, again, seed, where)
+        return Stream(partial(_generated, reopen, seed, where))
+    passes = _PyDatasetPasses(source, reopen, seed, where)
     return Stream(passes, _count(source, where), in_any_order=True)
 
 
@@ -157,18 +157,18 @@ def _count(source: Any, where: str) -> int:
 
 
 class _PyDatasetPasses:
-    """Batch after batch by index, in an order drawn from the seed where that is wanted.
+    """Passes over a PyDataset, batch by batch by index, in an order drawn from the seed where that is wanted.
 
     `on_epoch_end` is called between two epochs, also of those that a resumed run leaves out.
     """
 
-    def __init__(self, source: Any, again: Callable[[], Any], seed: int, where: str) -> None:
-        self.source, self.again, self.seed, self.where = source, again, seed, where
+    def __init__(self, source: Any, reopen: Callable[[], Any], seed: int, where: str) -> None:
+        self.source, self.reopen, self.seed, self.where = source, reopen, seed, where
         self.epoch = 1
 
     def __call__(self, reading: Reading) -> Iterator[Examples]:
         if reading.epoch < self.epoch:
-            self.source, self.epoch = self.again(), 1
+            self.source, self.epoch = self.reopen(), 1
         while self.epoch < reading.epoch:
             with _drawn_by(self.seed, self.epoch), _users_faults(self.where):
                 self.source.on_epoch_end()
@@ -182,10 +182,10 @@ class _PyDatasetPasses:
             yield as_examples(batch, self.where)
 
 
-def _generated(again: Callable[[], Any], seed: int, where: str, reading: Reading) -> Iterator[Examples]:
+def _generated(reopen: Callable[[], Any], seed: int, where: str, reading: Reading) -> Iterator[Examples]:
     """Yield the batches of a generator, which is made anew for each pass."""
     with _users_faults(where):
-        source = again()
+        source = reopen()
     end = object()
     for number in count():
         with _drawn_by(seed, reading.epoch, number), _users_faults(where):

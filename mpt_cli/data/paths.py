@@ -3,8 +3,6 @@ Imports no NumPy.
 """
 
 import os
-import zipfile
-import zlib
 from pathlib import Path
 
 from mpt_cli.errors import DataError, did_you_mean, raise_problems
@@ -49,21 +47,3 @@ def check_run_present(settings: Settings) -> None:
         readable_file(path)
     if isinstance(settings.model, Saved):
         readable_file(settings.model.path, "model.path")
-
-
-_UNREADABLE = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
-
-
-def damage_of(path: Path) -> str | None:
-    """Return what is wrong with the file, in words; None where it is a zip file whose parts fit their checksums.
-
-    All of it is read.
-    """
-    if not zipfile.is_zipfile(path):
-        return "it is missing, or no complete zip file, as a .keras file must be"
-    try:
-        with zipfile.ZipFile(path) as parts:
-            broken = parts.testzip()
-    except _UNREADABLE as error:
-        return str(error)
-    return None if broken is None else f"{broken} in it does not match its checksum"

@@ -95,7 +95,7 @@ def _to_float32(array: Array) -> Array:
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """What is predicted. `targets_as_given`: the user named the loss, so targets are not checked."""
+    """The targets to predict. `targets_as_given`: the user named the loss, so targets are not checked."""
 
     task: str
     num_classes: int | None
@@ -186,18 +186,18 @@ def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
 
 
 def not_finite(examples: Examples, may_lack_targets: bool = False) -> list[str]:
-    """NaN and inf in inputs, targets and weights; with `may_lack_targets` no NaN among targets (`missing_targets`)."""
+    """Say where inputs, targets and weights have NaN or inf; with `may_lack_targets` targets may have NaN."""
     return [
         problem
         for name, array in all_arrays(examples)
         if array.dtype.kind == "f"
         for is_bad in [np.isinf(array) if may_lack_targets and name.startswith("y") else ~np.isfinite(array)]
-        for problem in _unfit(name, array, is_bad, "be finite in float32")
+        for problem in _value_problems(name, array, is_bad, "be finite in float32")
     ]
 
 
 def missing_targets(examples: Examples) -> list[str]:
-    """NaN among targets, as some have them for what is not known."""
+    """Say how many targets are NaN, which stands for a target that is not known."""
     floats = [(name, np.isnan(array)) for name, array in named_arrays(examples.y, "y") if array.dtype.kind == "f"]
     return [
         f"{name} is NaN in {int(is_nan.sum()):,} of {is_nan.size:,} places" for name, is_nan in floats if is_nan.any()
@@ -210,10 +210,10 @@ def label_problems(y: Array, target: TargetSpec) -> list[str]:
         return []
     classes = int(target.num_classes or 0)
     is_bad = (y < 0) | (y >= classes) | (y != np.trunc(y))
-    return _unfit("y", y, is_bad, f"hold class labels, whole numbers from 0 to {classes - 1}")
+    return _value_problems("y", y, is_bad, f"hold class labels, whole numbers from 0 to {classes - 1}")
 
 
-def _unfit(name: str, array: Array, is_bad: Array, rule: str) -> list[str]:
+def _value_problems(name: str, array: Array, is_bad: Array, rule: str) -> list[str]:
     """Return a sentence where any value breaks the rule."""
     if not is_bad.any():
         return []
@@ -264,7 +264,7 @@ def class_factors(y: Array, weights: Mapping[int, float]) -> Array:
 
 
 def input_shape(x: Any) -> Any:
-    """Shape of one example; a dict or tuple of shapes where x is one."""
+    """Return the shape of one example; a dict or tuple of shapes where x is one."""
     return map_arrays(lambda array: array.shape[1:], x)
 
 

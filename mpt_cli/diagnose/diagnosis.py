@@ -9,7 +9,7 @@ from mpt_cli.diagnose.float32_examination import Examination
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
 from mpt_cli.engine.backend import Platform
 from mpt_cli.errors import ConfigError
-from mpt_cli.precision.gradients import SafeScales
+from mpt_cli.precision.gradients.exponent_counts import SafeScales
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.samples.lost_digits import LostDigits
 from mpt_cli.settings.schema import PolicySettings, Settings

@@ -16,7 +16,7 @@ from mpt_cli.engine.step_batches import StepChunk
 from mpt_cli.errors import ConfigError, NumericalError, config_error
 from mpt_cli.precision import computes_in_float16, has_custom_train_step
 from mpt_cli.precision.gradient_check import is_overwritten
-from mpt_cli.precision.gradients import INFS, NANS, SafeScales
+from mpt_cli.precision.gradients.exponent_counts import INFS, NANS, SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
 from mpt_cli.precision.policy import layers_of, name_of, outermost, parts_of
 from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges

@@ -18,7 +18,7 @@ from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector
 from mpt_cli.errors import DataError
 from mpt_cli.precision import has_custom_train_step
-from mpt_cli.precision.gradients import INFS, NANS
+from mpt_cli.precision.gradients.exponent_counts import INFS, NANS
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment

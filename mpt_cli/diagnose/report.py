@@ -21,10 +21,7 @@ from mpt_cli.diagnose.diagnosis import (
     trial_sentence,
 )
 from mpt_cli.diagnose.safe_windows import LayerRange
-from mpt_cli.precision.gradients import (
-    SafeScales,
-    share_flushed,
-)
+from mpt_cli.precision.gradients.exponent_counts import SafeScales, share_flushed
 from mpt_cli.report.tables import TableColumn, print_labelled, print_table
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import format_fraction, format_scale

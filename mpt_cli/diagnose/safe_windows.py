@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpt_cli.precision.gradients import (
+from mpt_cli.precision.gradients.exponent_counts import (
     EXPONENT_BIAS,
     INFS,
-    SINK_SIZE,
+    SLOTS,
     SafeScales,
     safe_scales,
 )
@@ -26,7 +26,7 @@ def add_up(passes: Sequence[ValueRanges]) -> ValueRanges:
 # Not less: the gradient of a bias that a normalisation or a softmax cancels is rounding noise, and does not matter.
 MOST_WEIGHTS_FLUSHED = 0.1  # share of the nonzero gradients of a layer's weights that a safe scale may flush to zero
 MOST_MAGNITUDE_FLUSHED = 0.001  # the same share of the summed magnitude of the gradients of its output
-MAGNITUDES = np.where(np.arange(SINK_SIZE) < INFS, 2.0 ** (np.arange(SINK_SIZE) - EXPONENT_BIAS), 1.0)  # of each slot
+MAGNITUDES = np.where(np.arange(SLOTS) < INFS, 2.0 ** (np.arange(SLOTS) - EXPONENT_BIAS), 1.0)  # of each slot
 
 
 @dataclass(frozen=True)

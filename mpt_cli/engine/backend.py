@@ -29,11 +29,11 @@ from mpt_cli.errors import (
     summarise_error,
 )
 from mpt_cli.machine import (
-    cores_of_process,
     cpu_description,
     cpu_features,
     import_that_stays,
     keep_freed_memory,
+    usable_cores,
     visible_gpus,
 )
 from mpt_cli.settings.schema import Settings
@@ -43,7 +43,7 @@ from mpt_cli.user_code import model_problem, place_in_user_code
 
 @dataclass(frozen=True)
 class Platform:
-    """What training runs on, in words for the console and the record."""
+    """The backend and the devices of a run, in words for the console and the record."""
 
     backend: str  # "tensorflow 2.21.0, keras 3.15.1"
     device: str  # "CPU (2 cores)" or the GPU's name
@@ -314,7 +314,7 @@ def _platform(backend: str, gpus: list[str]) -> Platform:
     changed = ", ".join(f"{name} {value}" for name, value in state.items() if value != KERAS_DEFAULTS[name])
     source = "by keras.json or by the program, instead of its defaults"
     notice = f"Keras is set to {changed}, {source}: results differ from those on other machines."
-    device = gpus[0] if gpus else f"CPU ({cores_of_process()} cores)"
+    device = gpus[0] if gpus else f"CPU ({usable_cores()} cores)"
     device = f"{len(gpus)} x {device}" if len(gpus) > 1 else device
     notices = (notice,) if changed else ()
     return Platform(backend, device, tuple(gpus or ["CPU"]), len(gpus), notices=notices, keras=state)

@@ -35,7 +35,7 @@ SAVED_SECONDS_PER_NUMBER = 8e-9
 
 @dataclass(frozen=True)
 class JitChoice:
-    """Whether XLA compiles the steps; `reason` says why not, unless the user decided that."""
+    """The choice to compile the steps with XLA; `reason` says why not, unless the user decided that."""
 
     jit_compile: bool
     reason: str = ""

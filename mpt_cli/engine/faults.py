@@ -16,7 +16,7 @@ from keras import ops
 from mpt_cli.data.examples import DataSet, Examples
 from mpt_cli.errors import config_error, first_line
 from mpt_cli.precision import has_custom_train_step, layers_of
-from mpt_cli.precision.gradients import scale_gradient
+from mpt_cli.precision.gradients.custom_gradients import scale_gradient
 from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training
 from mpt_cli.precision.train_step import custom_steps, optimizers_of
 from mpt_cli.settings.schema import FaultSettings

@@ -1,4 +1,4 @@
-"""Where the steps of an epoch get their examples: from data that stays on the device, or in chunks sent to it.
+"""Feed the steps of an epoch with examples: from data that stays on the device, or in chunks sent to it.
 
 Both give the same batches in the same order, which depends only on the seed and the epoch. So the result does not
 depend on which one runs, nor on where a run is resumed.
@@ -33,10 +33,10 @@ class StepChunk:
     batch_indices: BatchIndices
     count: int
 
-    def part(self, first: int, most: int, capacity: int) -> "StepChunk":
-        """Return at most `most` of its steps from `first` on, for a call of at most `capacity`."""
+    def part(self, first: int, at_most: int, capacity: int) -> "StepChunk":
+        """Return its steps from `first` on, `at_most` so many, for a call of at most `capacity`."""
         rows = min(len(self.batch_indices), capacity)
-        count = min(most, self.count - first, rows)
+        count = min(at_most, self.count - first, rows)
         return StepChunk(self.source, _padded(self.batch_indices[first : first + count], rows), count)
 
     def divide(self, done: int) -> "tuple[StepChunk, StepChunk]":
@@ -47,7 +47,7 @@ class StepChunk:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How examples are divided into steps. `capacity` is the most steps of one call.
+    """The division of examples into steps. `capacity` is the most steps of one call.
 
     A last, smaller batch is cut to a multiple of `devices`, over which it must split evenly.
     """
@@ -63,7 +63,7 @@ class BatchPlan:
         return examples // self.batch_size + (self.rest_of(examples) > 0)
 
     def rest_of(self, examples: int) -> int:
-        """Size of the last, smaller batch; 0 when there is none."""
+        """Return the size of the last, smaller batch; 0 if there is none."""
         rest = examples % self.batch_size
         return rest - rest % self.devices
 
@@ -80,10 +80,6 @@ class BatchPlan:
         if not self.shuffle:
             return np.arange(examples, dtype=np.int32)
         return np.random.default_rng([self.seed, epoch]).permutation(examples).astype(np.int32)
-
-
-def _never() -> bool:
-    return False
 
 
 def byte_size(data: Examples | Stream | None) -> int | None:
@@ -123,13 +119,13 @@ class Feed:
         else:
             self._chunks = self._index(epoch, skip_steps)
 
-    def take(self, most: int, stops: Callable[[], bool] = _never) -> StepChunk | None:
-        """Return the next steps, at most `most`; None at the end of the epoch, and once `stops()` while waiting."""
+    def take(self, at_most: int, stops: Callable[[], bool] = lambda: False) -> StepChunk | None:
+        """Return the next steps, `at_most` so many; None at the end of the epoch, and once `stops()` while waiting."""
         if self._chunk is None or self._used == self._chunk.count:
             self._chunk, self._used = self._next_chunk(stops), 0
             if self._chunk is None:
                 return None
-        taken = self._chunk.part(self._used, most, self.plan.capacity)
+        taken = self._chunk.part(self._used, at_most, self.plan.capacity)
         self._used += taken.count
         return taken
 

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from mpt_cli.errors import config_error
 from mpt_cli.precision import LossScaleOptimizer, layers_of
+from mpt_cli.precision.scale_rules import FLOAT_FIELDS, INT_FIELDS
 from mpt_cli.precision.scale_state import StepRow
 from mpt_cli.precision.train_step import custom_steps, metric_variables, metrics_of, optimizers_of
 from mpt_cli.telemetry.record_types import StopLimits, StreakCounts
-from mpt_cli.telemetry.step_counters import FLOAT_FIELDS, INT_FIELDS, StepRecords
+from mpt_cli.telemetry.step_counters import StepRecords
 
 BatchIndices = NDArray[np.int32]
 StepWrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -52,7 +53,7 @@ class Engine(ABC):
     def _program(self, function: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
         return (function, *shape)
 
-    def called(self, function: str, shape: tuple[int, ...]) -> AbstractContextManager[None]:
+    def announced(self, function: str, shape: tuple[int, ...]) -> AbstractContextManager[None]:
         """Return the context of a call of a compiled function: the first of each shape is announced through
         `compiling`."""
         program = self._program(function, shape)
@@ -73,9 +74,9 @@ class Engine(ABC):
         stop_limits: StopLimits = StopLimits(),  # noqa: B008
     ) -> StepRecords:
         """Make `count` training steps, or fewer if a streak of `stop_limits` reaches its limit."""
-        control = LoopControl.of(count, stop_limits)
+        control = LoopControl.for_steps(count, stop_limits)
         self._was_evaluated = False
-        with self.called(TRAINING, batch_indices.shape):
+        with self.announced(TRAINING, batch_indices.shape):
             result = self._run_training(source, batch_indices, control)
         done = int(result.done)
         return StepRecords(np.asarray(result.floats)[:done], np.asarray(result.ints)[:done])
@@ -87,7 +88,7 @@ class Engine(ABC):
     def evaluate(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
         """Add `count` batches to the metrics, in inference mode."""
         self._was_evaluated = True
-        with self.called(EVALUATION, batch_indices.shape):
+        with self.announced(EVALUATION, batch_indices.shape):
             self._add_to_metrics(source, batch_indices, count)
 
     @abstractmethod
@@ -152,12 +153,12 @@ class LoopControl(NamedTuple):
     limits: Any
 
     @classmethod
-    def of(cls, count: int, stop_limits: StopLimits) -> "LoopControl":
+    def for_steps(cls, count: int, stop_limits: StopLimits) -> "LoopControl":
         """Return the control on the host. A streak at its limit already (of a resumed run, say) leaves a step."""
         return cls(*(np.array(part, np.int32) for part in (count, stop_limits.streaks, stop_limits.reachable())))
 
     def go_on(self, done: Any, streaks: Any) -> Any:
-        """Boolean scalar: whether there is a step after `done` of them."""
+        """Return whether there is a step after `done` of them: a boolean scalar."""
         return (done < self.count) & keras.ops.all(streaks < self.limits)
 
 

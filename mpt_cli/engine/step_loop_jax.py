@@ -32,7 +32,7 @@ Tensor = Any
 
 
 class Carry(NamedTuple):
-    """What goes from step to step: the variables, their number in this call, the records so far and the streaks."""
+    """The values that a step hands to the next: the variables, their number in this call, the records and streaks."""
 
     state: TrainState
     i: Tensor

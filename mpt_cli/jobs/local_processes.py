@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 from mpt_cli.errors import config_error
 from mpt_cli.files import open_regular
 from mpt_cli.jobs.job_process import signal_group, start_process
-from mpt_cli.machine import memory_limit, usable_cores, visible_gpus
+from mpt_cli.machine import cores_within_limit, memory_limit, visible_gpus
 from mpt_cli.signals import GRACE_SECONDS
 
 Item = TypeVar("Item")
@@ -209,7 +209,7 @@ class LocalExecutor(Executor):
     def workers(self, jobs: int, wants_gpus: bool) -> int:
         """Return how many jobs the cores, the memory and the GPUs, if any, allow."""
         gpus, memory = len(self.gpus) if wants_gpus else 0, memory_limit()
-        limits = [jobs, usable_cores(), *([gpus] if gpus else []), *([memory // JOB_BYTES] if memory else [])]
+        limits = [jobs, cores_within_limit(), *([gpus] if gpus else []), *([memory // JOB_BYTES] if memory else [])]
         return max(1, min(limits))
 
     def environment(self, workers: int) -> dict[str, str]:
@@ -219,7 +219,7 @@ class LocalExecutor(Executor):
         """
         if workers <= 1:
             return {}
-        threads = str(max(1, usable_cores() // workers))
+        threads = str(max(1, cores_within_limit() // workers))
         return {name: threads for name in THREAD_VARIABLES if name not in os.environ}
 
     def open(self, folder: Path, workers: int) -> None:

@@ -10,14 +10,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import keras
 from keras import layers, ops
 
 from mpt_cli.data.examples import Shapes, map_arrays
-from mpt_cli.data.paths import damage_of
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, config_error, did_you_mean
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.precision.train_step import can_be_called, has_custom_train_step
@@ -40,7 +38,7 @@ def image_input(shapes: Shapes, model: str) -> tuple[keras.KerasTensor, keras.Ke
     if len(array.shape) == 3:
         image = layers.Reshape((*array.shape[1:], 1), name="add_channel")(image)
     if len(image.shape) != 4:
-        raise unfit(f"model {model} needs images: (height, width) or (height, width, channels)", shapes)
+        raise unfit_data(f"model {model} needs images: (height, width) or (height, width, channels)", shapes)
     return array, image
 
 
@@ -48,7 +46,7 @@ def token_input(shapes: Shapes) -> keras.KerasTensor:
     """Return the input (sequence_length,) of whole numbers, each below the number of tokens."""
     shape = single_shape(shapes)
     if len(shape) != 1 or "int" not in shapes.input_dtype:
-        raise unfit("model transformer needs sequences of whole numbers: (sequence_length,) of int32", shapes)
+        raise unfit_data("model transformer needs sequences of whole numbers: (sequence_length,) of int32", shapes)
     return keras.Input(shape, dtype=shapes.input_dtype, name="input")
 
 
@@ -68,11 +66,11 @@ def single_shape(shapes: Shapes) -> tuple[int, ...]:
     """Return the shape, where the data has one input of fixed size."""
     shape = shapes.input_shape
     if isinstance(shape, Mapping) or not shape or not all(isinstance(size, int) and size for size in shape):
-        raise unfit("a shipped model needs one input of fixed shape, with a dimension beside the examples", shapes)
+        raise unfit_data("a shipped model needs one input of fixed shape, with a dimension beside the examples", shapes)
     return tuple(shape)
 
 
-def unfit(rule: str, shapes: Shapes) -> ConfigError:
+def unfit_data(rule: str, shapes: Shapes) -> ConfigError:
     """Return the error for data that the chosen model can't take."""
     return config_error(
         "model.name", rule, shapes.input_shape, f"The data gives {shapes}. Choose another model or other data."
@@ -304,8 +302,6 @@ def builder_arguments(function: Callable[..., Any], kwargs: dict[str, Any], shap
 
 def load_saved_model(settings: Saved, shapes: Shapes) -> keras.Model:
     """Return the model as it was saved: its layers keep the dtype policies in the file, whatever `policy.name` says."""
-    if Path(settings.path).suffix == ".keras" and (damage := damage_of(Path(settings.path))) is not None:
-        raise DataError(f"model.path: {settings.path!r} can't be read: {damage}.")
     try:
         model = keras.models.load_model(settings.path, compile=False, safe_mode=True)
     except Exception as error:  # zip, JSON, HDF5 and missing user classes all raise their own

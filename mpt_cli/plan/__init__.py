@@ -1,1 +1,1 @@
-"""The training program compiled for GPUs that are not there: what it holds, in which dtypes."""
+"""Compile a run for GPUs that are not here, and read memory and dtypes from the program."""

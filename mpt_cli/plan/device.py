@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import config_error, did_you_mean, install_command
-from mpt_cli.settings.limits import load_yaml
+from mpt_cli.settings.yaml_reader import load_yaml
 
 FOLDER = Path(__file__).parent / "devices"
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")

@@ -14,7 +14,7 @@ from mpt_cli.telemetry.record_types import StopLimits
 
 
 class PlannedEngine(JaxEngine):
-    """As the engine of a run on these devices, as far as it is asked for programs; it can't run any."""
+    """The engine of a run on these devices, which only makes programs and can't run any."""
 
     def __init__(self, model: Any, _: bool, distribution: Distribution, step_wrapper: Any = None) -> None:
         super().__init__(model, True, distribution.mesh, step_wrapper)
@@ -26,7 +26,7 @@ class PlannedEngine(JaxEngine):
     def lower_training(self, chunk: StepChunk) -> Any:
         """Lower the loop that `train` calls."""
         program: Any = self._train_many
-        control = self.to_device(LoopControl.of(1, StopLimits()))
+        control = self.to_device(LoopControl.for_steps(1, StopLimits()))
         state = TrainState(*([self._shaped(v.shape, v.dtype) for v in variables] for variables in self.variables()))
         return program.lower(state, chunk.source, chunk.batch_indices, control)
 

@@ -14,8 +14,8 @@ from mpt_cli.precision.keras_internals import updated_metrics
 from mpt_cli.precision.scale_state import (
     StepRow,
     StepStart,
+    index_of,
     next_values,
-    place_of,
     row_of_step,
     row_since,
     start_of_step,
@@ -100,7 +100,7 @@ def _next_log(
 ) -> list[Tensor]:
     """Return the values of the step log after a step, in the scope of the variables after it."""
     defects = gradients.defects or describe_gradients(gradients.values, gradients.measured, cond)
-    defects = defects._replace(nearest=place_of(defects.nearest, gradients.variables, optimizer))
+    defects = defects._replace(nearest=index_of(defects.nearest, gradients.variables, optimizer))
     assert optimizer.step_log is not None
     optimizer.step_log.tells_loss &= gradients.loss is not None
     row = row_of_step(optimizer, start, gradients.loss, (gradients.measured.finite, *defects))

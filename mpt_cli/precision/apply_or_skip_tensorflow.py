@@ -24,7 +24,7 @@ from mpt_cli.precision.scale_state import (
     ScaleState,
     StepRow,
     StepStart,
-    place_of,
+    index_of,
     row_of_step,
     row_since,
     start_of_step,
@@ -78,7 +78,7 @@ def apply(
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
     if start is not None:
         defects = defects or describe_gradients(grads, own, tf.cond)
-        defects = defects._replace(nearest=place_of(defects.nearest, variables, optimizer))
+        defects = defects._replace(nearest=index_of(defects.nearest, variables, optimizer))
         _log_step(optimizer, start, loss, (own.finite, *defects))
 
 

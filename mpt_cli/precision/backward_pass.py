@@ -46,17 +46,17 @@ class BackwardPass:
         self._count = 0  # of passes since an optimizer used one
         self.is_over = False  # used, and later gradients have begun another step: its decision does not hold there
 
-    def take(self, gradient: Callable[[Any], Any], target: Any, sources: list[Any], seeds: Any) -> Any:
-        """Return the true gradients of `target`, summed; `gradient` returns the gradients for `seeds` (None: ones)."""
+    def take(self, gradient: Callable[[Any], Any], target: Any, sources: list[Any], output_gradients: Any) -> Any:
+        """Return the true gradients of `target`, summed. `gradient` returns those for `output_gradients`."""
         if not self.scales or not is_scalable(target):
-            return gradient(seeds)
+            return gradient(output_gradients)
         targets = tf.nest.flatten(target)
-        seeds = [None] * len(targets) if seeds is None else tf.nest.flatten(seeds)
+        output_gradients = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
         scale = self.scale
         found = gradient(
             [
-                ops.cast(scale, each.dtype) * (_ones(each) if seed is None else seed)
-                for each, seed in zip(targets, seeds, strict=True)
+                ops.cast(scale, each.dtype) * (_ones(each) if given is None else given)
+                for each, given in zip(targets, output_gradients, strict=True)
             ]
         )
         begins = replicas() == 1 and self._begins_step()
@@ -79,7 +79,7 @@ class BackwardPass:
 
     @property
     def scale(self) -> Tensor:
-        """The scale of the next gradients."""
+        """Return the scale of the next gradients."""
         return self._scale.read_value()
 
     def end_unless(self, begun: "BackwardPass") -> None:

@@ -149,7 +149,7 @@ class InnerDelegationMixin:
 
     @property
     def loss_scale_factor(self) -> None:
-        """Always None: the inner optimizer's own scaling is off. Setting another value raises ValueError."""
+        """Return None: the inner optimizer's own scaling is off. Setting another value raises ValueError."""
         return None
 
     @loss_scale_factor.setter
@@ -166,7 +166,7 @@ class InnerDelegationMixin:
 
     @property
     def weights(self) -> list[Any]:
-        """The variables of the inner optimizer."""
+        """Return the variables of the inner optimizer."""
         return list(self.inner_optimizer.variables)
 
     def get_weights(self) -> list[Any]:
@@ -306,13 +306,13 @@ class LossScaleOptimizer(
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The scale's own variables, the inner optimizer's, then those of a step log."""
+        """Return the scale's own variables, the inner optimizer's, then those of a step log."""
         own = self.scale_state.variables if self.scale_state else []
         return [*own, *self.inner_optimizer.variables, *(self._step_log.variables if self._step_log else [])]
 
     @property
     def step_log(self) -> StepLog | None:
-        """The records of the latest steps; None unless `keep_step_log` was called."""
+        """Return the records of the latest steps; None unless `keep_step_log` was called."""
         return self._step_log
 
     def keep_step_log(self, capacity: int) -> StepLog:
@@ -346,17 +346,17 @@ class LossScaleOptimizer(
 
     @property
     def trained_variables(self) -> list[Any]:
-        """The variables it was built for, in the order of its gradients; empty before `build`."""
+        """Return the variables it was built for, in the order of its gradients; empty before `build`."""
         return list(self._trainable_variables) if self.built else []
 
     def applies(self, finite: Tensor) -> Tensor:
         """Return whether a step whose gradients are `finite`, or not, will be applied: a boolean scalar."""
         return finite if self.scales else ops.logical_or(finite, True)
 
-    def places_of(self, variables: list[Any]) -> list[int]:
+    def indices_of(self, variables: list[Any]) -> list[int]:
         """Return the index of each of `variables` among those the optimizer was built for; -1 for one that is not."""
-        places = {id(variable): place for place, variable in enumerate(self._trainable_variables)}
-        return [places.get(id(variable), -1) for variable in variables]
+        indices = {id(variable): index for index, variable in enumerate(self._trainable_variables)}
+        return [indices.get(id(variable), -1) for variable in variables]
 
     def apply_gradients(
         self,

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from mpt_cli.precision.gradient_check import GradientMeasurement
 
 RuleState = dict[str, Any]
+# columns of the record of a step, float32 and int32 (`scale_state.StepRow`); reading them needs no Keras
+FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
+INT_FIELDS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # float32 holds these, and twice as much
 UNLIFTED = 2.0**-14  # at it and below, a loss scale makes no gradient overflow that float16 can hold at all
 MARGIN = 16.0  # four halvings: gradients of one batch may be so many times larger than those of another
@@ -46,7 +49,7 @@ def highest_scale() -> Any:
     return scale_number(2.0**32, "the scale never grows above this")
 
 
-class Fault(NamedTuple):
+class InvalidNumber(NamedTuple):
     """A bad number of a mode, for the message `loss_scale.NAME: RULE REMEDY`."""
 
     name: str
@@ -96,22 +99,22 @@ class ScaleRule(ABC):
 
     @property
     def growth_steps(self) -> int | None:
-        """Applied steps before it grows, None where it counts none."""
+        """Return the applied steps before the scale grows; None if it does not grow by steps."""
         return None
 
     @property
     def lowest(self) -> float:
-        """The least that the scale can be."""
+        """Return the least that the scale can be."""
         return float(getattr(self, "min_scale", SMALLEST_SCALE))
 
     @property
     def highest(self) -> float:
-        """The most that the scale can be."""
+        """Return the most that the scale can be."""
         return float(getattr(self, "max_scale", LARGEST_SCALE))
 
     @property
     def floor(self) -> float | None:
-        """The scale below which it never falls; None for one that doesn't move, or has no such number."""
+        """Return the scale below which it never falls; None if it doesn't move, or has no such number."""
         return self.lowest if self.moves and hasattr(self, "min_scale") else None
 
     def may_explain(self, scale: float, applied: float, overflowed: float) -> bool:
@@ -125,14 +128,14 @@ class ScaleRule(ABC):
         return scale > UNLIFTED and (scale * (MARGIN if self.probes else 1.0) > applied or scale >= overflowed)
 
     @classmethod
-    def check(cls, values: Any) -> Iterator[Fault]:
-        """Return the faults of its numbers together, the attributes of `values`; each alone is in range."""
+    def check(cls, values: Any) -> Iterator[InvalidNumber]:
+        """Yield what is wrong with its numbers together, the attributes of `values`; each alone is in range."""
         low, high = getattr(values, "min_scale", SMALLEST_SCALE), getattr(values, "max_scale", LARGEST_SCALE)
         if not low <= high:
-            yield Fault("min_scale", f"must be <= loss_scale.max_scale, which is {high:g}.")
+            yield InvalidNumber("min_scale", f"must be <= loss_scale.max_scale, which is {high:g}.")
         elif not low <= values.initial_scale <= high:
             rule = f"must lie within loss_scale.min_scale={low:g} and loss_scale.max_scale={high:g}."
-            yield Fault("initial_scale", rule, "Move the bound if this is intended.")
+            yield InvalidNumber("initial_scale", rule, "Move the bound if this is intended.")
 
     def describe(self, scale: str) -> str:
         """Return one line on the mode for the header; `scale` is its initial scale."""
@@ -348,7 +351,7 @@ class NoScale(ScaleRule):
         return {**state, "counter": counter, "scale": ops.ones_like(state["scale"])}  # whatever a file held
 
     @classmethod
-    def check(cls, values: Any) -> Iterator[Fault]:
+    def check(cls, values: Any) -> Iterator[InvalidNumber]:
         return iter(())
 
     def describe(self, scale: str) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mpt_cli.precision.gradient_check import GradientMeasurement, on_host
 from mpt_cli.precision.keras_internals import KerasSaveable, has_value
-from mpt_cli.precision.scale_rules import RuleState, ScaleRule
+from mpt_cli.precision.scale_rules import FLOAT_FIELDS, INT_FIELDS, RuleState, ScaleRule
 
 TALLY = ("seen", "applied", "skipped", "consecutive_skips", "growths", "backoffs")
 
@@ -139,12 +139,12 @@ class ScaleAttributesMixin:
 
     @property
     def initial_scale(self) -> float:
-        """The scale before the first step."""
+        """Return the scale before the first step."""
         return self.rule.initial_scale
 
     @property
     def loss_scale(self) -> Tensor:
-        """The current scale, float32 scalar."""
+        """Return the current scale, float32 scalar."""
         return self._value("scale")
 
     @property
@@ -159,12 +159,12 @@ class ScaleAttributesMixin:
 
     @property
     def dynamic_counter(self) -> Tensor | None:
-        """Applied steps since the scale last changed, int32 scalar; None in fixed mode."""
+        """Return the applied steps since the scale last changed, int32 scalar; None in fixed mode."""
         return self._value("counter") if self.dynamic else None
 
     @property
     def dynamic_growth_steps(self) -> int | None:
-        """Applied steps before a growth, None where the scale does not grow by steps."""
+        """Return the applied steps before a growth; None if the scale does not grow by steps."""
         return self.rule.growth_steps
 
     seen_steps = _tally("seen", "Steps so far, applied and skipped")
@@ -180,14 +180,12 @@ class ScaleAttributesMixin:
         return ops.convert_to_tensor(self.rule.initial()[name])
 
 
-LOG_FLOATS = ("loss", "scale_before", "scale_after", "learning_rate")
-LOG_INTS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
 NO_UPDATE = (1, 0, 0, 0, -1, 0, 1)
 
 
 class StepRow(NamedTuple):
-    """What one step reports, on the device; telemetry is made of it: float32 (4,) and int32 (7,), columns as
-    `LOG_FLOATS` and `LOG_INTS`.
+    """The record of one step, on the device, from which telemetry is made: float32 (4,) and int32 (7,), columns as
+    `FLOAT_FIELDS` and `INT_FIELDS`.
 
     `loss` is the unscaled loss; `scale_before` made this step's gradients, `scale_after` makes the next step's;
     `counter` counts applied steps since the scale changed; `finite` and the last five are those of the gradients
@@ -200,7 +198,7 @@ class StepRow(NamedTuple):
 
     def column(self, name: str) -> Tensor:
         """Return the scalar of that name."""
-        return self.floats[LOG_FLOATS.index(name)] if name in LOG_FLOATS else self.ints[LOG_INTS.index(name)]
+        return self.floats[FLOAT_FIELDS.index(name)] if name in FLOAT_FIELDS else self.ints[INT_FIELDS.index(name)]
 
     def applied(self, whatever: bool = False) -> Tensor:
         """Return whether the gradients were applied: if they are finite, or `whatever` they are."""
@@ -208,7 +206,7 @@ class StepRow(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """Steps in order: float32 (steps, 4) and int32 (steps, 7), columns as `LOG_FLOATS` and `LOG_INTS`.
+    """Steps in order: float32 (steps, 4) and int32 (steps, 7), columns as `FLOAT_FIELDS` and `INT_FIELDS`.
 
     `loss` is nan if the step did not report it. `lost` earlier steps were overwritten before they were read.
     """
@@ -227,8 +225,8 @@ class StepLog:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.tells_loss = True  # until a step is traced that does not know its loss
-        self.floats = self._variable(LOG_FLOATS, "float32")
-        self.ints = self._variable(LOG_INTS, "int32")
+        self.floats = self._variable(FLOAT_FIELDS, "float32")
+        self.ints = self._variable(INT_FIELDS, "int32")
 
     def _variable(self, columns: tuple[str, ...], dtype: str) -> keras.Variable:
         return keras.Variable(
@@ -278,7 +276,7 @@ def combined_ints(ints: Any, numpy: Any = ops) -> Any:
         "inf": numpy.sum,
         "counter": lambda of_each, _: of_each[0],
     }
-    columns = enumerate(LOG_INTS)
+    columns = enumerate(INT_FIELDS)
     return numpy.stack([whole.get(name, numpy.max)(ints[..., place], 0) for place, name in columns], axis=-1)
 
 
@@ -317,18 +315,18 @@ def row_since(optimizer: Any, start: StepStart, loss: Tensor) -> StepRow:
     rows = ops.take(log.ints.value, (start.seen + updates) % log.capacity, axis=0)
     is_made = updates < optimizer.seen_steps - start.seen
     rows = ops.where(is_made[:, None], rows, ops.convert_to_tensor(NO_UPDATE, dtype="int32"))
-    is_bad = rows[:, LOG_INTS.index("nearest")] >= 0
+    is_bad = rows[:, INT_FIELDS.index("nearest")] >= 0
     first = ops.take(rows, ops.argmax(ops.cast(is_bad, "int32")), axis=0)
-    whole = dict(zip(LOG_INTS, ops.unstack(combined_ints(rows)), strict=True))
-    whole |= {name: first[LOG_INTS.index(name)] for name in ("nearest", "holds_inf")}
-    return row_of_step(optimizer, start, loss, [whole[name] for name in LOG_INTS if name != "counter"])
+    whole = dict(zip(INT_FIELDS, ops.unstack(combined_ints(rows)), strict=True))
+    whole |= {name: first[INT_FIELDS.index(name)] for name in ("nearest", "holds_inf")}
+    return row_of_step(optimizer, start, loss, [whole[name] for name in INT_FIELDS if name != "counter"])
 
 
-def place_of(nearest: Tensor, variables: Sequence[Any], optimizer: Any) -> Tensor:
+def index_of(nearest: Tensor, variables: Sequence[Any], optimizer: Any) -> Tensor:
     """Return the index of a variable among all that the optimizer was built for; it is the one at `nearest` of those
     that an update was given, -1 for none."""
-    places = optimizer.places_of(variables)
-    if places == list(range(len(places))):
+    indices = optimizer.indices_of(variables)
+    if indices == list(range(len(indices))):
         return nearest
-    place = ops.take(ops.convert_to_tensor(places, dtype="int32"), ops.maximum(nearest, 0))
-    return ops.where(nearest < 0, -1, place)
+    index = ops.take(ops.convert_to_tensor(indices, dtype="int32"), ops.maximum(nearest, 0))
+    return ops.where(nearest < 0, -1, index)

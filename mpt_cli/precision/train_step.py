@@ -263,12 +263,12 @@ class CustomSteps:
 
     @property
     def further(self) -> dict[str, LossScaleOptimizer]:
-        """All optimizers but the first."""
+        """Return all optimizers but the first."""
         return dict(list(self.optimizers.items())[1:])
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The logs, which the compiled loop updates beside the metrics."""
+        """Return the logs, which the compiled loop updates beside the metrics."""
         return [self.train_log, self.test_log]
 
     def train_values(self, logs: dict[str, Tensor]) -> Tensor:

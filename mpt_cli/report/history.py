@@ -13,7 +13,7 @@ from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.report.picture import Curve
 from mpt_cli.runs.directory import RunDirectory, read_json, read_lines
 from mpt_cli.runs.provenance import ENVIRONMENT, flatten
-from mpt_cli.settings.limits import parse_yaml, read_yaml_text
+from mpt_cli.settings.yaml_reader import parse_yaml, read_yaml_text
 from mpt_cli.telemetry.record_types import (
     OVERFLOW,
     Summary,

@@ -11,7 +11,6 @@ from mpt_cli.files import strict_json, write_atomic
 from mpt_cli.redaction import REDACTED
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_whole_lines
 from mpt_cli.runs.provenance import flatten, known_environment
-from mpt_cli.settings.limits import load_mapping
 from mpt_cli.settings.model_data_optimizer_keys import (
     Builder,
     DataSettings,
@@ -22,6 +21,7 @@ from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.python_references import is_same_function
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
+from mpt_cli.settings.yaml_reader import load_mapping
 from mpt_cli.telemetry.record_types import Event, Summary, record_from
 from mpt_cli.training.checkpoint import Checkpoint
 

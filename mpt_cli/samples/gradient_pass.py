@@ -11,8 +11,8 @@ from keras import ops
 
 from mpt_cli.engine.step_loop import StepWrapper
 from mpt_cli.precision.gradient_check import NARROW, dense, is_overwritten
-from mpt_cli.precision.gradients import INFS, NANS
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
+from mpt_cli.precision.gradients.exponent_counts import INFS, NANS
 from mpt_cli.precision.keras_internals import computing_in_float32, logits_of, predict_in_training, training_loss
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.policy import layers_of, parts_of
@@ -59,8 +59,8 @@ def _stateless(model: Any, state: Sequence[list[Tensor]]) -> Iterator[None]:
 
 
 class ValueRanges(NamedTuple):
-    """Counts of the values in one pass: `parts`, of shape (parts, 2, SINK_SIZE), counts the gradient of the outputs and
-    the outputs of each part of the model; `weights`, (weights, SINK_SIZE), the gradients of the weights, with
+    """Counts of the values in one pass: `parts`, of shape (parts, 2, SLOTS), counts the gradient of the outputs and
+    the outputs of each part of the model; `weights`, (weights, SLOTS), the gradients of the weights, with
     `squares`, the sum of their squares. `gradients` are the float32 gradients of weights that are kept in half
     precision, which may lose the update. `loss` is the unscaled loss of the pass.
     """
@@ -151,11 +151,11 @@ class GradientPass:
 
         lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
         trained, *others = ([tf.convert_to_tensor(v.value) for v in variables] for variables in lists)
-        weights, sinks = self._differentiated(trained), self.probes.sinks()
+        weights, perturbations = self._differentiated(trained), self.probes.perturbations()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([weights, sinks])
-            scaled, loss = self._losses((weights, *others), sinks, batch)
-        found = tape.gradient(scaled, [*weights, *sinks])
+            tape.watch([weights, perturbations])
+            scaled, loss = self._losses((weights, *others), perturbations, batch)
+        found = tape.gradient(scaled, [*weights, *perturbations])
         return self._count(found[: len(weights)], found[len(weights) :], loss)
 
     def _jax_step(self, model: Any, state: Any, batch: Any) -> ValueRanges:
@@ -163,11 +163,11 @@ class GradientPass:
 
         weights, frozen, _, metrics = state
 
-        def losses(weights: list[Tensor], sinks: list[Tensor]) -> tuple[Tensor, Tensor]:
-            return self._losses((weights, frozen, metrics), sinks, batch)
+        def losses(weights: list[Tensor], perturbations: list[Tensor]) -> tuple[Tensor, Tensor]:
+            return self._losses((weights, frozen, metrics), perturbations, batch)
 
         differentiated = jax.value_and_grad(losses, argnums=(0, 1), has_aux=True)
-        (_, loss), found = differentiated(self._differentiated(weights), self.probes.sinks())
+        (_, loss), found = differentiated(self._differentiated(weights), self.probes.perturbations())
         return self._count(found[0], found[1], loss)
 
     def _differentiated(self, values: list[Tensor]) -> list[Tensor]:
@@ -176,22 +176,25 @@ class GradientPass:
         """
         return [ops.cast(v, "float32") if self.in_float32 and is_narrow(v) else v for v in values]
 
-    def _losses(self, state: Sequence[list[Tensor]], sinks: list[Tensor], batch: Any) -> tuple[Tensor, Tensor]:
+    def _losses(self, state: Sequence[list[Tensor]], perturbations: list[Tensor], batch: Any) -> tuple[Tensor, Tensor]:
         """Return the scaled loss and the plain one."""
         in_float32 = computing_in_float32(self.model) if self.in_float32 else nullcontext()
-        with in_float32, self.probes.installed(sinks):
+        with in_float32, self.probes.installed(perturbations):
             loss = self.loss(self.model, state, batch)
         return loss * self._scale, loss
 
-    def _count(self, gradients: list[Tensor | None], sinks: list[Tensor | None], loss: Tensor) -> ValueRanges:
-        """Count on the device, from the gradients by all trainable variables and by the sinks; None is all 0."""
+    def _count(self, gradients: list[Tensor | None], perturbations: list[Tensor | None], loss: Tensor) -> ValueRanges:
+        """Count on the device, from the gradients of all trainable variables and perturbations; None is all 0."""
         variables = self.model.trainable_variables
         kept = [
             ops.zeros(v.shape, "float32") if g is None else dense(g)
             for g, v in zip(gradients, variables, strict=True)
             if not is_overwritten(v)
         ]
-        found = [zeros if sink is None else sink for sink, zeros in zip(sinks, self.probes.sinks(), strict=True)]
+        found = [
+            zeros if perturbation is None else perturbation
+            for perturbation, zeros in zip(perturbations, self.probes.perturbations(), strict=True)
+        ]
         is_rounded = self.in_float32 and any(map(is_narrow, weights_of(self.model)))
         squares = sum((ops.sum(ops.square(wide(gradient))) for gradient in kept), ops.zeros((), "float32"))
         return ValueRanges(ops.stack(found), count_weights(kept), squares, tuple(kept) if is_rounded else (), loss)

@@ -162,7 +162,7 @@ class GradientSampler:
         engine, shape = self.engine, keras.tree.flatten(batch)[0].shape
         if engine is None or not is_compiled_once(self.model):
             return self._pass(in_float32)(batch, scale)
-        with engine.called(GRADIENTS, (*shape, in_float32)):
+        with engine.announced(GRADIENTS, (*shape, in_float32)):
             return self._pass(in_float32)(batch, scale / engine.replicas)
 
     def _pass(self, in_float32: bool) -> GradientPass:

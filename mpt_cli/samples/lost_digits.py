@@ -48,7 +48,7 @@ class LostDigits(NamedTuple):
 
     @property
     def remedy(self) -> list[str]:
-        """The layers that are to be in float32."""
+        """Return the layers that are to be in float32."""
         named = [layer for layer in self.layers if layer not in (TARGETS, ALL_LAYERS)]
         return [layer.rpartition("/")[2] for layer in dict.fromkeys([*named, *self.stale])]
 

@@ -1,8 +1,8 @@
 """Probes around every layer of a model, which count what goes through them, forward and backward, and change nothing.
 
-Each layer's `call` is replaced by one that passes tensors through an identity, whose gradient for a sink is the counts
-of `precision.gradients.statistics_of_each`. The counts leave a compiled pass as gradients, so nothing leaks out of
-loops, branches or recomputed blocks, and all other gradients stay bit for bit what they were. Any kind of model will
+Each layer's `call` is replaced by one that passes tensors through an identity, whose gradient for a perturbation is the
+counts of `precision.gradients.statistics_of_each`. The counts leave a compiled pass as gradients, so nothing leaks out
+of loops, branches or recomputed blocks, and all other gradients stay bit for bit what they were. Any kind of model will
 do: Sequential, functional or subclassed, built by whomever.
 """
 
@@ -17,13 +17,13 @@ from keras import ops
 from numpy.typing import NDArray
 
 from mpt_cli.precision.gradient_check import dense, is_overwritten
-from mpt_cli.precision.gradients import SINK_SIZE, statistics_of_each
 from mpt_cli.precision.gradients.custom_gradients import custom_gradient, is_float_tensor, map_floats
+from mpt_cli.precision.gradients.exponent_counts import SLOTS, statistics_of_each
 from mpt_cli.precision.keras_internals import calls_through, keep_logits
 
 Counts = NDArray[np.float32]
 Tensor = Any
-GRADIENT, VALUE = 0, 1  # rows of a sink: counts of the gradient and of the value itself
+GRADIENT, VALUE = 0, 1  # rows of a perturbation: counts of the gradient and of the value itself
 
 
 class Probes:
@@ -43,24 +43,24 @@ class Probes:
         self._makers: dict[int, tuple[int, Tensor]] = {}  # by the id of a tensor, which is kept so that the id is its
         self._last: int | None = None  # what is made between layers counts as made by the last part before it
 
-    def sinks(self) -> list[Tensor]:
+    def perturbations(self) -> list[Tensor]:
         """Return zeros to differentiate by: for each part's output and, with `inputs`, before them for each input."""
-        return [ops.zeros((2, SINK_SIZE), "float32") for _ in range(len(self.parts) * (2 if self.inputs else 1))]
+        return [ops.zeros((2, SLOTS), "float32") for _ in range(len(self.parts) * (2 if self.inputs else 1))]
 
     @contextmanager
-    def installed(self, sinks: Sequence[Tensor]) -> Iterator[None]:
+    def installed(self, perturbations: Sequence[Tensor]) -> Iterator[None]:
         """Make the parts call through probes in the block; afterwards each has its old `call`."""
         self.trained.clear()
-        with calls_through(self.parts, lambda index, call: self._probed(index, call, sinks)):
+        with calls_through(self.parts, lambda index, call: self._probed(index, call, perturbations)):
             yield
         self._makers, self._last = {}, None
 
-    def _probed(self, index: int, call: Callable[..., Any], sinks: Sequence[Tensor]) -> Callable[..., Any]:
+    def _probed(self, index: int, call: Callable[..., Any], perturbations: Sequence[Tensor]) -> Callable[..., Any]:
         def probed_call(*arguments: Any, **named: Any) -> Any:
-            out_of = sinks[index + len(self.parts) * self.inputs]  # only now: each replica has its own
+            out_of = perturbations[index + len(self.parts) * self.inputs]  # only now: each replica has its own
             self._enter(index, _float_tensors((arguments, named)))
             if self.inputs:
-                arguments, named = map_floats(lambda x: insert_probe(x, sinks[index]), (arguments, named))
+                arguments, named = map_floats(lambda x: insert_probe(x, perturbations[index]), (arguments, named))
             is_trained = bool(self.trained or getattr(self.parts[index], "trainable_weights", ()))
             before = _float_tensors((arguments, named))
             if is_trained or all(_dtype(x) != "bfloat16" for x in before):
@@ -93,8 +93,8 @@ class Probes:
 
 
 @custom_gradient
-def insert_probe(x: Tensor, sink: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """Return `x` unchanged; the gradient for `sink` counts the gradient of x and x itself."""
+def insert_probe(x: Tensor, perturbation: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """Return `x` unchanged; the gradient for `perturbation` counts the gradient of x and x itself."""
     return x, lambda upstream: (upstream, statistics_of_each([upstream, x]))
 
 
@@ -118,5 +118,5 @@ def weights_of(model: Any) -> list[Any]:
 
 
 def count_weights(gradients: list[Tensor]) -> Tensor:
-    """Return the counts of each gradient, of shape (gradients, SINK_SIZE)."""
+    """Return the counts of each gradient, of shape (gradients, SLOTS)."""
     return statistics_of_each([dense(gradient) for gradient in gradients])

@@ -13,7 +13,14 @@ import numpy as np
 from keras import ops
 
 from mpt_cli.precision.gradient_check import NARROW
-from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
+from mpt_cli.precision.gradients.exponent_counts import (
+    EXPONENT_BIAS,
+    INFS,
+    NANS,
+    SUBNORMALS,
+    ZEROS,
+    largest_exponent,
+)
 from mpt_cli.precision.keras_internals import (
     copied_optimizer,
     direct_trainable_variables,

@@ -173,8 +173,8 @@ def check_several_processes(settings: Settings) -> Iterator[Problem]:
 def check_loss_scale(settings: Settings) -> Iterator[Problem]:
     """Yield the problems that the mode finds in its numbers."""
     scale = settings.loss_scale
-    for fault in scale.rule_class.check(scale):
-        yield Problem(f"loss_scale.{fault.name}", fault.rule, getattr(scale, fault.name), fault.remedy)
+    for found in scale.rule_class.check(scale):
+        yield Problem(f"loss_scale.{found.name}", found.rule, getattr(scale, found.name), found.remedy)
 
 
 # Adam's beta_2 of 0.999 rounds to 1 in bfloat16 and its epsilon to 0 in effect in float16

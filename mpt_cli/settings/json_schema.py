@@ -1,7 +1,8 @@
 """The schema of a recipe as JSON Schema (draft 2020-12), for editors and for programs that write recipes.
 
 It has what the strict load checks for single keys: types, ranges, choices, and the keys of each model, data source,
-optimizer and loss-scale mode. It lacks the combinations of keys, which `settings.checks` checks.
+optimizer and loss-scale mode. It lacks the combinations of keys, which `settings.checks` checks,
+and the entries of a defaults list.
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,6 @@ from pydantic.json_schema import GenerateJsonSchema
 from mpt_cli.settings.checks import EXPECTED_PARTS, TOLERANCES
 from mpt_cli.settings.key_type import REQUIRED, Key, NonNegative, adapter, section_content
 from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, variants_of
-from mpt_cli.settings.search_path import group_choices, group_names
 
 SCHEMA_FILE = "mpt.schema.json"  # beside a recipe whose first line is MODELINE, which editors read
 MODELINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
@@ -29,7 +29,8 @@ def json_schema() -> Schema:
     """
     properties = {**_properties(Settings, ""), **{name: _section_with_variants(name) for name in VARIANTS}}
     properties["expect"] = {**properties["expect"], "additionalProperties": _expectation()}
-    properties["defaults"] = _defaults()
+    described = "files of groups, and recipes to start from, in the order of composition"
+    properties["defaults"] = {"type": "array", "description": described}
     searchpath = {**_of_type(list[str]), "description": "folders with groups and recipes"}
     properties["hydra"] = _closed({"searchpath": searchpath})
     return {
@@ -76,20 +77,6 @@ def _any_of(schemas: Iterable[Schema]) -> Schema:
     """Return a schema that accepts any of these, without duplicates; a single one stays as it is."""
     distinct = list({repr(schema): schema for schema in schemas}.values())
     return distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
-
-
-def _defaults() -> Schema:
-    """Return a list of choices, recipes and _self_."""
-    groups = {rf"^((optional|override)\s+)*/?{group}$": _choice(group) for group in group_names()}
-    entry = {"type": "object", "patternProperties": groups, "minProperties": 1, "maxProperties": 1}
-    recipe = {"type": "string", "description": "a recipe to start from: its name, ./FILE.yaml, or _self_"}
-    listed = {"type": "array", "items": {"anyOf": [recipe, entry]}}
-    return {**listed, "description": "files of groups, and recipes to start from, in the order of composition"}
-
-
-def _choice(group: str) -> Schema:
-    names = {"enum": group_choices(group)}
-    return {"anyOf": [names, {"type": "array", "items": names}, _INTERPOLATION]}
 
 
 def _expectation() -> Schema:

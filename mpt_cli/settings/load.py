@@ -30,7 +30,6 @@ from mpt_cli.settings.key_type import (
     read_value,
     section_content,
 )
-from mpt_cli.settings.limits import places_of
 from mpt_cli.settings.model_data_optimizer_keys import PROGRAM_VARIANTS, PYTHON, LossScaleSettings
 from mpt_cli.settings.overrides import (
     ParsedOverrides,
@@ -41,11 +40,11 @@ from mpt_cli.settings.overrides import (
 )
 from mpt_cli.settings.recipes import (
     FAULTS,
+    ConfigFile,
     GroupChoice,
-    Layer,
     Recipe,
+    merge_files,
     merge_keys,
-    merge_layers,
     read_recipe,
     reason_of,
 )
@@ -68,6 +67,7 @@ from mpt_cli.settings.search_path import (
     recipe_paths,
     user_defaults,
 )
+from mpt_cli.settings.yaml_reader import places_of
 
 
 def resolved_yaml(settings: Settings) -> str:
@@ -88,7 +88,7 @@ def resolved_tree(settings: Settings) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Files:
+class ComposedFiles:
     """The keys of files (`tree`): the user's defaults (`below`), the recipe, and the files that overrides choose.
 
     `unsure` are sections whose choice could not be read, so that nobody knows which keys fit.
@@ -96,13 +96,13 @@ class Files:
 
     recipe: Recipe
     below: Recipe
-    layers: list[Layer]
+    config_files: list[ConfigFile]
     tree: dict[str, Any]
     problems: list[Problem]
     unsure: set[str]
 
 
-def read_files(given: ParsedOverrides, is_script: bool = False) -> Files:
+def read_files(given: ParsedOverrides, is_script: bool = False) -> ComposedFiles:
     """Return the files of the recipe that a command line names, over the user's defaults, and the files that its
     overrides choose. A script's command line names no recipe.
     """
@@ -114,14 +114,17 @@ def read_files(given: ParsedOverrides, is_script: bool = False) -> Files:
     recipe = read_recipe(path, given.choices.values())
     below = Recipe() if is_script else _defaults_of_user(recipe)
     problems += [*below.problems, *recipe.problems]
-    layers = [*(layer for layer in below.layers if layer.group not in given.choices), *recipe.layers]
-    tree = merge_layers(layers)
+    config_files = [
+        *(file for file in below.config_files if file.group not in given.choices),
+        *recipe.config_files,
+    ]
+    tree = merge_files(config_files)
     if not is_script and (backend := _backend(tree, recipe, given, problems)):  # a script chooses itself
         tree = merge_keys(tree, {"backend": {"name": backend}})
     unsure = {problem.key.removeprefix("defaults.").partition(".")[0] for problem in problems}
-    if "conf" in unsure or (recipe.problems and not recipe.layers):
+    if "conf" in unsure or (recipe.problems and not recipe.config_files):
         unsure |= {*VARIANTS}
-    return Files(recipe, below, layers, tree, problems, unsure)
+    return ComposedFiles(recipe, below, config_files, tree, problems, unsure)
 
 
 def _recipe_of(given: ParsedOverrides) -> Path:
@@ -261,7 +264,7 @@ def load_variations(configurations: Iterable[Sequence[str]]) -> list[Settings | 
     >>> [settings.seed for settings in found]
     [1, 2]
     """
-    files, outcomes = dict[str, Files](), list[Settings | ConfigError]()
+    files, outcomes = dict[str, ComposedFiles](), list[Settings | ConfigError]()
     for words in configurations:
         given = parse_overrides(words)
         chosen = repr(given.choices)
@@ -280,7 +283,7 @@ class Composition:
     default for each key that has a problem.
     """
 
-    files: Files
+    files: ComposedFiles
     given: ParsedOverrides
     tree: dict[str, Any]
     settings: Settings
@@ -304,14 +307,14 @@ class Composition:
             path = re.sub(r"\[(\d+)\]", r".\1", problem.key)
             if problem.place or problem.key in chosen or any(overlap(path, word) for word in given):
                 return problem.place
-            return next(filter(None, (place_in(layer, path) for layer in reversed(self.files.layers))), None)
+            return next(filter(None, (place_in(file, path) for file in reversed(self.files.config_files))), None)
 
-        def place_in(layer: Layer, path: str) -> SourcePlace | None:
-            package = f"{layer.package}." if layer.package else ""
-            is_ours = layer.group and is_shipped(layer.path)
-            if is_ours or not layer.path.is_file() or not path.startswith(package):
+        def place_in(file: ConfigFile, path: str) -> SourcePlace | None:
+            package = f"{file.package}." if file.package else ""
+            is_ours = file.group and is_shipped(file.path)
+            if is_ours or not file.path.is_file() or not path.startswith(package):
                 return None
-            return places(layer.path).get(tuple(path.removeprefix(package).split(".")))
+            return places(file.path).get(tuple(path.removeprefix(package).split(".")))
 
         return [replace(problem, place=place(problem)) for problem in problems]
 
@@ -319,7 +322,9 @@ class Composition:
         """Yield notes on keys that the user's defaults decide, and on `vars` of the command line that nothing uses."""
         words, below = [override.key_or_group for override in self.given.overrides], self.files.below
         tree = dict(leaves(self.tree))
-        said = {path for layer in self.files.layers[len(below.layers) :] for path, _ in leaves(layer.body)}.union(words)
+        said = {
+            path for file in self.files.config_files[len(below.config_files) :] for path, _ in leaves(file.body)
+        }.union(words)
         acting = [path for path, value in leaves(below.body) if tree.get(path) == value and path not in said]
         if acting:
             yield f"of {below.path}: {', '.join(acting)}"
@@ -330,7 +335,7 @@ class Composition:
                 yield f"nothing uses {name}; a key of the recipe uses it as ${{{name}}}"
 
 
-def compose(files: Files, given: ParsedOverrides) -> Composition:
+def compose(files: ComposedFiles, given: ParsedOverrides) -> Composition:
     """Set the keys of the command line, resolve interpolations, and read every key."""
     problems, tree = [*files.problems, *given.problems], files.tree
     for override in given.overrides:

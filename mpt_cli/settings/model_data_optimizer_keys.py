@@ -287,11 +287,11 @@ PROGRAM_VARIANTS: dict[str, type] = {"model": GivenModel, "data": GivenData, "op
 
 
 AUTO = "auto"
-RULES: dict[str, type[ScaleRule]] = {  # auto has the numbers of dynamic, which it may become
+SCALE_RULES: dict[str, type[ScaleRule]] = {  # auto has the numbers of dynamic, which it may become
     AUTO: DynamicScale,
     **{rule.mode: rule for rule in (DynamicScale, FixedScale, LogMaxScale, NoScale)},
 }
-SCALE_MODES = tuple(RULES)
+SCALE_MODES = tuple(SCALE_RULES)
 
 
 @dataclass
@@ -334,7 +334,7 @@ class LossScaleSettings:
 @cache
 def mode_settings(mode: str) -> type[LossScaleSettings]:
     """Return the class with the keys of a mode; PluginError for a mode of another package that can't be used."""
-    rule = RULES[mode] if mode in RULES else load_rule(mode)
+    rule = SCALE_RULES[mode] if mode in SCALE_RULES else load_rule(mode)
     try:
         return _with_numbers(mode, rule)
     except (TypeError, ValueError, NameError) as error:

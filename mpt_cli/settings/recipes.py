@@ -21,7 +21,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mpt_cli.errors import ConfigError, Problem, SourcePlace, config_error, did_you_mean, first_line
 from mpt_cli.plugins import PluginError
-from mpt_cli.settings.limits import load_mapping, places_of, read_yaml_text
 from mpt_cli.settings.model_data_optimizer_keys import mode_settings
 from mpt_cli.settings.python_references import located
 from mpt_cli.settings.schema import (
@@ -47,6 +46,7 @@ from mpt_cli.settings.search_path import (
     project_groups,
     searching,
 )
+from mpt_cli.settings.yaml_reader import load_mapping, places_of, read_yaml_text
 
 IMPLIED_CHOICES = {
     "model.builder": "builder",
@@ -88,7 +88,7 @@ class GroupChoice:
 
 
 @dataclass(frozen=True)
-class Layer:
+class ConfigFile:
     """A file that is composed: its keys below the section that it gives (`package`, dotted), the group whose file it
     is, if of any, and the files of groups that its own list chooses.
     """
@@ -107,14 +107,14 @@ class Recipe:
     """
 
     path: Path = Path("custom")
-    layers: list[Layer] = field(default_factory=list)
+    config_files: list[ConfigFile] = field(default_factory=list)
     searchpath: list[Path] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     @property
     def body(self) -> dict[str, Any]:
         """Return the keys that it gives itself."""
-        return next((layer.body for layer in self.layers if layer.path == self.path), {})
+        return next((file.body for file in self.config_files if file.path == self.path), {})
 
     @property
     def is_record(self) -> bool:
@@ -130,16 +130,16 @@ def read_recipe(path: Path | None, choices: Iterable[GroupChoice] = ()) -> Recip
     """
     recipe = Recipe(path) if path else Recipe()
     in_order = sorted((each for each in choices if each.group != "conf"), key=lambda each: each.group in sections())
-    files = _Files(recipe, in_order)
+    files = _HydraFiles(recipe, in_order)
     with searching(recipe.searchpath):
         try:
-            recipe.layers = files.layers([files.name_of(path)] if path else [])
+            recipe.config_files = files.config_files([files.name_of(path)] if path else [])
         except ConfigError as error:
             recipe.problems += error.problems
         except FAULTS as error:
             recipe.problems.append(files.problem_of(error))
         recipe.problems += filter(None, [choice.problem() for choice in in_order])
-    for base in [layer for layer in recipe.layers if layer.path != path and not layer.group]:
+    for base in [file for file in recipe.config_files if file.path != path and not file.group]:
         base.body.pop("recipe", None)  # it has every key but its name
     return recipe
 
@@ -157,7 +157,7 @@ def names_in(value: Any) -> list[str]:
 _ROOT, _GROUPS = "_recipe_", "_groups_"  # what starts from the recipe, behind all groups of ours without a choice
 
 
-class _Files(ConfigRepository):
+class _HydraFiles(ConfigRepository):
     """The files that Hydra asks for, each read once, by our reader of YAML. What is wrong with their lists is told to
     the recipe.
 
@@ -181,7 +181,7 @@ class _Files(ConfigRepository):
         self.recipes[name := re.sub(r"[^\w.-]", "_", path.stem) + number] = path
         return name
 
-    def layers(self, recipes: Sequence[str]) -> list[Layer]:
+    def config_files(self, recipes: Sequence[str]) -> list[ConfigFile]:
         """Return the files that Hydra composes, in order: those that words choose come last."""
         entries: list[InputDefault] = [ConfigDefault(path=name) for name in (_GROUPS, *recipes)]
         for name in recipes:
@@ -192,7 +192,9 @@ class _Files(ConfigRepository):
         self.results[_ROOT] = _result(entries)
         found = create_defaults_list(self, _ROOT, [], prepend_hydra=False, skip_missing=False).defaults
         return [
-            self._layer(each.config_path, each.package or "") for each in found if each.config_path in self.contents
+            self._config_file(each.config_path, each.package or "")
+            for each in found
+            if each.config_path in self.contents
         ]
 
     def load_config(self, config_path: str) -> ConfigResult | None:
@@ -310,7 +312,7 @@ class _Files(ConfigRepository):
         files = (path for path in near if path.is_file() and path.resolve() != recipe.resolve())
         return next(files, None) or find_recipe(str(near[0]) if is_path else name)
 
-    def _layer(self, name: str, package: str) -> Layer:
+    def _config_file(self, name: str, package: str) -> ConfigFile:
         path, content = self.contents[name]
         group, parts = name.rpartition("/")[0], [part for part in package.split(".") if part]
         if group and parts and parts[0] not in sections() and find_key(parts[0]) is None:
@@ -322,7 +324,9 @@ class _Files(ConfigRepository):
             content = {part: content}
         body = _valid_sections(content, self.recipe.problems)
         chooses = {_group_key(each): names_in(each.value)[-1] for each in self.groups.get(name, ()) if each.value}
-        return Layer(path, package, body if is_shipped(path) else located(body, module_folders(path)), group, chooses)
+        return ConfigFile(
+            path, package, body if is_shipped(path) else located(body, module_folders(path)), group, chooses
+        )
 
 
 def _header_of(name: str, path: Path) -> dict[str, str | None]:
@@ -381,24 +385,24 @@ def named_variant(section: str, part: dict[str, Any]) -> str | None:
     return str(part[key]) if key in part else next(implied, None)
 
 
-def merge_layers(layers: Sequence[Layer]) -> dict[str, Any]:
-    """Return the keys of the layers, the last one wins, and the name of each variant. A mapping given as {} is empty.
+def merge_files(config_files: Sequence[ConfigFile]) -> dict[str, Any]:
+    """Return the keys of the files, the last one wins, and the name of each variant. A mapping given as {} is empty.
 
-    Of a layer that is about another model, data source, optimizer or mode than the one that is chosen in the end, only
+    Of a file about another model, data source, optimizer or mode than the one that is chosen in the end, only
     the keys that both have in common stay; so do they of a recipe whose own choice was overridden.
     """
     chosen, meant = dict[str, str](), list[dict[str, str]]()
-    for layer in layers:
-        parts = {section: layer.body[section] for section in VARIANTS if section in layer.body}
+    for file in config_files:
+        parts = {section: file.body[section] for section in VARIANTS if section in file.body}
         said = {section: name for section, part in parts.items() if (name := named_variant(section, part)) is not None}
         chosen |= said
-        listed = {section: name for section, name in layer.chooses.items() if name in VARIANTS.get(section, ())}
+        listed = {section: name for section, name in file.chooses.items() if name in VARIANTS.get(section, ())}
         meant.append(chosen | listed | said)
     tree: dict[str, Any] = {}
-    for layer, variants in zip(layers, meant, strict=True):
+    for file, variants in zip(config_files, meant, strict=True):
         others = {name for name in chosen if variants.get(name, chosen[name]) != chosen[name]}
-        shared = {name: _shared_keys(name, chosen[name], layer.body[name]) for name in others & layer.body.keys()}
-        body = layer.body | shared
+        shared = {name: _shared_keys(name, chosen[name], file.body[name]) for name in others & file.body.keys()}
+        body = file.body | shared
         tree = merge_keys(tree, {name: part for name, part in body.items() if part or name not in shared})
     defaults = {section: chosen_variant(section, getattr(Settings(), section)) for section in VARIANTS}
     return merge_keys(tree, {section: {choosing_key(section): name} for section, name in (defaults | chosen).items()})

@@ -100,7 +100,7 @@ class PolicySettings:
 
     @property
     def base(self) -> str:
-        """Keras's policy under which the model is built."""
+        """Return Keras's policy under which the model is built."""
         return "mixed_float16" if self.is_auto else self.name
 
 
@@ -207,8 +207,6 @@ class LoggerSettings:
 
     console: Literal["auto", "live", "plain", "quiet"] = key("auto", "auto = live in a terminal, plain lines elsewhere")
     tensorboard: bool = key(False, "TensorBoard event files in tensorboard/")
-    mlflow: bool = key(False, "an MLflow run in mlflow/, or on the server of MLFLOW_TRACKING_URI (extra mlflow)")
-    wandb: bool = key(False, "a Weights & Biases run in wandb/, offline unless WANDB_MODE says otherwise (extra wandb)")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Where recipes and group files are found. Of two files with one name the first is taken, in this order: the folder
+"""Find recipes and group files. Of two files with one name the first is taken, in this order: the folder
 one works in, `--config-dir` and `MPT_CONFIG_DIR`, the project of a recipe, its `hydra.searchpath`, what is shipped.
 
 Each is a project: `conf/<group>/*.yaml` are group files, `recipes/**/*.yaml` recipes. A folder that is named may hold

@@ -22,10 +22,10 @@ from mpt_cli.errors import (
 )
 from mpt_cli.runs.expectations import known_values, reportable
 from mpt_cli.settings.key_type import read_number
-from mpt_cli.settings.limits import MOST_JOBS
 from mpt_cli.settings.load import missing_backend
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
+from mpt_cli.settings.yaml_reader import MOST_JOBS
 from mpt_cli.sweep import SAMPLERS
 from mpt_cli.sweep.overrides import (
     Grid,

@@ -13,7 +13,6 @@ from hydra.errors import HydraException
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.key_type import read_number
-from mpt_cli.settings.limits import MOST_JOBS
 from mpt_cli.settings.load import load_variations
 from mpt_cli.settings.overrides import conf_of, parse_override, without_quotes
 from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key
@@ -24,6 +23,7 @@ from mpt_cli.settings.search_path import (
     recipe_paths,
     searching,
 )
+from mpt_cli.settings.yaml_reader import MOST_JOBS
 
 _POWER = re.compile(r"\d+(?:\.\d+)?\*\*-?\d+")
 _CALL = re.compile(r"\b(?:interval|range)\([^()]*\)")

@@ -1,1 +1,1 @@
-"""What a run says of itself: records, events, console, files."""
+"""The records, events and lines of a run, and where they are written: console and files."""

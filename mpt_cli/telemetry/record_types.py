@@ -25,7 +25,7 @@ NEVER = 2**30  # a step or count that is not reached
 
 @dataclass(frozen=True)
 class Scaling:
-    """How the loss is scaled in this run, for the console and the verdict."""
+    """The loss scaling of a run, for the console and the verdict."""
 
     rule: ScaleRule = field(default_factory=NoScale)
     is_needed: bool = False  # whether anything computes in float16, whose small gradients vanish without scaling
@@ -112,7 +112,7 @@ MOST_OF_SUM = 0.5
 
 @dataclass(frozen=True)
 class LayerSample:
-    """What half precision made of one kind of tensor in one layer, compared with a float32 run of the same batch.
+    """The effect of half precision on one kind of tensor in one layer, beside a float32 run of the same batch.
 
     Shares are of the `values`, the elements that are not 0 in float32; only `overflowed` is of all elements. Gradients
     are those of the scaled loss. `exponents` counts the values of the float32 run: entry i counts those from
@@ -214,7 +214,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended: the content of summary.json.
+    """The end of a run: the content of summary.json.
 
     In a resumed run, `seconds` and `examples_per_second` cover all attempts, each up to the checkpoint from which the
     next one continued. Steps lost after that checkpoint are not counted.

@@ -181,7 +181,7 @@ class File:
 
 @dataclass(frozen=True)
 class TelemetryFiles:
-    """What sinks write into the run directory at `path`."""
+    """The files that sinks write into the run directory at `path`."""
 
     path: Path
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpt_cli.precision.scale_rules import FLOAT_FIELDS, INT_FIELDS
 from mpt_cli.telemetry.record_types import (
     BACKWARD_PASS,
     CEILING,
@@ -22,8 +23,6 @@ from mpt_cli.telemetry.record_types import (
     StreakCounts,
 )
 
-FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
-INT_FIELDS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
 Flags = NDArray[np.bool_]
 
 
@@ -43,9 +42,9 @@ class StepRecords:
         self.holds_inf = holds_inf.astype(bool)  # whether the gradient of `nearest` held inf; else nan alone
         self.zero = zero.astype(bool)  # whether every element of every gradient was 0
 
-    def for_optimizer(self, place: int) -> "StepRecords":
+    def for_optimizer(self, index: int) -> "StepRecords":
         """Return the records of one of several optimizers."""
-        first_float, first_int = (place + 1) * len(FLOAT_FIELDS), (place + 1) * len(INT_FIELDS)
+        first_float, first_int = (index + 1) * len(FLOAT_FIELDS), (index + 1) * len(INT_FIELDS)
         return StepRecords(self.floats[:, first_float:], self.ints[:, first_int:])
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """From settings to a trainer that is ready to run: data, model under its policy, optimizer, feeds, engine.
 
-`describe_build` is of what `mpt check --build` shows of one.
+`describe_build` returns what `mpt check --build` shows.
 """
 
 import math

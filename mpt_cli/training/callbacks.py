@@ -25,7 +25,7 @@ from mpt_cli.precision.keras_internals import idles_at_batches
 from mpt_cli.settings.checks import REFUSED_CALLBACKS
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.record_types import Snapshot
-from mpt_cli.training.checkpoint import CALLBACK_PREFIX, Arrays, digest_of
+from mpt_cli.training.checkpoint import CALLBACK_PREFIX, NamedArrays, digest_of
 from mpt_cli.user_code import build_object
 
 OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # attributes of every callback: its params and its model
@@ -35,7 +35,7 @@ class NotPlain(Exception):
     """A value that is not plain."""
 
 
-def encode(value: Any, arrays: Arrays, path: str) -> str:
+def encode(value: Any, arrays: NamedArrays, path: str) -> str:
     """Return `value` as the text of a Python literal; NotPlain for anything else.
 
     Arrays in it go into `arrays`, and in their place stands a set of their name there; a set of "nan" is one of these.
@@ -62,7 +62,7 @@ def encode(value: Any, arrays: Arrays, path: str) -> str:
     return text
 
 
-def decode(text: str, arrays: Arrays) -> Any:
+def decode(text: str, arrays: NamedArrays) -> Any:
     """Return what `encode` was given."""
 
     def value_of(leaf: Any) -> Any:
@@ -98,10 +98,10 @@ class CallbackState:
         self._at_begin = {name: digest_of(arrays, text) for name, (text, arrays) in plain.items()}
         return sentences
 
-    def encode(self) -> tuple[dict[str, str], Arrays, list[str]]:
+    def save(self) -> tuple[dict[str, str], NamedArrays, list[str]]:
         """Return texts by name, their arrays, and sentences for new attributes that can't be stored."""
         if self._has_methods:
-            arrays = Arrays()
+            arrays = NamedArrays()
             try:
                 return {"": encode(self.callback.get_state(), arrays, f"{self._root}state")}, arrays, []
             except NotPlain as error:
@@ -110,7 +110,7 @@ class CallbackState:
                     f"arrays, and lists and dicts of them. Received: {error}."
                 ) from error
         plain, sentences = self._attributes()
-        stored, arrays = dict[str, str](), Arrays()
+        stored, arrays = dict[str, str](), NamedArrays()
         for name, (text, own) in plain.items():
             if digest_of(own, text) != self._at_begin.get(name):
                 stored[name], arrays = text, arrays | own
@@ -118,8 +118,8 @@ class CallbackState:
             stored["csv_file"] = str(self.callback.csv_file.tell())
         return stored, arrays, sentences
 
-    def decode(self, stored: dict[str, str], arrays: Arrays) -> None:
-        """Put back what `encode` gave."""
+    def restore(self, stored: dict[str, str], arrays: NamedArrays) -> None:
+        """Put back what `save` returned."""
         for name, text in stored.items():
             if self._has_methods:
                 self.callback.set_state(decode(text, arrays))
@@ -128,14 +128,14 @@ class CallbackState:
             else:
                 setattr(self.callback, name, decode(text, arrays))
 
-    def _attributes(self) -> tuple[dict[str, tuple[str, Arrays]], list[str]]:
+    def _attributes(self) -> tuple[dict[str, tuple[str, NamedArrays]], list[str]]:
         """Return the plain attributes, by name as text and arrays, and sentences for others not yet reported.
 
         Keras's callbacks make theirs again, and give `min_delta` its sign with `monitor_op`."""
-        plain, others = dict[str, tuple[str, Arrays]](), dict[str, Any]()
+        plain, others = dict[str, tuple[str, NamedArrays]](), dict[str, Any]()
         for name, value in vars(self.callback).items():
             if name not in OF_KERAS and not (name == "min_delta" and hasattr(self.callback, "monitor_op")):
-                arrays = Arrays()
+                arrays = NamedArrays()
                 try:
                     plain[name] = encode(value, arrays, f"{self._root}{name}"), arrays
                 except NotPlain:
@@ -281,7 +281,7 @@ class Callbacks:
         self.ended = ""
         self._of_hook = {hook: [each for each in self.members if declares(each, hook)] for hook in HOOKS}
         self._states: dict[str, CallbackState] = {}
-        self._waiting: tuple[dict[str, Any], Arrays] | None = None  # the state of a checkpoint, restored by `begin`
+        self._waiting: tuple[dict[str, Any], NamedArrays] | None = None  # the state of a checkpoint, for `begin`
         self._say: Callable[[str], None] = lambda text: None
 
     def __bool__(self) -> bool:
@@ -345,30 +345,30 @@ class Callbacks:
         """Continue although a callback had ended the run, because more training was asked for."""
         self.ended = ""
 
-    def position(self) -> tuple[dict[str, Any], Arrays]:
+    def position(self) -> tuple[dict[str, Any], NamedArrays]:
         """Return the state of all for a checkpoint: a JSON object, and arrays by name."""
-        states, arrays = dict[str, Any](), Arrays()
+        states, arrays = dict[str, Any](), NamedArrays()
         for name, state in self._states.items():
-            states[name], own, sentences = state.encode()
+            states[name], own, sentences = state.save()
             arrays |= own
             for sentence in sentences:
                 self._say(sentence)
         return {"ended": self.ended, "states": states}, arrays
 
-    def resume(self, position: dict[str, Any], arrays: Arrays) -> None:
+    def resume(self, position: dict[str, Any], arrays: NamedArrays) -> None:
         """Go on from what `position` gave, among other `arrays`, once `begin` has been called."""
         self.ended, self._waiting = position["ended"], (position, arrays)
 
-    def _take_up(self, position: dict[str, Any], arrays: Arrays) -> None:
+    def _take_up(self, position: dict[str, Any], arrays: NamedArrays) -> None:
         for name, state in self._states.items():
             if name not in position["states"]:
                 kind = name.partition("/")[0]
                 self._say(f"callbacks: {kind} was not in the run when the checkpoint was made, so it starts fresh")
             else:
-                state.decode(position["states"][name], arrays)
+                state.restore(position["states"][name], arrays)
 
     def _names(self) -> list[str]:
-        """Name each by class and number within it, as `EarlyStopping/0`: others may come and go between attempts."""
+        """Return a name for each, such as `EarlyStopping/0`: others may come and go between attempts."""
         classes = [type(each).__name__ for each in self.members]
         return [f"{name}/{classes[:index].count(name)}" for index, name in enumerate(classes)]
 

@@ -24,12 +24,12 @@ from mpt_cli.files import open_file, remove_file, rename_durably, strict_json, w
 from mpt_cli.settings.schema import TrainerSettings
 
 if TYPE_CHECKING:
-    from mpt_cli.training.run_record import Record
+    from mpt_cli.training.run_record import RunRecord
 
 SCHEMA_VERSION = 1
 SPARE_BYTES = 2**16  # for the label and what the file system keeps for itself
 LABEL = "label.json"
-Arrays = dict[str, NDArray[Any]]
+NamedArrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Checkpoint:
     """Variables by name, and the position of the run: a JSON object."""
 
     step: int
-    arrays: Arrays
+    arrays: NamedArrays
     position: dict[str, Any]
 
 
-def write_checkpoint(place: Path, checkpoint: Checkpoint) -> None:
+def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write the file whole; OSError without room or permission, and then an earlier file stays."""
-    check_room(place.parent, sum(array.nbytes for array in checkpoint.arrays.values()))
-    partial = place.with_name(f".{place.name}.partial")
+    check_room(path.parent, sum(array.nbytes for array in checkpoint.arrays.values()))
+    partial = path.with_name(f".{path.name}.partial")
     try:
         write_durably(partial, lambda file: _fill(file, checkpoint))
-        rename_durably(partial, place)
+        rename_durably(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
@@ -67,17 +67,17 @@ def _fill(file: BinaryIO, checkpoint: Checkpoint) -> None:
         packed.writestr(LABEL, strict_json(label))
 
 
-def read_checkpoint(place: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> Checkpoint:
     """Read and check a checkpoint; where it is not whole, any Exception with the reason."""
     import ml_dtypes  # noqa: F401  # NumPy then knows bfloat16, of which its files hold the bits without the name
 
-    with open_file(place) as file, np.load(file, allow_pickle=False) as stored:
+    with open_file(path) as file, np.load(file, allow_pickle=False) as stored:
         if (broken := stored.zip.testzip()) is not None:
             raise ValueError(f"{broken} in it does not match its checksum")
         label = json.loads(stored[LABEL])
         if label["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"it has schema_version {label['schema_version']}, this mpt reads {SCHEMA_VERSION}")
-        if f"-{label['step']:09d}" not in place.name:
+        if f"-{label['step']:09d}" not in path.name:
             raise ValueError("it is another checkpoint")
         arrays = {name: stored[name].view(np.dtype(dtype)) for name, dtype in label["dtypes"].items()}
     return Checkpoint(label["step"], arrays, label["position"])
@@ -158,10 +158,10 @@ class NoStore(CheckpointStore):
         super().__init__(Path(os.devnull))
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Left to the first process."""
+        """Save nothing: the first process saves."""
 
     def cut_back(self, step: int) -> None:
-        """Left to the first process."""
+        """Delete nothing: the first process deletes."""
 
 
 def _reason(error: BaseException) -> object:
@@ -172,12 +172,12 @@ SCALE_PREFIX = "scale/"
 CALLBACK_PREFIX = "callback/"  # of what is no variable
 
 
-def collect_state(model: Any) -> Arrays:
+def collect_state(model: Any) -> NamedArrays:
     """Copy every variable that a step reads: weights, statistics, seed generators, optimizer, scale, metrics."""
     return {name: np.asarray(variable.numpy()) for name, variable in _variables(model).items()}
 
 
-def collect_weights(model: Any) -> Arrays:
+def collect_weights(model: Any) -> NamedArrays:
     """Copy what a model computes with: weights, statistics, seed generators."""
     return {name: np.asarray(variable.numpy()) for name, variable in _model_variables(model).items()}
 
@@ -187,7 +187,7 @@ def fingerprint_weights(model: Any) -> str:
     return digest_of(collect_weights(model))[:16]
 
 
-def digest_of(arrays: Arrays, text: str = "") -> str:
+def digest_of(arrays: NamedArrays, text: str = "") -> str:
     """Return the SHA-256 of `text` and of the names, dtypes, shapes and bits of `arrays`."""
     digest = hashlib.sha256(text.encode())
     for name, array in sorted(arrays.items()):
@@ -195,12 +195,12 @@ def digest_of(arrays: Arrays, text: str = "") -> str:
     return digest.hexdigest()
 
 
-def restore_weights(model: Any, arrays: Arrays) -> None:
+def restore_weights(model: Any, arrays: NamedArrays) -> None:
     """Load arrays of `collect_weights`, perhaps from a file, into the same model; DataError for another model."""
     _assign(_model_variables(model), arrays)
 
 
-def restore_state(model: Any, arrays: Arrays, other_scaling: bool = False) -> None:
+def restore_state(model: Any, arrays: NamedArrays, other_scaling: bool = False) -> None:
     """Put `arrays` into the model's variables.
 
     With `other_scaling` the loss scale and its counters keep their fresh values, because the mode is another one now.
@@ -208,14 +208,13 @@ def restore_state(model: Any, arrays: Arrays, other_scaling: bool = False) -> No
     """
     variables = _variables(model)
     arrays = {name: array for name, array in arrays.items() if not name.startswith(CALLBACK_PREFIX)}
-    arrays.pop(f"{SCALE_PREFIX}growth_steps", None)  # of an earlier version, where it was a variable
     if other_scaling:
         variables = {name: variable for name, variable in variables.items() if not name.startswith(SCALE_PREFIX)}
         arrays = {name: array for name, array in arrays.items() if not name.startswith(SCALE_PREFIX)}
     _assign(variables, arrays)
 
 
-def _assign(variables: dict[str, Any], arrays: Arrays) -> None:
+def _assign(variables: dict[str, Any], arrays: NamedArrays) -> None:
     for name in sorted(set(variables) ^ set(arrays)):
         where = "this run" if name in variables else "the checkpoint"
         raise DataError(f"the checkpoint is of another model or optimizer: only {where} has variable {name!r}.")
@@ -285,7 +284,7 @@ class Checkpointer:
     before it stays."""
 
     def __init__(
-        self, store: CheckpointStore, settings: TrainerSettings, record: "Record", take: Callable[[], Checkpoint]
+        self, store: CheckpointStore, settings: TrainerSettings, record: "RunRecord", take: Callable[[], Checkpoint]
     ) -> None:
         """Save what `take` returns, of the run that `record` is of."""
         self.store, self.settings, self.record, self._take = store, settings, record, take

@@ -22,7 +22,7 @@ from mpt_cli.training.build_run_parts import Assembly
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer, fingerprint_weights
 from mpt_cli.training.progress import Outcome, Stopwatch
-from mpt_cli.training.run_record import Record, WeightWatch
+from mpt_cli.training.run_record import RunRecord, WeightWatch
 
 NO_CALLBACKS = Callbacks()
 
@@ -31,7 +31,7 @@ class LeaveFit(Exception):
     """A health rule or a signal ends Keras's `fit` before its end."""
 
 
-class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
+class Trainer(RunRecord, keras.callbacks.Callback):  # type: ignore[misc]
     """Runs Keras's `fit` with calls of an engine as its steps, and is the callback that reports to telemetry and leaves
     `fit` for a health rule or a signal. It calls the other callbacks of a run, to know which of them raised or ended
     it, and at which step.
@@ -45,7 +45,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         health: HealthRules,
         checkpointer: Checkpointer,
     ) -> None:
-        Record.__init__(self, counters, health, Stopwatch())
+        RunRecord.__init__(self, counters, health, Stopwatch())
         keras.callbacks.Callback.__init__(self)
         self.parts, self.telemetry, self.checkpointer = parts, telemetry, checkpointer
         self.engine, self.train_feed = parts.engine, parts.train_feed
@@ -179,10 +179,10 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
 
     def _next_validation_chunk(self, feed: Feed, by_batch: bool) -> StepChunk | None:
         """Take no more steps than a signal may wait for; with several processes, which must agree, the most."""
-        most = 1 if by_batch and self._chooses_steps else feed.plan.capacity
+        at_most = 1 if by_batch and self._chooses_steps else feed.plan.capacity
         if self.process_group is not None:
-            return feed.take(most)
-        count = self._call_steps(self.validation_stopwatch, most)
+            return feed.take(at_most)
+        count = self._call_steps(self.validation_stopwatch, at_most)
         return None if self._must_stop() else feed.take(count, self._must_stop)
 
     def watch_weights(self, has_moved: bool = False) -> None:
@@ -203,8 +203,8 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         return self.interruption.requested if self.process_group is None else self.process_group.signal
 
     def _steps_left(self) -> int | None:
-        most = self.settings.max_steps
-        return None if most is None else max(0, most - self.counters.seen)
+        max_steps = self.settings.max_steps
+        return None if max_steps is None else max(0, max_steps - self.counters.seen)
 
     def _steps_to_come(self) -> int:
         """Return the steps left if nothing ends the run early; 0 if the length of an epoch is unknown."""
@@ -227,11 +227,11 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
         seen, every = self.counters.seen, self.settings.log_every_steps
         ends = self.checkpointer.steps_until_due(seen), self._steps_left()
         known = [steps for steps in ends if steps is not None]
-        most = min(self.train_feed.plan.capacity, every - seen % every, *known)
-        return self._call_steps(self.stopwatch, most)
+        at_most = min(self.train_feed.plan.capacity, every - seen % every, *known)
+        return self._call_steps(self.stopwatch, at_most)
 
-    def _call_steps(self, stopwatch: Stopwatch, most: int) -> int:
-        return stopwatch.steps_per_call(most) if self._chooses_steps else most
+    def _call_steps(self, stopwatch: Stopwatch, at_most: int) -> int:
+        return stopwatch.steps_per_call(at_most) if self._chooses_steps else at_most
 
     @property
     def _chooses_steps(self) -> bool:
@@ -329,7 +329,7 @@ class Trainer(Record, keras.callbacks.Callback):  # type: ignore[misc]
                 return  # the rest of the epoch is done when the run continues
             metrics.update(validated)
         metrics = self.callbacks.epoch_end(self.progress.epoch - 1, metrics)
-        self.progress.record(metrics)
+        self.progress.update(metrics)
         self.line(metrics.get("loss"), metrics, epoch_end=True)
         if is_whole:
             self.progress.epochs_completed, self.progress.step_in_epoch = self.progress.epoch, 0

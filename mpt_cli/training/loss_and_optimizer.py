@@ -27,7 +27,7 @@ from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.user_code import build_kwargs, build_object, call_user, find_keras_class, load_named
 
-PROBABILITIES = ("softmax", "sigmoid")
+PROBABILITY_ACTIVATIONS = ("softmax", "sigmoid")
 NEED_PROBABILITIES = (
     "KLDivergence",
     "CategoricalGeneralizedCrossEntropy",
@@ -180,7 +180,7 @@ def _last_parts(part: Any) -> Iterator[Any]:
 
 def _gives_probabilities(operation: Any) -> bool:
     activation = getattr(getattr(operation, "activation", None), "__name__", "")
-    return activation in PROBABILITIES or type(operation).__name__.lower() in PROBABILITIES
+    return activation in PROBABILITY_ACTIVATIONS or type(operation).__name__.lower() in PROBABILITY_ACTIVATIONS
 
 
 def _count_outputs(model: keras.Model) -> int:
@@ -189,7 +189,7 @@ def _count_outputs(model: keras.Model) -> int:
 
 
 def _width(tensor: Any) -> int:
-    """Size of the last dimension; 1 where there is one number per example, 0 where it is known only of a batch."""
+    """Return the size of the last dimension; 1 for one number per example, 0 where it is known only of a batch."""
     return int(tensor.shape[-1] or 0) if len(tensor.shape) > 1 else 1
 
 
@@ -235,7 +235,7 @@ def _auto_loss(context: _LossContext) -> Any:
 
 
 def _auto_metrics(loss: Any, context: _LossContext) -> list[str]:
-    """Accuracy where the loss says how targets are coded; the absolute error in regression; else none."""
+    """Return accuracy if the loss says how targets are coded, the absolute error in regression, else none."""
     if context.task == "regression":
         return ["accuracy"] if isinstance(loss, keras.losses.CategoricalCrossentropy) else ["mean_absolute_error"]
     return ["accuracy"] if type(loss) in ACCURACY_OF_LOSS else []

@@ -59,14 +59,14 @@ class Progress:
 
     @classmethod
     def from_position(cls, position: dict[str, Any]) -> Self:
-        """Back from strict JSON, where nan is a text."""
+        """Return the progress from strict JSON, where nan is a text."""
         known = {each.name: position[each.name] for each in fields(cls)}
         numbers = {
             name: {metric: float(value) for metric, value in known[name].items()} for name in ("metrics", "best")
         }
         return cls(**{**known, **numbers})
 
-    def record(self, metrics: dict[str, float]) -> None:
+    def update(self, metrics: dict[str, float]) -> None:
         """Take `metrics` as the latest, and as the best where they are."""
         self.metrics = metrics
         for name, value in metrics.items():
@@ -166,11 +166,11 @@ class Stopwatch:
         latest = seconds / steps
         self._step_seconds = latest if self._step_seconds is None else 0.5 * (self._step_seconds + latest)
 
-    def steps_per_call(self, most: int) -> int:
+    def steps_per_call(self, at_most: int) -> int:
         """Return how many steps the next call should have so that it takes about `TARGET_SECONDS`."""
         if self._step_seconds is None:
             return 1  # of a model that nobody has timed a step may take long
-        return max(1, min(most, int(TARGET_SECONDS / max(self._step_seconds, 1e-6))))
+        return max(1, min(at_most, int(TARGET_SECONDS / max(self._step_seconds, 1e-6))))
 
     @property
     def examples_per_second(self) -> float | None:
@@ -190,7 +190,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How `fit` ended: `stop` by a health rule, `signal` by a signal, neither when it finished.
+    """The end of `fit`: `stop` by a health rule, `signal` by a signal, neither when it finished.
 
     `ended_early` is why a callback ended it before its last epoch; empty where none did.
     """

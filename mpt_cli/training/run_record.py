@@ -94,7 +94,7 @@ def _checksum(variable: Any) -> int:
     return zlib.crc32(np.ascontiguousarray(variable.numpy()).data)
 
 
-class Record:
+class RunRecord:
     """The totals of the steps, their events and lines, whether weights move, and the state for rules and verdict."""
 
     telemetry: Telemetry

@@ -134,7 +134,7 @@ class Session(Trainer):
             with self.parts.policy.scope():
                 if (validated := self.validate()) is None:
                     return replace(outcome, signal=self.interruption.requested)
-                self.progress.record({**self.progress.metrics, **validated})
+                self.progress.update({**self.progress.metrics, **validated})
         if model_path is not None and self.settings.save_model and self.counters.applied:
             # the end of a run that a signal ends waits for it
             with self.telemetry.busy("saving the model") if outcome.signal is None else nullcontext():

@@ -118,12 +118,12 @@ def split_config_directories(words: list[str]) -> tuple[list[str], list[str]]:
     return folders, others
 
 
-def minimum_problems(least: int, **given: float | None) -> list[Problem]:
-    """Return a problem for each option that is below `least`; options are given by name, with _ for -."""
+def minimum_problems(minimum: int, **given: float | None) -> list[Problem]:
+    """Return a problem for each option that is below `minimum`; options are given by name, with _ for -."""
     return [
-        Problem(f"--{name.replace('_', '-')}", f"must be >= {least}.", value)
+        Problem(f"--{name.replace('_', '-')}", f"must be >= {minimum}.", value)
         for name, value in given.items()
-        if value is not None and not value >= least
+        if value is not None and not value >= minimum
     ]
 
 

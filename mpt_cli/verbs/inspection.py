@@ -17,7 +17,6 @@ from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
 from mpt_cli.settings.checks import imported_objects
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key_fields
 from mpt_cli.settings.key_type import REQUIRED, Key, format_range
-from mpt_cli.settings.limits import MOST_BYTES, load_mapping
 from mpt_cli.settings.schema import (
     VARIANTS,
     Settings,
@@ -35,6 +34,7 @@ from mpt_cli.settings.search_path import (
     recipe_paths,
     shell_command,
 )
+from mpt_cli.settings.yaml_reader import MOST_BYTES, load_mapping
 from mpt_cli.verbs import print_json, say
 
 if TYPE_CHECKING:

@@ -112,7 +112,7 @@ def test_progress_comes_back_from_strict_json_with_its_nan() -> None:
     position = {**asdict(Progress(2, 3, 1)), "metrics": {"loss": "NaN"}, "best": {"loss": 0.5}}
     progress = Progress.from_position(position)
     assert math.isnan(progress.metrics["loss"])
-    progress.record({"loss": 0.25})
+    progress.update({"loss": 0.25})
     assert (progress.best, progress.epoch) == ({"loss": 0.25}, 2)
 
 

@@ -11,8 +11,6 @@ EXTRAS = (
     "optuna",
     "submitit",
     "ray",
-    "mlflow",
-    "wandb",
     "tensorboard",
     "tf_keras",
     "hypothesis",

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from mpt_cli.precision.gradients import scale_gradient
+from mpt_cli.precision.gradients.custom_gradients import scale_gradient
 
 
 class Gate(layers.Layer):

@@ -10,7 +10,7 @@ from mpt_cli.data.sources import load_data
 from mpt_cli.diagnose.diagnosis import Diagnosis
 from mpt_cli.diagnose.float32_examination import RunStepper
 from mpt_cli.diagnose.safe_windows import GradientCounts
-from mpt_cli.precision.gradients import INFS, largest_exponent, share_flushed
+from mpt_cli.precision.gradients.exponent_counts import INFS, largest_exponent, share_flushed
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.training.build_run_parts import assemble
 from mpt_cli.training.run_from_settings import Program

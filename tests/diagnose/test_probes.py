@@ -9,7 +9,7 @@ from backends import gradients
 from keras import layers, ops
 from nets import functional, subclassed
 
-from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS, statistics_of_each
+from mpt_cli.precision.gradients.exponent_counts import EXPONENT_BIAS, ZEROS, statistics_of_each
 from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges
 from mpt_cli.samples.probes import GRADIENT, VALUE, Probes
@@ -54,7 +54,7 @@ def test_probes_change_no_output_no_gradient_and_no_call_also_after_an_error(net
     probes = Probes(parts_of(model), inputs=True)
     calls = [vars(part).get("call") for part in probes.parts]
     plain = gradients(model, x)[0], model(x)
-    with pytest.raises(RuntimeError), probes.installed(probes.sinks()):
+    with pytest.raises(RuntimeError), probes.installed(probes.perturbations()):
         assert all("call" in vars(part) for part in probes.parts)
         probed = gradients(model, x)[0], model(x)
         raise RuntimeError

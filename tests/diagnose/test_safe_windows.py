@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from mpt_cli.diagnose.safe_windows import GradientCounts
-from mpt_cli.precision.gradients import EXPONENT_BIAS, SINK_SIZE, SafeScales
+from mpt_cli.precision.gradients.exponent_counts import EXPONENT_BIAS, SLOTS, SafeScales
 
 
 def of_outputs(values: dict[int, int]) -> GradientCounts:
     """In float16, by exponent how many."""
-    counts = np.zeros(SINK_SIZE, np.float32)
+    counts = np.zeros(SLOTS, np.float32)
     for exponent, number in values.items():
         counts[exponent + EXPONENT_BIAS] = number
     return GradientCounts(counts, "float16", of_weights=False)

@@ -4,7 +4,7 @@ import pytest
 from command import mpt
 
 from mpt_cli.report.run import load_run
-from mpt_cli.settings.limits import load_mapping
+from mpt_cli.settings.yaml_reader import load_mapping
 
 MAIN = """'''It says model.fit(x) in its first words.'''
 import argparse, numpy as np

@@ -172,9 +172,9 @@ def test_a_file_that_is_no_model_of_this_data_is_said(saved):
     said(saved, ConfigError, r"model.path: the model has 4 outputs, the data 10 classes; they must agree")
     said(other, DataError, r"model.path: '.*model.h5' can't be read as a Keras model: ")
     saved.write_bytes(whole[:-300])
-    said(saved, DataError, r"model.path: '.*model.keras' can't be read: it is missing, or no complete zip file")
+    said(saved, DataError, r"model.path: '.*model.keras' can't be read as a Keras model: ")
     saved.unlink()
-    said(saved, DataError, r"model.path: '.*model.keras' can't be read: it is missing, or no")
+    said(saved, DataError, r"model.path: '.*model.keras' can't be read as a Keras model: File not found")
 
 
 def test_code_in_a_saved_model_is_not_run(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpt_cli.plan.program_text import Arrays, Exchange, Products, StepReader, parse_program
+from mpt_cli.plan.program_text import ArrayGroup, Products, StepReader, parse_program
 
 # The lines are as XLA prints them.
 STEP = """HloModule train, is_scheduled=true
@@ -76,10 +76,9 @@ def step_with(*lines: str, has_tf32: bool = True) -> StepReader:
     return StepReader(STEP.replace(LINE, "\n".join([*lines, LINE]), 1), has_tf32)
 
 
-def test_products_and_what_goes_between_devices():
+def test_products():
     step = step_with()
     assert step.products() == [Products("dense", "float16", 1)]
-    assert step.exchanges() == [Exchange("all-reduce", "float16", 64 * 512)]
 
 
 def test_the_largest_arrays_are_those_made_and_not_those_carried_on():
@@ -87,8 +86,8 @@ def test_the_largest_arrays_are_those_made_and_not_those_carried_on():
         '  %big = f32[8,100000]{1,0} exponential(%records), metadata={op_name="jit(f)/while/body/head/exp"}'
     )
     assert found.largest_arrays(2) == [
-        Arrays(3_200_000, "float32 [8, 100000]", "head"),
-        Arrays(2 * 64 * 512 * 2, "2 x float16 [64, 512]", "dense"),
+        ArrayGroup(3_200_000, "float32 [8, 100000]", "head"),
+        ArrayGroup(2 * 64 * 512 * 2, "2 x float16 [64, 512]", "dense"),
     ]
     assert not any(each.form == "float32 [8, 4]" for each in found.largest_arrays(99))
 

@@ -10,10 +10,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from mpt_cli.settings.key_type import class_keys, format_range, read_value
-from mpt_cli.settings.limits import load_mapping
 from mpt_cli.settings.load import load_settings, load_variations
 from mpt_cli.settings.schema import FLOAT_POLICIES, VARIANTS, BackendSettings, Settings, sections
 from mpt_cli.settings.search_path import conf_directory, group_choices, group_names
+from mpt_cli.settings.yaml_reader import load_mapping
 
 ROOT = Path(__file__).parents[2]
 _NEEDED = {

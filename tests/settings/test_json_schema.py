@@ -37,7 +37,6 @@ def test_every_shipped_recipe_and_what_a_run_writes_of_one_keep_it(validator) ->
         ("trainr: {epochs: 1}", [""]),
         ("loss_scale: {mode: fixed, growth_steps: 3}", ["loss_scale"]),
         ("model: {name: mlp, filters: [8]}", ["model"]),
-        ("defaults: [{model: mpl}]", ["defaults/0"]),
         ("expect: {loss: {mni: 1}}", ["expect/loss"]),
         ("hydra: {run: {dir: x}}", ["hydra"]),
     ],

@@ -9,7 +9,7 @@ from mpt_cli.machine import visible_gpus
 
 
 def test_jobs_at_a_time_fit_cores_memory_and_gpus(monkeypatch):
-    monkeypatch.setattr(local_processes, "usable_cores", lambda: 8)
+    monkeypatch.setattr(local_processes, "cores_within_limit", lambda: 8)
     for jobs, gpus, memory, workers in (
         (100, 0, 2**40, 8),
         (3, 0, 2**40, 3),
@@ -25,7 +25,7 @@ def test_jobs_at_a_time_fit_cores_memory_and_gpus(monkeypatch):
 
 
 def test_cores_are_divided_and_what_the_user_set_stays(monkeypatch):
-    monkeypatch.setattr(local_processes, "usable_cores", lambda: 8)
+    monkeypatch.setattr(local_processes, "cores_within_limit", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     own = LocalExecutor().environment(3)
     assert own["TF_NUM_INTRAOP_THREADS"] == "2" and "OMP_NUM_THREADS" not in own

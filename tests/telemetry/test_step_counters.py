@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from reference import ReferenceScale, Step
 
 from mpt_cli.files import strict_json
+from mpt_cli.precision.scale_rules import FLOAT_FIELDS, INT_FIELDS
 from mpt_cli.telemetry.record_types import GradientSample
-from mpt_cli.telemetry.step_counters import FLOAT_FIELDS, INT_FIELDS, CounterOptions, StepCounters, StepRecords
+from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
 
 NAN, INF = math.nan, math.inf
 
@@ -172,9 +173,3 @@ def test_a_scale_that_falls_without_an_overflow_declines():
         (2, "floor"),
         (3, "growth"),
     ]
-
-
-def test_the_columns_of_the_optimizers_step_log_are_those_of_the_records():
-    from mpt_cli.precision import scale_state
-
-    assert (scale_state.LOG_FLOATS, scale_state.LOG_INTS) == (FLOAT_FIELDS, INT_FIELDS)

@@ -70,7 +70,7 @@ def test_a_state_that_is_not_plain_is_refused():
     callback.get_state = lambda: callback.mean
     words = r"^callbacks: SaysItsState.get_state must return numbers, texts, arrays, .* Received: Mean\.$"
     with pytest.raises(UserCodeError, match=words):
-        CallbackState(callback).encode()
+        CallbackState(callback).save()
 
 
 @pytest.mark.slow

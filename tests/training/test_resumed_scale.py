@@ -12,7 +12,7 @@ from test_health_runs import TINY, objects, train
 from mpt_cli import training_run
 from mpt_cli.precision import DynamicScale, LossScaleOptimizer, ScaleRule
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.model_data_optimizer_keys import RULES, LossScaleSettings
+from mpt_cli.settings.model_data_optimizer_keys import SCALE_RULES, LossScaleSettings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
@@ -23,7 +23,7 @@ FIXED = ["loss_scale=fixed", "loss_scale.initial_scale=2**15"]
 
 def _rule(mode: str, loss_scale: LossScaleSettings) -> ScaleRule:
     """The mode, with those of the numbers that it has."""
-    rule = RULES[mode]
+    rule = SCALE_RULES[mode]
     return rule(**{name: getattr(loss_scale, name) for name in rule.key_names() if hasattr(loss_scale, name)})
 
 

@@ -1,5 +1,5 @@
-"""How a function and its gradient are put together, the same on TensorFlow and JAX, to any order, and a function that
-needs it: a scaled gradient.
+"""Put a function and its gradient together, the same on TensorFlow and JAX, to any order; and scale a gradient, which
+needs that.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """The values of a tensor counted by exponent, inside any compiled step, and what the counts say about loss scales.
 
-Slot `e + EXPONENT_BIAS` of the SINK_SIZE counts is that of magnitudes in [2**e, 2**(e + 1)); the SUBNORMALS of float32,
+Slot `e + EXPONENT_BIAS` of the SLOTS counts is that of magnitudes in [2**e, 2**(e + 1)); the SUBNORMALS of float32,
 INFS, NANS and ZEROS have slots of their own. The counts are read on the host, by NumPy.
 """
 
@@ -15,14 +15,14 @@ from mpt_cli.precision.gradient_check import reinterpret
 from mpt_cli.precision.gradients.custom_gradients import Tensor
 
 SUBNORMALS, INFS, NANS, ZEROS = 0, 255, 256, 257
-SINK_SIZE = 258
+SLOTS = 258
 EXPONENT_BIAS = 127
 # of float16: where its normal numbers begin, what is flushed to zero (2**-25 is a tie, rounded to even), what overflows
 FLUSHED, OVERFLOWING = -25, 16
 
 
 def statistics_of_each(tensors: list[Tensor]) -> Tensor:
-    """Return the counts for tensors of any shape and float dtype, float32 of shape (tensors, SINK_SIZE).
+    """Return the counts for tensors of any shape and float dtype, float32 of shape (tensors, SLOTS).
 
     The exponent is read from the bits of the value as float32 (exact for float16 and bfloat16; float64 is rounded).
     They are one sum over segments, so that XLA compiles one operation and not one for each tensor (`ops.bincount` fails
@@ -35,10 +35,10 @@ def statistics_of_each(tensors: list[Tensor]) -> Tensor:
         (6.0, [1.0, 1.0, 1.0])
     """
     if not tensors:
-        return ops.zeros((0, SINK_SIZE), "float32")
-    slots = ops.concatenate([_slots(tensor) + SINK_SIZE * index for index, tensor in enumerate(tensors)])
-    counts = ops.segment_sum(ops.ones_like(slots), slots, num_segments=SINK_SIZE * len(tensors))
-    return ops.reshape(ops.cast(counts, "float32"), (len(tensors), SINK_SIZE))
+        return ops.zeros((0, SLOTS), "float32")
+    slots = ops.concatenate([_slots(tensor) + SLOTS * index for index, tensor in enumerate(tensors)])
+    counts = ops.segment_sum(ops.ones_like(slots), slots, num_segments=SLOTS * len(tensors))
+    return ops.reshape(ops.cast(counts, "float32"), (len(tensors), SLOTS))
 
 
 def _slots(gradient: Tensor) -> Tensor:

@@ -2,15 +2,15 @@
 rooms print tables, so that one place guards the terminal.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from mpt_cli.errors import printable
+from mpt_cli.files import fall_silent
 
 
 class PrintableConsole(Console):
@@ -40,13 +40,6 @@ class PrintableConsole(Console):
         for segment in super().render(renderable, options):
             text = printable(segment.text).encode(self.encoding, "replace").decode(self.encoding)
             yield segment if segment.control else Segment(text, segment.style)
-
-
-def fall_silent(stream: IO[str]) -> None:
-    """Write nowhere from now on, also in Python's flush at exit, whose failure would change the exit code."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, stream.fileno())
-    os.close(nothing)
 
 
 NARROWEST = 20  # columns for a text, whatever the terminal says

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TextIO
 
 from mpt_cli.errors import NUMERICAL, printable
+from mpt_cli.files import fall_silent
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, shell_command
-from mpt_cli.telemetry.console import fall_silent, labelled_lines
+from mpt_cli.telemetry.console import labelled_lines
 from mpt_cli.telemetry.console.table import EpochTable, model_metrics
 from mpt_cli.telemetry.format import (
     format_bytes,
@@ -187,7 +188,7 @@ class PlainConsole(Sink):
             self._write(self._table.row(snapshot, now - self._epoch_began, self._width))
             self._epoch_began = now
         else:
-            self._tell_position(self._table.position(snapshot))
+            self._tell_position(self._table.position_line(snapshot))
 
     def message(self, text: str) -> None:
         self._write([text])

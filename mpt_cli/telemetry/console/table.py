@@ -55,14 +55,14 @@ class EpochTable:
         heading = GAP.join(name.rjust(wide) for name, wide in shown)
         return [heading, line] if is_due else [line]
 
-    def position(self, snapshot: Snapshot) -> str:
+    def position_line(self, snapshot: Snapshot) -> str:
         """Return a line on where the run is within an epoch; it is no row of the table."""
         cells = {name: text for name, text in self.cells(snapshot) if text}
         where = f"step {cells.pop('step')}, epoch {cells.pop('epoch')}"
         return f"{where}: {', '.join(f'{name} {text}' for name, text in cells.items())}"
 
     def cells(self, snapshot: Snapshot, seconds: float | None = None) -> Iterator[tuple[str, str]]:
-        """Name and text of each column."""
+        """Yield the name and the text of each column."""
         header, metrics = self._header, snapshot.metrics
         yield "epoch", format_epoch(snapshot, header)
         yield "loss", format_number(snapshot.loss)

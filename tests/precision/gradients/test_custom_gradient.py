@@ -5,7 +5,7 @@ import pytest
 from backends import MODES, compiled, gradients, only_on
 from keras import ops
 
-from mpt_cli.precision.gradients import custom_gradient
+from mpt_cli.precision.gradients.custom_gradients import custom_gradient
 
 
 @pytest.mark.slow

@@ -5,11 +5,11 @@ import pytest
 from backends import MODES, compiled
 from keras import ops
 
-from mpt_cli.precision.gradients import (
+from mpt_cli.precision.gradients.exponent_counts import (
     EXPONENT_BIAS,
     INFS,
     NANS,
-    SINK_SIZE,
+    SLOTS,
     SUBNORMALS,
     ZEROS,
     statistics_of_each,
@@ -36,7 +36,7 @@ CASES = {
 @pytest.mark.parametrize("mode", MODES)
 def test_every_kind_of_value_is_counted_in_its_slot(mode):
     found = compiled(lambda x: statistics_of_each([x])[0], mode)(ops.convert_to_tensor(np.float32([*CASES, 1.0, -0.0])))
-    expected = np.bincount([*CASES.values(), EXPONENT_BIAS, ZEROS], minlength=SINK_SIZE)
+    expected = np.bincount([*CASES.values(), EXPONENT_BIAS, ZEROS], minlength=SLOTS)
     np.testing.assert_array_equal(ops.convert_to_numpy(found), expected)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from mpt_cli.precision.gradients import (
+from mpt_cli.precision.gradients.exponent_counts import (
     SafeScales,
     largest_exponent,
     safe_scales,

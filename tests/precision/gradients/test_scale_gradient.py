@@ -5,7 +5,7 @@ import pytest
 from backends import MODES, compiled, gradients
 from keras import ops
 
-from mpt_cli.precision.gradients import scale_gradient
+from mpt_cli.precision.gradients.custom_gradients import scale_gradient
 
 
 def square_after(factor):

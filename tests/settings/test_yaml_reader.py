@@ -12,7 +12,7 @@ from mpt_cli.cli import main
 from mpt_cli.report.history import read_history
 from mpt_cli.runs import directory
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings.limits import MOST_PROBLEMS
+from mpt_cli.settings.yaml_reader import MOST_PROBLEMS
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)

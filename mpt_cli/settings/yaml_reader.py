@@ -43,8 +43,8 @@ def load_mapping(path: Path, may_be_empty: bool = False) -> dict[str, Any]:
     return {str(name): value for name, value in content.items()}
 
 
-def parse_yaml(text: str, source: str | Path) -> Any:
-    """Return the content of YAML from `source` as OmegaConf reads it: a key given twice is an error, 1e-3 is a number.
+def parse_yaml(text: str, file: str | Path) -> Any:
+    """Return the content of YAML from `file` as OmegaConf reads it: a key given twice is an error, 1e-3 is a number.
 
     ConfigError if it holds anything but texts, numbers, truth values, nulls, lists and mappings, or too many of them.
     """
@@ -57,22 +57,22 @@ def parse_yaml(text: str, source: str | Path) -> Any:
         loader = get_yaml_loader()(text)
         root = loader.get_single_node()
         if isinstance(root, yaml.ScalarNode):
-            raise _unfit(text, source, "must hold keys and values at its top level.", root)
-        _check_nodes(root, text, source)
+            raise _yaml_error(text, file, "must hold keys and values at its top level.", root)
+        _check_nodes(root, text, file)
         content = {} if root is None else loader.construct_document(root)
         repr(content)  # ValueError for a number of thousands of digits: no message could show it
         return OmegaConf.to_container(OmegaConf.create(content), resolve=False)
     except yaml.YAMLError as error:
-        raise _not_yaml(error, text, source) from error
+        raise _syntax_error(error, text, file) from error
     except RecursionError as error:
-        raise _unfit(text, source, "is nested too deep.") from error
+        raise _yaml_error(text, file, "is nested too deep.") from error
     except OmegaConfBaseException as error:
         key = error.full_key or "conf"
-        place = _places(text, source).get(tuple(key.split(".")))
+        place = _places(text, file).get(tuple(key.split(".")))
         rule = f"cannot be read: {first_line(error).rstrip('.')}."
-        raise config_error(key, rule, str(source), place=place) from error
+        raise config_error(key, rule, str(file), place=place) from error
     except (ValueError, LookupError) as error:  # of a text that is not what its tag says
-        raise _unfit(text, source, f"cannot be read: {summarise_error(error)}.") from error
+        raise _yaml_error(text, file, f"cannot be read: {summarise_error(error)}.") from error
 
 
 # What the parser says; the likely cause; whether it lies where the parser began to read, not where it stopped.
@@ -100,57 +100,57 @@ _CAUSES = (
 )
 
 
-def _not_yaml(error: Any, text: str, source: str | Path) -> ConfigError:
+def _syntax_error(error: Any, text: str, file: str | Path) -> ConfigError:
     """Return the likely cause with its place, and what the parser says."""
     if (mark := getattr(error, "problem_mark", None)) is None:  # a character that no YAML may hold
         before, said = text[: error.position], f"{error.reason}: {text[error.position]!r}"
         mark = SimpleNamespace(line=before.count("\n"), column=len(before.rpartition("\n")[2]))
-        return _unfit(text, source, f"is not valid YAML: {said}.", SimpleNamespace(start_mark=mark, end_mark=mark))
+        return _yaml_error(text, file, f"is not valid YAML: {said}.", SimpleNamespace(start_mark=mark, end_mark=mark))
     said = ", ".join(filter(None, [error.context, error.problem]))
     found = ((words, is_at_start) for pattern, words, is_at_start in _CAUSES if re.search(pattern, said))
     cause, is_at_start = next(found, ("", False))
     mark = error.context_mark if is_at_start else mark
     sentence = f"{cause}. The parser says: {said}." if cause else f"{said}."
-    return _unfit(text, source, f"is not valid YAML: {sentence}", SimpleNamespace(start_mark=mark, end_mark=mark))
+    return _yaml_error(text, file, f"is not valid YAML: {sentence}", SimpleNamespace(start_mark=mark, end_mark=mark))
 
 
-def _unfit(text: str, source: str | Path, rule: str, node: Any = None) -> ConfigError:
-    place = node and _place(source, text.rstrip().split("\n"), node.start_mark, node.end_mark)
-    return config_error("conf", f"{source} {rule}", place=place)
+def _yaml_error(text: str, file: str | Path, rule: str, node: Any = None) -> ConfigError:
+    place = node and _place(file, text.rstrip().split("\n"), node.start_mark, node.end_mark)
+    return config_error("conf", f"{file} {rule}", place=place)
 
 
-def _check_nodes(root: Any, text: str, source: str | Path) -> None:
+def _check_nodes(root: Any, text: str, file: str | Path) -> None:
     """Raise ConfigError for a document too large for a recipe, before its values are built. An alias counts as the
     nodes that it stands for, so that a few lines can't become billions of values; one within itself is too deep.
     """
-    for count, (path, name, _) in enumerate(_parts(root, ())):
+    for count, (path, name, _) in enumerate(_entries(root, ())):
         if len(path) > DEEPEST or count >= MOST_VALUES:
             limits = f"{MOST_VALUES:,} values, and {DEEPEST} lists and mappings within each other"
-            raise _unfit(text, source, f"must hold at most {limits}.", name)
+            raise _yaml_error(text, file, f"must hold at most {limits}.", name)
 
 
-def places_of(source: Path) -> dict[tuple[str, ...], SourcePlace]:
+def places_of(file: Path) -> dict[tuple[str, ...], SourcePlace]:
     """Return the place of each key and list entry of a YAML file, by its path of names."""
-    return _places(read_yaml_text(source), source)
+    return _places(read_yaml_text(file), file)
 
 
-def _places(text: str, source: str | Path) -> dict[tuple[str, ...], SourcePlace]:
+def _places(text: str, file: str | Path) -> dict[tuple[str, ...], SourcePlace]:
     """Return the places in a text that `parse_yaml` could read."""
     import yaml
 
     lines, root = text.rstrip().split("\n"), yaml.compose(text, Loader=yaml.SafeLoader)
     return {
         path: _place(
-            source,
+            file,
             lines,
             name.start_mark,
             name.end_mark if part.end_mark.line > name.end_mark.line else part.end_mark,
         )
-        for path, name, part in _parts(root, ())
+        for path, name, part in _entries(root, ())
     }
 
 
-def _parts(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+def _entries(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
     """Yield every key and list entry under a node: its path of names, the node of its name (for a list entry, the
     entry) and the node of its value."""
     import yaml
@@ -164,10 +164,10 @@ def _parts(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
     for name, first, part in held:
         inner = (*path, name)
         yield inner, first, part
-        yield from _parts(part, inner)
+        yield from _entries(part, inner)
 
 
-def _place(source: str | Path, lines: list[str], start: Any, end: Any) -> SourcePlace:
+def _place(file: str | Path, lines: list[str], start: Any, end: Any) -> SourcePlace:
     """Return the place from `start` to `end`, or to the end of the first line.
 
     The line of text, which messages print, is left out if it may hold a secret.
@@ -176,4 +176,4 @@ def _place(source: str | Path, lines: list[str], start: Any, end: Any) -> Source
     text, first = lines[line], start.column if line == start.line else len(lines[line])
     last = end.column if end.line == start.line else len(text)
     has_secret = any(map(redaction.is_secret_name, re.findall(r"[\w-]+", text)))
-    return SourcePlace(str(source), line + 1, first + 1, "" if has_secret else text, max(1, last - first))
+    return SourcePlace(str(file), line + 1, first + 1, "" if has_secret else text, max(1, last - first))
