@@ -21,6 +21,8 @@ OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it
     "jax": ("backend=jax", "jax"),
     "jax_cuda12_plugin": ("mpt plan", "gpu-plan"),
     "tensorboard": ("logger.tensorboard=true", "tensorboard"),
+    "mlflow": ("logger.mlflow=true", "mlflow"),
+    "wandb": ("logger.wandb=true", "wandb"),
     "optuna": ("mpt sweep --trials", "optuna"),
     "submitit": ("mpt sweep --launcher submitit", "slurm"),
     "ray": ("mpt sweep --launcher ray", "ray"),

@@ -35,7 +35,7 @@ from mpt_cli.signals import ForcedEnd, at_forced_end
 from mpt_cli.telemetry.record_types import Summary
 from mpt_cli.telemetry.sink_interface import Sink, Telemetry
 from mpt_cli.telemetry.sinks import build_telemetry
-from mpt_cli.telemetry.tensorboard_sink import check_tensorboard
+from mpt_cli.telemetry.trackers import chosen_trackers
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
 from mpt_cli.training.run_from_settings import Program
 from mpt_cli.training.summary_and_exit_code import (
@@ -100,7 +100,7 @@ def train_program(
     health rule, a signal or an error ends it: `exit_code` says how.
     """
     settings = program.settings
-    check_tensorboard(settings.logger)  # before a run directory exists
+    chosen_trackers(settings.logger)  # before a run directory exists
     earlier = find_run(settings)
     if earlier is not None:
         with earlier.lock():
@@ -232,7 +232,7 @@ def check_build(settings: Settings) -> "BuildCheck":
     an existing run directory.
     """
     program = Program(with_drawn_seed(settings))
-    check_tensorboard(settings.logger)
+    chosen_trackers(settings.logger)
     program.check_present()
     platform = program.prepare_backend()
     from mpt_cli.training.build_run_parts import describe_build

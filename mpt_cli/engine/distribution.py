@@ -65,28 +65,30 @@ class ProcessInfo:
 def find_process_info(settings: Settings, environment: Mapping[str, str] = os.environ) -> ProcessInfo | None:
     """Return the rank and world size of this process in a run of several, else None.
 
-    They come from our variable or from those of a Slurm step. ConfigError for processes that something else started.
+    They come from our variable, from those of a Slurm step or of Open MPI, or from JAX for a Kubernetes job and TPUs.
     """
     if settings.distribute.name != "data_parallel":
         return None
     if given := re.fullmatch(r"(\d+)/(\d+)@(.+)", environment.get(PROCESS_VARIABLE, "")):
         starter = f"{PROCESS_VARIABLE}=RANK/{given[2]}@{given[3]}"
         return ProcessInfo(int(given[1]), int(given[2]), given[3], starter=starter)
-    if environment.get(_OF_SLURM[0], "1") == "1":
-        if unknown := next((name for name, alone in _OF_OTHERS.items() if environment.get(name, alone) != alone), None):
-            rule = f"{unknown} says that this process is one of several, of which mpt knows only those of Slurm."
-            raise config_error("distribute", rule, None, f"Set {PROCESS_VARIABLE}=RANK/COUNT@HOST:PORT in each.")
-        return None
+    own = next((names for names in (_OF_SLURM, _OF_OPEN_MPI) if environment.get(names[0], "1") != "1"), None)
+    if own is None:
+        return _as_jax_finds_it() if any(name in environment for name in _OF_JAX) else None
     try:
-        count, rank, local_rank = (int(environment[name]) for name in _OF_SLURM)
+        count, rank, local_rank = (int(environment[name]) for name in own)
     except (KeyError, ValueError) as error:
-        rule = "must be whole numbers, as Slurm sets them for each process."
-        raise config_error(" and ".join(_OF_SLURM), rule) from error
-    gpus, nodes = environment.get("SLURM_GPUS_ON_NODE", ""), environment.get("SLURM_STEP_NUM_NODES", "1")
+        rule = "must be whole numbers, as Slurm and Open MPI set them for each process."
+        raise config_error(" and ".join(own), rule) from error
+    coordinator, gpus = environment.get("JAX_COORDINATOR_ADDRESS"), environment.get("SLURM_GPUS_ON_NODE", "")
+    if own is _OF_OPEN_MPI:
+        local_count = int(environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+        return ProcessInfo(rank, count, coordinator, local_rank, local_count, starter=f"mpirun -n {count}")
+    nodes = environment.get("SLURM_STEP_NUM_NODES", "1")
     return ProcessInfo(
         rank,
         count,
-        environment.get("JAX_COORDINATOR_ADDRESS"),
+        coordinator,
         local_rank,
         _tasks_here(environment),
         int(gpus) if gpus.isdecimal() else None,
@@ -96,8 +98,8 @@ def find_process_info(settings: Settings, environment: Mapping[str, str] = os.en
 
 # how many processes, which of them, and which of those of its machine
 _OF_SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID")
-# of Open MPI and of an indexed job of Kubernetes, with the value for a process that is alone
-_OF_OTHERS = {"OMPI_COMM_WORLD_SIZE": "1", "JOB_COMPLETION_INDEX": ""}
+_OF_OPEN_MPI = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+_OF_JAX = ("JOB_COMPLETION_INDEX", "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS")  # whose counts it asks for
 
 
 def _tasks_here(environment: Mapping[str, str]) -> int:
@@ -109,6 +111,18 @@ def _tasks_here(environment: Mapping[str, str]) -> int:
     ]
     node = environment.get("SLURM_NODEID", "0")
     return counts[min(int(node) if node.isdecimal() else 0, len(counts) - 1)]
+
+
+def _as_jax_finds_it() -> ProcessInfo | None:
+    from mpt_cli.precision.jax_internals import detected_process
+
+    try:
+        found = detected_process()
+    except Exception as error:  # timeout of questions over the network
+        rule = f"JAX can't tell which process this is: {error}"
+        remedy = f"{PROCESS_VARIABLE}=RANK/COUNT@HOST:PORT says it."
+        raise config_error("distribute", rule, None, remedy) from error
+    return None if found is None or found[1] == 1 else ProcessInfo(*found)
 
 
 def check_process_info(settings: Settings, process_info: ProcessInfo) -> None:

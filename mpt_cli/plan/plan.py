@@ -10,7 +10,7 @@ from typing import Any
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan.compiled_program import CompileTarget, Planned, assemble_program, plan_problems, prepare_compiler
 from mpt_cli.plan.device import Device, load_device
-from mpt_cli.plan.program_text import ArrayGroup, Products, StepReader
+from mpt_cli.plan.program_text import ArrayGroup, Exchange, Products, StepReader
 from mpt_cli.report.tables import print_labelled, print_table, text_columns
 from mpt_cli.settings.load import load_with_notes
 from mpt_cli.settings.schema import Settings
@@ -45,6 +45,7 @@ class Plan:
     usable_bytes: int
     arrays: list[ArrayGroup]
     products: list[Products]
+    exchanges: list[Exchange]
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -134,6 +135,7 @@ def compile_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
         usable_bytes=0 if device is None else device.usable_bytes,
         arrays=step.largest_arrays(8),
         products=step.products(),
+        exchanges=step.exchanges(),
         warnings=list(parts.warnings),
     )
 
@@ -179,12 +181,13 @@ _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
 
 
 def details(plan: Plan) -> list[tuple[str, str]]:
-    """Return rows of label and sentence: the largest arrays, wide products in a mixed policy, warnings."""
+    """Return rows of label and sentence: the largest arrays, wide products in a mixed policy, collectives, warnings."""
     rows = [("arrays", f"{format_bytes(each.bytes)}: {each.form}, {each.layer}") for each in plan.arrays[:MOST_LINES]]
     wide = plan.wide_products
     rows += [("wide", f"{each.layer}: {each.count} products in {each.dtype}") for each in wide[:MOST_LINES]]
     if len(wide) > MOST_LINES:
         rows.append(("wide", f"and {len(wide) - MOST_LINES} more layers"))
+    rows += [("devices", f"{each.opcode} of {each.elements:,} {each.dtype} elements") for each in plan.exchanges]
     rows += [("warning", text) for text in plan.warnings]
     return rows
 

@@ -1,5 +1,5 @@
-"""Read from XLA's text of a compiled program (HLO) what one training step contains: the dtypes of its products, and
-the arrays it makes.
+"""Read from XLA's text of a compiled program (HLO) what one training step contains: the dtypes of its products, the
+arrays it makes, and the exchange between devices.
 
 XLA's own Python objects know opcodes and shapes of instructions and nothing of their attributes, such as the layer that
 an instruction was traced in or the computation that a fusion calls.
@@ -143,6 +143,7 @@ NO_KERNEL = {
     "replica-id",
     "add-dependency",
 }
+COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "collective-permute", "all-to-all", "ragged-all-to-all")
 _CONTROL = re.compile(
     r"^(jit\(.*\)|while|body|cond|closed_call|branch_\d+_fun|checkpoint|remat\d*|custom_vjp_call|"
     r"custom_jvp_call|shard_map|body_jaxpr|cond_jaxpr)$"
@@ -174,6 +175,15 @@ class Products:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """The exchange between devices in one step, for one device: all collectives of a kind and dtype together."""
+
+    opcode: str
+    dtype: str
+    elements: int
+
+
+@dataclass(frozen=True)
 class ArrayGroup:
     """Arrays of one form that one layer made: their bytes together."""
 
@@ -183,7 +193,7 @@ class ArrayGroup:
 
 
 class StepReader:
-    """Walks the step of a program and collects its products and the arrays it makes.
+    """Walks the step of a program and collects its products, the exchange between devices, and the arrays it makes.
 
     `has_tf32`: whether the device multiplies float32 as tf32 by default. ValueError if the program has no loop.
     """
@@ -192,6 +202,7 @@ class StepReader:
         self.has_tf32 = has_tf32
         self.computations, entry = parse_program(text)
         self._products: Counter[tuple[str, str]] = Counter()
+        self._exchanged: Counter[tuple[str, str]] = Counter()
         self._arrays: dict[tuple[str, str], list[int]] = defaultdict(list)
         loops = [self.computations[each.called] for each in entry.values() if each.opcode == "while"]
         if not loops:
@@ -207,6 +218,11 @@ class StepReader:
                 self._add_kernel(computation, each, each.name in carried)
 
     def _add_kernel(self, computation: Computation, each: Instruction, is_carried: bool) -> None:
+        opcode = each.opcode.removesuffix("-start")
+        if opcode in COLLECTIVES:
+            shapes = each.shapes[len(each.shapes) // 2 :] if each.opcode == "all-gather-start" else each.shapes
+            for shape in shapes:
+                self._exchanged[opcode, shape.dtype] += shape.elements
         for shape in () if is_carried else each.shapes:
             self._arrays[f"{shape.dtype} {list(shape.sizes)}", each.layer].append(shape.bytes)
         self._add_products(computation, each)
@@ -228,6 +244,10 @@ class StepReader:
     def products(self) -> list[Products]:
         """Return the products by layer and dtype, in the order of the program."""
         return [Products(*place, count) for place, count in self._products.items()]
+
+    def exchanges(self) -> list[Exchange]:
+        """Return what goes between devices, by kind and dtype."""
+        return [Exchange(*kind, elements) for kind, elements in sorted(self._exchanged.items())]
 
     def largest_arrays(self, count: int) -> list[ArrayGroup]:
         """Return the largest arrays that a step makes; equal forms of a layer are added up.

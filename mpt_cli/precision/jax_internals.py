@@ -53,3 +53,13 @@ def answering_for_gpu(has_capability: Callable[[str], bool]) -> Iterator[None]:
     finally:
         for (owner, name, _), its in zip(answers, before, strict=True):
             setattr(owner, name, its)
+
+
+def detected_process() -> tuple[int, int] | None:
+    """Return the rank of this process and the number of processes, as `jax.distributed.initialize` finds them in a
+    cluster; None outside of one. JAX itself reports them only once all processes are connected."""
+    from jax._src.clusters import ClusterEnv
+
+    kinds = (kind for kind in ClusterEnv._cluster_types if not kind.opt_in_only_method)
+    found = next((kind for kind in kinds if kind.is_env_present()), None)
+    return None if found is None else (found.get_process_id(), found.get_process_count())

@@ -207,6 +207,8 @@ class LoggerSettings:
 
     console: Literal["auto", "live", "plain", "quiet"] = key("auto", "auto = live in a terminal, plain lines elsewhere")
     tensorboard: bool = key(False, "TensorBoard event files in tensorboard/")
+    mlflow: bool = key(False, "an MLflow run in mlflow/, or on the server of MLFLOW_TRACKING_URI (extra mlflow)")
+    wandb: bool = key(False, "a Weights & Biases run in wandb/, offline unless WANDB_MODE says otherwise (extra wandb)")
 
 
 @dataclass

@@ -17,7 +17,7 @@ from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
 from mpt_cli.telemetry.record_types import Event, LayerSample, RunHeader, Snapshot, snapshot_fields
 from mpt_cli.telemetry.sink_interface import LineFile, Sink, Telemetry, TelemetryFiles
-from mpt_cli.telemetry.tensorboard_sink import TensorBoardSink
+from mpt_cli.telemetry.trackers import TrackerSink, chosen_trackers
 from mpt_cli.version import SCHEMA_VERSION
 
 
@@ -27,9 +27,9 @@ def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextI
     """
     telemetry = Telemetry([])
     lines = JsonlSink(files, telemetry.message)
-    tensorboard = [TensorBoardSink(files.path / "tensorboard")] if logger.tensorboard else []
+    trackers = [TrackerSink(name, files.path / name) for name in chosen_trackers(logger)]
     consoles = console_sinks(logger.console, stream or sys.stdout)
-    telemetry.sinks = (lines, ConsoleLog(files.console_log, telemetry.message), *tensorboard, *consoles)
+    telemetry.sinks = (lines, ConsoleLog(files.console_log, telemetry.message), *trackers, *consoles)
     return telemetry
 
 

@@ -11,6 +11,8 @@ EXTRAS = (
     "optuna",
     "submitit",
     "ray",
+    "mlflow",
+    "wandb",
     "tensorboard",
     "tf_keras",
     "hypothesis",

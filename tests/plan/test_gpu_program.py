@@ -46,6 +46,8 @@ def test_gpt2_fits_an_h100_with_less_memory_than_in_float32(gpt):
     assert {*float32.products_by_dtype} == {"tf32"} and float32.wide_products == []
 
 
-def test_eight_devices_compute_in_float16_too():
+def test_eight_devices_sum_every_gradient_once():
     found = plans_of("conf=digits_cnn", "policy=mixed_float16", "seed=0", devices=8)[0]
     assert found.products_by_dtype["float16"] > 0
+    elements = sum(each.elements for each in found.exchanges if each.opcode == "all-reduce")
+    assert elements == pytest.approx(found.parameters, abs=64)

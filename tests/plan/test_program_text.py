@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpt_cli.plan.program_text import ArrayGroup, Products, StepReader, parse_program
+from mpt_cli.plan.program_text import ArrayGroup, Exchange, Products, StepReader, parse_program
 
 # The lines are as XLA prints them.
 STEP = """HloModule train, is_scheduled=true
@@ -76,9 +76,10 @@ def step_with(*lines: str, has_tf32: bool = True) -> StepReader:
     return StepReader(STEP.replace(LINE, "\n".join([*lines, LINE]), 1), has_tf32)
 
 
-def test_products():
+def test_products_and_what_goes_between_devices():
     step = step_with()
     assert step.products() == [Products("dense", "float16", 1)]
+    assert step.exchanges() == [Exchange("all-reduce", "float16", 64 * 512)]
 
 
 def test_the_largest_arrays_are_those_made_and_not_those_carried_on():

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import mpt, wait_for
+from command import mpt, start_program, wait_for
 from pair import TINY, TWO, start_two, train_two, two_seen
 from strict import lines
 
@@ -32,6 +32,12 @@ def test_a_place_comes_from_mpt_or_from_a_slurm_step_and_only_where_it_is_wanted
         "SLURM_GPUS_ON_NODE": "8",
     }
     assert find_process_info(parallel, step) == ProcessInfo(3, 4, None, 1, 2, 8)
+    mpi = {
+        f"OMPI_COMM_WORLD_{name}": value
+        for name, value in zip(("SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE"), "4312", strict=True)
+    }
+    found = find_process_info(parallel, {**mpi, "JAX_COORDINATOR_ADDRESS": "a:1"})
+    assert found == ProcessInfo(3, 4, "a:1", 1, 2) and found.starter == "mpirun -n 4"
     assert find_process_info(parallel, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
     assert find_process_info(settings(), {"MPT_PROCESS": "1/2@127.0.0.1:99"}) is None
     assert str(ProcessInfo(1, 2, "127.0.0.1:99")) == "1/2@127.0.0.1:99"
@@ -41,7 +47,7 @@ def test_a_place_comes_from_mpt_or_from_a_slurm_step_and_only_where_it_is_wanted
 def test_what_slurm_does_not_set_is_said() -> None:
     parallel = settings("backend=jax", "distribute=data_parallel")
     for count, rank in (("many", "0"), ("2", "")):
-        with pytest.raises(ConfigError, match="SLURM_LOCALID: must be whole numbers, as Slurm sets them"):
+        with pytest.raises(ConfigError, match="SLURM_LOCALID: must be whole numbers, as Slurm and Open MPI set them"):
             find_process_info(parallel, {"SLURM_STEP_NUM_TASKS": count, "SLURM_PROCID": rank})
 
 
@@ -67,15 +73,27 @@ def test_processes_that_would_leave_a_gpu_unused_are_refused(monkeypatch) -> Non
         check_process_info(parallel, ProcessInfo(0, 3, None, 0, 3))
 
 
-@pytest.mark.parametrize(("variable", "value"), [("OMPI_COMM_WORLD_SIZE", "4"), ("JOB_COMPLETION_INDEX", "1")])
-def test_processes_that_something_else_started_are_refused(variable: str, value: str) -> None:
-    parallel = settings("backend=jax", "distribute=data_parallel")
-    with pytest.raises(
-        ConfigError, match=rf"{variable} says that this .* Set MPT_PROCESS=RANK/COUNT@HOST:PORT in each"
-    ):
-        find_process_info(parallel, {variable: value})
-    assert find_process_info(parallel, {variable: value, "MPT_PROCESS": "1/4@a:1"}) == ProcessInfo(1, 4, "a:1")
-    assert find_process_info(settings(), {variable: value}) is None
+ASKED = """
+from mpt_cli.engine.distribution import find_process_info
+from mpt_cli.settings.load import load_settings
+print(find_process_info(load_settings(["conf=digits_mlp", "backend=jax", "distribute=data_parallel"])))
+"""
+
+
+@slow
+def test_the_processes_of_a_tpu_pod_are_recognised_as_jax_recognises_them(tmp_path: Path) -> None:
+    pod = {
+        "JAX_FORCE_TPU_INIT": "1",
+        "TPU_WORKER_HOSTNAMES": "a,b",
+        "TPU_WORKER_ID": "1",
+        "MEGASCALE_NUM_SLICES": "2",
+        "MEGASCALE_SLICE_ID": "1",
+    }
+    (tmp_path / "asked.py").write_text(ASKED)
+    process = start_program(str(tmp_path / "asked.py"), backend="jax", cwd=tmp_path, **pod)
+    assert process.communicate()[0] == "3/4@None\n"
+    alone = start_program(str(tmp_path / "asked.py"), backend="jax", cwd=tmp_path, **{**pod, "MEGASCALE_SLICE_ID": "x"})
+    assert "JAX can't tell which process this is: invalid literal" in alone.communicate()[1]
 
 
 CALLBACKS = (

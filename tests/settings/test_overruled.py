@@ -51,12 +51,12 @@ def test_a_mapping_that_the_chosen_file_has_empty_is_empty(write_recipe) -> None
 
 def test_a_file_that_is_about_some_keys_leaves_the_recipes_others(write_recipe) -> None:
     recipe = write_recipe(
-        "trainer: {epochs: 20, batch_size: 32}\nlogger: {console: live}\n"
+        "trainer: {epochs: 20, batch_size: 32}\nlogger: {console: live, mlflow: true}\n"
         "policy: {name: mixed_float16, head: null, overrides: {a: float32}}\n"
     )
     settings = load_settings([recipe, "trainer=quick", "logger=quiet", "policy=mixed_bfloat16"])
     assert (settings.trainer.epochs, settings.trainer.batch_size) == (1, 32)
-    assert settings.logger.console == "quiet"
+    assert (settings.logger.console, settings.logger.mlflow) == ("quiet", True)
     assert settings.policy == PolicySettings("mixed_bfloat16", None, {"a": "float32"})
 
 
