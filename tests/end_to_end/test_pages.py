@@ -103,8 +103,8 @@ def as_the_shell_reads(command: str, cwd: Path) -> list[str]:
 
 
 def shape(text: str) -> list[str]:
-    """Its lines without numbers, whose widths vary."""
-    return [" ".join(re.sub(r"[-+]?\d[\d,.]*(e[-+]?\d+)?", "#", line).split()) for line in text.splitlines()]
+    """Its lines without numbers, whose widths vary, and without the units of memory."""
+    return [" ".join(re.sub(r"[-+]?\d[\d,.]*(e[-+]?\d+)?( [MG]iB)?", "#", line).split()) for line in text.splitlines()]
 
 
 @pytest.mark.long
