@@ -99,7 +99,8 @@ def sample_sentence(sample: GradientSample) -> str:
     """
     found = [f"{format_fraction(sample.flushed_share)} flushed to zero"]
     if sample.headroom_doublings is not None:
-        found.append(f"the scale could double {max(0, math.floor(sample.headroom_doublings))} times")
+        doublings = max(0, math.floor(sample.headroom_doublings))
+        found.append(f"the scale could double {doublings} time{'s' * (doublings != 1)}")
     elif not sample.norm and not sample.flushed_share:
         found = ["all are zero"]
     if sample.lost_updates_share is not None:

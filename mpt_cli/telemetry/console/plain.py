@@ -44,7 +44,7 @@ INDENT = 8  # of a sentence between rows: to the right of the epochs, whose colu
 
 def header_rows(header: RunHeader) -> list[tuple[str, str]]:
     """Return the rows that describe a run before it starts, as label and text."""
-    length = f"{header.epochs} epochs"
+    length = f"{header.epochs} epoch{'s' * (header.epochs != 1)}"
     if header.steps_per_epoch:
         length += f" of {format_count(header.steps_per_epoch)} steps"
     if header.total_steps and header.total_steps != header.epochs * (header.steps_per_epoch or 0):
