@@ -16,7 +16,6 @@ from mpt_cli.diagnose.float32_examination import RunStepper
 from mpt_cli.diagnose.preparation import OverflowEvent, RemedyTrial, remedy_rows
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector
-from mpt_cli.errors import DataError
 from mpt_cli.precision import has_custom_train_step
 from mpt_cli.precision.gradients.exponent_counts import INFS, NANS
 from mpt_cli.precision.train_step import optimizers_of
@@ -28,7 +27,7 @@ from mpt_cli.samples.value_ranges import PartRows, RangeMap
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.build_run_parts import Assembly, assemble
-from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
+from mpt_cli.training.checkpoint import CheckpointStore, check_data, collect_state, restore_state
 from mpt_cli.training.run_from_settings import Program
 
 
@@ -39,7 +38,9 @@ def rebuild_at_checkpoint(
     program = Program(settings)
     parts = assemble(program, platform, program.load_data())
     checkpoint = CheckpointStore(run.checkpoints, say=say).newest(before=overflow.step)
-    _check_data(run, checkpoint, parts.data.fingerprint)
+    now = parts.data.fingerprint
+    before = checkpoint.position["dataset"] if checkpoint else known_environment(run).get("dataset_fingerprint", now)
+    check_data(str(run.path), str(before), now)
     if checkpoint is None:
         return parts, RunStepper(parts)
     is_other = checkpoint.position["scaling_mode"] != parts.scaling.mode  # overrides of the remedy that is tried
@@ -48,15 +49,6 @@ def rebuild_at_checkpoint(
     within = progress["step_in_epoch"]
     epoch = progress["epoch"] if within else progress["epochs_completed"] + 1
     return parts, RunStepper(parts, checkpoint.step, epoch, within)
-
-
-def _check_data(run: RunDirectory, checkpoint: Checkpoint | None, now: str) -> None:
-    before = checkpoint.position["dataset"] if checkpoint else known_environment(run).get("dataset_fingerprint", now)
-    if before != now:
-        raise DataError(
-            f"{run.path} was trained on other data (fingerprint {str(before)[:12]}…, now {now[:12]}…). "
-            "Restore that data."
-        )
 
 
 INPUT, OUTPUT, WEIGHTS = "input", "output", "weights"

@@ -56,7 +56,7 @@ def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
     """
     settings, scaling = found.parts.settings, found.parts.scaling
     scale = found.overflow.scale_before
-    lower = dict.fromkeys(max(scale / divisor, scaling.floor or 0.0) for divisor in LOWER)
+    lower = dict.fromkeys(max(scale / divisor, scaling.rule.floor or 0.0) for divisor in LOWER)
     is_lowered = scaling.scales and isfinite(found.loss)
     groups = [{**settings.policy.overrides, **dict.fromkeys(names, "float32")} for names in _layer_groups(found)]
     words = [[f"{FIRST_SCALE}={each!r}"] for each in lower if is_lowered and each < scale]
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str]) -> None:
         parts.optimizer.learning_rate = rate  # the checkpoint has that of then
     state = parts.optimizer.scale_state
     if state is not None and any(word.startswith(FIRST_SCALE) for word in words):  # and its scale
-        state.scale.assign(parts.scaling.initial_scale)
+        state.scale.assign(parts.scaling.rule.initial_scale)
     losses, applied = zip(*stepper.train_to(overflow.step - 1 + int(steps))[-MOST_LOOKED_AT:], strict=True)
     print(json.dumps({"losses": losses, "applied": applied}))
 

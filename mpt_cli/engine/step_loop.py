@@ -175,17 +175,9 @@ def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, row: StepRow) ->
     assert state is not None
     lost, zero = ~ops.isfinite(row.column("loss")), row.column("zero") > 0
     applied = row.applied(not optimizer.scales)
-    longer: StreakCounts[Any] = StreakCounts(
-        skips=~applied,
-        non_finite_losses=applied & lost,
-        zero_steps=applied & zero,
-    )
-    broken: StreakCounts[Any] = StreakCounts(
-        skips=applied,
-        non_finite_losses=applied & ~lost,
-        zero_steps=applied & ~zero,
-    )
-    return ops.where(ops.stack(broken), 0, streaks + ops.cast(ops.stack(longer), "int32"))
+    goes_on: StreakCounts[Any] = StreakCounts(skips=~applied, non_finite_losses=lost, zero_steps=zero)
+    counts = ops.stack([applied | True, applied, applied])  # a skipped step leaves the streaks of applied ones
+    return ops.where(counts, ops.where(ops.stack(goes_on), streaks + 1, 0), streaks)
 
 
 def convolves(model: Any) -> bool:

@@ -126,7 +126,15 @@ def stateless_apply(
             slots = _after_description(inner, gradients.defects)
         if not gradients.unscaled:
             grads = unscale(grads, variables, scale if optimizer.scales else None)
-        return _inner_stateless_apply(optimizer, slots, grads, variables, values)
+        trained = optimizer.inner_optimizer
+        mapping = [*zip(variables, values, strict=True), *zip(trained.variables, slots, strict=True)]
+        given = {id(v) for v in variables}
+        # moving averages read all
+        mapping += [(v, v.value) for v in optimizer.trained_variables if id(v) not in given]
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            trained.apply(grads, variables)
+        read = scope.get_current_value
+        return list(map(read, variables)), list(map(read, trained.variables))
 
     if not optimizer.scales:
         (new_values, new_inner), applied = use(), measured.finite | True
@@ -152,24 +160,6 @@ def _after_description(inner_values: list[Tensor], defects: GradientDefects) -> 
     """
     known = defects.nearest >= -1  # always, which XLA does not know
     return [jnp.where(known, value, jnp.zeros_like(value)) if jnp.ndim(value) == 0 else value for value in inner_values]
-
-
-def _inner_stateless_apply(
-    optimizer: "LossScaleOptimizer",
-    inner_values: list[Tensor],
-    grads: list[Tensor],
-    variables: list[Any],
-    values: list[Tensor],
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Call `inner.stateless_apply` for some variables, in any order."""
-    inner = optimizer.inner_optimizer
-    mapping = [*zip(variables, values, strict=True), *zip(inner.variables, inner_values, strict=True)]
-    given = {id(v) for v in variables}
-    # moving averages read all
-    mapping += [(v, v.value) for v in optimizer.trained_variables if id(v) not in given]
-    with keras.StatelessScope(state_mapping=mapping) as scope:
-        inner.apply(grads, variables)
-    return [scope.get_current_value(v) for v in variables], [scope.get_current_value(v) for v in inner.variables]
 
 
 class TrainState(NamedTuple):

@@ -227,7 +227,7 @@ def _apply_on_replicas(
     _apply_inner_where(optimizer, of_all, apply_inner)
 
 
-def _then_nothing(act: Callable[[], None]) -> Callable[[], Tensor]:
+def then_nothing(act: Callable[[], None]) -> Callable[[], Tensor]:
     """Return `act` as a branch of `tf.cond`, which must return a tensor."""
 
     def branch() -> Tensor:
@@ -247,7 +247,7 @@ def _apply_inner_where(
         state.advance(measured, tf.constant(True))
     else:
         applied = measured.finite
-        tf.cond(applied, _then_nothing(apply_inner), _then_nothing(lambda: None))
+        tf.cond(applied, then_nothing(apply_inner), then_nothing(lambda: None))
         state.advance(measured, applied)
 
 
@@ -314,7 +314,7 @@ def _update_or_put_back(
         if inside:
             assign(kept, before)
 
-    tf.cond(is_applied, _then_nothing(update_metrics), _then_nothing(put_back))
+    tf.cond(is_applied, then_nothing(update_metrics), then_nothing(put_back))
     if not inside:
         assign(kept, [tf.where(is_applied, v, old) for v, old in zip(kept, before, strict=True)])
 
@@ -332,7 +332,7 @@ def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[dict
     values = custom.train_values(logs)
     row = combine_rows([row_since(optimizer, starts[name], values[0]) for name, optimizer in custom.optimizers.items()])
     applied = row.applied(not any(optimizer.scales for optimizer in custom.optimizers.values()))
-    tf.cond(applied, lambda: tf.constant(0), _then_nothing(lambda: assign(kept, before)))
+    tf.cond(applied, lambda: tf.constant(0), then_nothing(lambda: assign(kept, before)))
     custom.train_log.assign(tf.where(applied, values, custom.train_log.value))
     return logs, row
 

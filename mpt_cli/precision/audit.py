@@ -83,20 +83,19 @@ def audit_layers(model: Any) -> list[LayerAudit]:
     'probabilities in float16: their gradient is inf or nan near 0 and exactly 0 below 6e-8'
     """
     heads = {id(layer) for layer in head_layers(model)}
-    return [_audit(layer, id(layer) in heads) for layer in layers_of(model)]
-
-
-def _audit(layer: Any, is_head: bool) -> LayerAudit:
-    return LayerAudit(
-        path=layer.path or layer.name,
-        kind=type(layer).__name__,
-        policy=layer.dtype_policy.name,
-        compute_dtype=layer.compute_dtype,
-        variable_dtype=layer.variable_dtype,
-        parameters=layer.count_params() if layer.built else 0,
-        is_head=is_head,
-        risk=_risk(layer, is_head),
-    )
+    return [
+        LayerAudit(
+            layer.path or layer.name,
+            type(layer).__name__,
+            layer.dtype_policy.name,
+            layer.compute_dtype,
+            layer.variable_dtype,
+            layer.count_params() if layer.built else 0,
+            id(layer) in heads,
+            _risk(layer, id(layer) in heads),
+        )
+        for layer in layers_of(model)
+    ]
 
 
 def _risk(layer: Any, is_head: bool) -> str:

@@ -12,11 +12,18 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from mpt_cli.precision.apply_or_skip_tensorflow import apply, are_made_here, is_readable, outside, replicas
+from mpt_cli.precision.apply_or_skip_tensorflow import (
+    apply,
+    are_made_here,
+    is_readable,
+    outside,
+    replicas,
+    then_nothing,
+)
 from mpt_cli.precision.gradient_check import GradientMeasurement, dense, unscale
 from mpt_cli.precision.keras_internals import direct_trainable_variables, step_options
 from mpt_cli.precision.optimizer import LossScaleOptimizer
-from mpt_cli.precision.train_step import ids_of
+from mpt_cli.precision.train_step import assign, ids_of
 
 Tensor = Any
 FirstScale = Callable[[Callable[[list[Any]], bool]], float | None]  # gets a test for lists of them
@@ -184,7 +191,15 @@ class BackwardPasses:
                 if is_known
                 else optimizer.measure(gradients, variables, True)
             )
-            _apply(optimizer, gradients, variables, scaled, measured, list(zip(places, values, strict=True)))
+            if replicas() == 1:
+                finite = [measured.finite, *(each.is_finite() for each in scaled if not each.is_over)]
+                measured = measured._replace(finite=tf.reduce_all(finite))
+                if places:
+                    put_back = then_nothing(lambda: assign(places, values))
+                    tf.cond(optimizer.applies(measured.finite), lambda: tf.constant(0), put_back)
+            apply(optimizer, gradients, variables, True, measured)
+            for each in scaled:
+                each.follow()
 
         if tf.executing_eagerly() and options is not None and replicas() == 1:
             # an eager step of Adam has a dozen small operations for each variable, and one of ours a hundred beside
@@ -198,34 +213,6 @@ class BackwardPasses:
                 self._steps[key] = tf.function(step, autograph=False, reduce_retracing=True)
             step = self._steps[key]
         step(gradients, losses, [value for _, value in changed])
-
-
-def _apply(
-    optimizer: LossScaleOptimizer,
-    gradients: list[Tensor],
-    variables: list[Any],
-    passes: list[BackwardPass],
-    measured: GradientMeasurement,
-    changed: list[tuple[Any, Tensor]],
-) -> None:
-    if replicas() == 1:
-        measured = measured._replace(
-            finite=tf.reduce_all([measured.finite, *(p.is_finite() for p in passes if not p.is_over)])
-        )
-        _put_back_unless(optimizer.applies(measured.finite), changed)
-    apply(optimizer, gradients, variables, True, measured)
-    for each in passes:
-        each.follow()
-
-
-def _put_back_unless(is_applied: Tensor, changed: list[tuple[Any, Tensor]]) -> None:
-    def put_back() -> Tensor:
-        for variable, value in changed:
-            variable.assign(value)
-        return tf.constant(0)
-
-    if changed:
-        tf.cond(is_applied, lambda: tf.constant(0), put_back)
 
 
 def _are_finite(gradients: list[Tensor]) -> Tensor:

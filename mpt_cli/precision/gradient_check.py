@@ -39,13 +39,6 @@ def is_sparse(gradient: Tensor) -> bool:
     return type(gradient).__name__ == SPARSE[keras.backend.backend()][0]
 
 
-def _with_rows(gradient: Tensor, rows: Tensor) -> Tensor:
-    """Return a sparse gradient with other values at the same places."""
-    if keras.backend.backend() == "tensorflow":
-        return type(gradient)(rows, gradient.indices, gradient.dense_shape)
-    return type(gradient)((rows, gradient.indices), shape=gradient.shape)
-
-
 def reinterpret(x: Tensor, dtype: Any) -> Tensor:
     """Return the bits of `x` as another dtype of its size; `keras.ops.view` fails on a TensorFlow batch of unknown
     size."""
@@ -74,7 +67,9 @@ def divide(gradient: Tensor, scale: Tensor | None) -> Tensor:
         values = ops.divide(values, ops.cast(scale, values.dtype))
     if not is_sparse(gradient):
         return values
-    return _with_rows(gradient, values)
+    if keras.backend.backend() == "tensorflow":
+        return type(gradient)(values, gradient.indices, gradient.dense_shape)
+    return type(gradient)((values, gradient.indices), shape=gradient.shape)
 
 
 def unscale(gradients: list[Tensor], variables: list[Any], scale: Tensor | None) -> list[Tensor]:

@@ -6,8 +6,7 @@ to float32 inside a layer.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -124,23 +123,19 @@ def trace_forward(model: Any, x: Any) -> list[tuple[Any, Operation]]:
         with keras.StatelessScope():
             return predict_in_training(model, x)
 
-    with _marked(model, parts, scope):
-        operations = list(trace(forward, x))
-    found = [(_PART.findall(each.scopes), each) for each in operations]
-    return [(parts[int(marks[-1])] if marks else None, each) for marks, each in found]
-
-
-def _marked(model: Any, parts: Sequence[Any], scope: Callable[[str], Any]) -> AbstractContextManager[None]:
-    """Run `model` and each of `parts` in a separate scope, which the names of its operations show."""
-
     def wrap(index: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Run a part in a scope of its own, which the names of its operations show."""
+
         def call_in_scope(*arguments: Any, **named: Any) -> Any:
             with scope(MARK.format(index if index < len(parts) else "none_")):
                 return call(*arguments, **named)
 
         return call_in_scope
 
-    return calls_through([*parts, model], wrap)
+    with calls_through([*parts, model], wrap):
+        operations = list(trace(forward, x))
+    found = [(_PART.findall(each.scopes), each) for each in operations]
+    return [(parts[int(marks[-1])] if marks else None, each) for marks, each in found]
 
 
 def needs_of(model: Any, x: Any) -> dict[Any, str]:

@@ -295,7 +295,7 @@ class LossScaleOptimizer(
         self._unscaled: bool | None = None  # whether gradients come divided by the scale, as last noted
         self._rule = rule
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
-        self._step_log: StepLog | None = None
+        self.step_log: StepLog | None = None  # of the latest steps; None unless `keep_step_log` was called
         self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
         self.allows_unscaled = False  # whether gradients of a step that scales no loss are taken as they are
         self.was_unscaled = False  # whether a traced step had such gradients
@@ -308,18 +308,13 @@ class LossScaleOptimizer(
     def variables(self) -> list[keras.Variable]:
         """Return the scale's own variables, the inner optimizer's, then those of a step log."""
         own = self.scale_state.variables if self.scale_state else []
-        return [*own, *self.inner_optimizer.variables, *(self._step_log.variables if self._step_log else [])]
-
-    @property
-    def step_log(self) -> StepLog | None:
-        """Return the records of the latest steps; None unless `keep_step_log` was called."""
-        return self._step_log
+        return [*own, *self.inner_optimizer.variables, *(self.step_log.variables if self.step_log else [])]
 
     def keep_step_log(self, capacity: int) -> StepLog:
         """Record the latest `capacity` steps from now on; functions compiled before must be compiled again."""
-        if self._step_log is None or self._step_log.capacity < capacity:
-            self._step_log = StepLog(capacity)
-        return self._step_log
+        if self.step_log is None or self.step_log.capacity < capacity:
+            self.step_log = StepLog(capacity)
+        return self.step_log
 
     def build(self, var_list: list[Any]) -> None:
         """Create the variables; `var_list` are the variables to train. A second call changes nothing.
@@ -481,7 +476,7 @@ class LossScaleOptimizer(
         """Scale the loss for a caller that applies the gradients with `apply_scaled`, or says `unscaled` itself."""
         self._loss_was_scaled = True
         loss = ops.convert_to_tensor(loss)
-        if self._step_log is not None and keras.backend.backend() == "tensorflow":
+        if self.step_log is not None and keras.backend.backend() == "tensorflow":
             self.note_loss(loss)  # on JAX a loss is traced inside the gradient and known only there
         if keras.backend.standardize_dtype(loss.dtype) != "float64":
             loss = ops.cast(loss, "float32")

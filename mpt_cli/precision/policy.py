@@ -95,8 +95,15 @@ def clone_with_policies(model: Any, policies: dict[Any, str], moved: Any) -> Any
     copy = keras.models.clone_model(model, clone_function=clone, recursive=True)
     copy.set_weights(model.get_weights())
     for layer, twin in zip(inner_layers(model), inner_layers(copy), strict=True):
-        if layer in policies and twin.dtype_policy.name != policies[layer]:
-            _set_policy(twin, policies[layer])
+        if layer not in policies or twin.dtype_policy.name == (policy := policies[layer]):
+            continue
+        if twin.weights and keras.dtype_policies.get(policy).variable_dtype != twin.variable_dtype:
+            raise ValueError(
+                f"layer {twin.path!r} can't have {policy}: its variables are {twin.variable_dtype}, as the layer "
+                "around it makes them. Name the layer around it in policy.overrides, or give it a dtype where the "
+                "model makes it."
+            )
+        twin.dtype_policy = policy
     return copy
 
 
@@ -131,15 +138,6 @@ def _set_inner_policies(twin: Any, layer: Any, policies: dict[Any, str]) -> None
         if part in policies and not copied.weights:
             copied.dtype_policy = policies[part]
         _set_inner_policies(copied, part, policies)
-
-
-def _set_policy(layer: Any, policy: str) -> None:
-    if layer.weights and keras.dtype_policies.get(policy).variable_dtype != layer.variable_dtype:
-        raise ValueError(
-            f"layer {layer.path!r} can't have {policy}: its variables are {layer.variable_dtype}, as the layer around "
-            "it makes them. Name the layer around it in policy.overrides, or give it a dtype where the model makes it."
-        )
-    layer.dtype_policy = policy
 
 
 @dataclass(frozen=True, eq=False, repr=False)

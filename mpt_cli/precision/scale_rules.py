@@ -457,20 +457,16 @@ def _mean(before: Any, value: Any, beta: float) -> Any:
     return beta * before + (1 - beta) * value
 
 
-def _reinterpret(x: Any, dtype: str) -> Any:
-    from mpt_cli.precision.gradient_check import reinterpret
-
-    return reinterpret(x, dtype)
-
-
 def _log2(x: Any) -> Any:
     """Return log2 of a normal float32, the exponent read from its bits: exact for powers of two, 128 for inf."""
     from keras import ops
 
-    bits = _reinterpret(x, "int32")
+    from mpt_cli.precision.gradient_check import reinterpret
+
+    bits = reinterpret(x, "int32")
     exponent = ops.right_shift(bits, EXPONENT_BITS_AT) - EXPONENT_BIAS
     fraction = ops.bitwise_and(bits, 2**EXPONENT_BITS_AT - 1)
-    mantissa = _reinterpret(ops.bitwise_or(fraction, EXPONENT_BIAS << EXPONENT_BITS_AT), "float32")
+    mantissa = reinterpret(ops.bitwise_or(fraction, EXPONENT_BIAS << EXPONENT_BITS_AT), "float32")
     return ops.cast(exponent, "float32") + ops.log(mantissa) / math.log(2.0)
 
 
@@ -478,5 +474,7 @@ def _power_of_two(exponent: Any) -> Any:
     """Return exactly 2**floor(exponent), made from bits: a compiled `pow` may round."""
     from keras import ops
 
+    from mpt_cli.precision.gradient_check import reinterpret
+
     whole = ops.cast(ops.clip(ops.floor(exponent), 1 - EXPONENT_BIAS, EXPONENT_BIAS), "int32")
-    return _reinterpret(ops.left_shift(whole + EXPONENT_BIAS, EXPONENT_BITS_AT), "float32")
+    return reinterpret(ops.left_shift(whole + EXPONENT_BIAS, EXPONENT_BITS_AT), "float32")

@@ -247,7 +247,9 @@ class StepLog:
         first = max(after, seen - self.capacity)
         places = np.arange(first, seen) % self.capacity
         floats, ints = (np.stack([copy[places] for copy in _copies(value)]) for value in values)
-        return StepRows(_mean_loss(floats), combined_ints(ints, np).astype("int32"), first - after)
+        # the copies of replicas differ only in the loss
+        merged = np.concatenate([floats[..., :1].mean(0, dtype="float32"), floats[0, :, 1:]], axis=1)
+        return StepRows(merged, combined_ints(ints, np).astype("int32"), first - after)
 
 
 def count_of(tally: Any, name: str) -> int:
@@ -259,11 +261,6 @@ def _copies(value: Tensor) -> list[NDArray[Any]]:
     """Return the copy of each replica of a `tf.distribute` strategy; one array elsewhere."""
     mirrored = getattr(value, "values", None)
     return [on_host(copy) for copy in (mirrored if isinstance(mirrored, tuple) else [value])]
-
-
-def _mean_loss(floats: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Merge (replicas, steps, columns) over the replicas, which differ only in the loss."""
-    return np.concatenate([floats[..., :1].mean(0, dtype="float32"), floats[0, :, 1:]], axis=1)
 
 
 def combined_ints(ints: Any, numpy: Any = ops) -> Any:

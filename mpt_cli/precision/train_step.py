@@ -262,11 +262,6 @@ class CustomSteps:
     updates_per_step: int = 1  # of the first optimizer
 
     @property
-    def further(self) -> dict[str, LossScaleOptimizer]:
-        """Return all optimizers but the first."""
-        return dict(list(self.optimizers.items())[1:])
-
-    @property
     def variables(self) -> list[keras.Variable]:
         """Return the logs, which the compiled loop updates beside the metrics."""
         return [self.train_log, self.test_log]
@@ -275,7 +270,7 @@ class CustomSteps:
         """Return what a train_step returned as a vector in the order of `train_names`."""
         logs = flat_logs(logs)
         values = [reported_number(logs[self.train_loss]), *_others(logs)]
-        for optimizer in self.further.values():
+        for optimizer in list(self.optimizers.values())[1:]:
             values += [optimizer.loss_scale, optimizer.applied_steps, optimizer.skipped_steps]
         return ops.stack([ops.cast(value, "float32") for value in values])
 
@@ -296,11 +291,6 @@ def custom_steps(model: Any) -> CustomSteps | None:
     return found if isinstance(found, CustomSteps) else None
 
 
-def set_custom_steps(model: Any, custom: CustomSteps) -> None:
-    """Make the compiled loop run the model's own steps from now on."""
-    model._mpt_custom_steps = custom
-
-
 def optimizers_of(model: Any) -> dict[str, LossScaleOptimizer]:
     """Return the optimizers that train a compiled model, by the attributes that hold them."""
     custom = custom_steps(model)
@@ -311,11 +301,6 @@ def metric_variables(model: Any) -> list[Any]:
     """Return the variables of the metrics, and the logs of a model with steps of its own."""
     custom = custom_steps(model)
     return [*model.metrics_variables, *(custom.variables if custom is not None else [])]
-
-
-def scale_variables(optimizer: LossScaleOptimizer) -> dict[str, keras.Variable]:
-    """Return the variables behind the loss scale of a built optimizer, by name."""
-    return {} if optimizer.scale_state is None else optimizer.scale_state.by_name
 
 
 def reported_number(value: Tensor) -> Tensor:
@@ -359,10 +344,15 @@ def log_names(logs: dict[str, Any]) -> tuple[tuple[str, ...], str]:
     return ("loss", *(name for name in logs if name != "loss")), loss
 
 
-def build_custom_steps(
-    optimizers: dict[str, LossScaleOptimizer], train_logs: Any, test_logs: Any, uses: dict[str, OptimizerUse]
-) -> CustomSteps:
-    """Return `CustomSteps` for what `trace_train_step` and `trace_test_step` returned (None: no such step).
+def set_custom_steps(
+    model: Any,
+    optimizers: dict[str, LossScaleOptimizer],
+    train_logs: Any,
+    test_logs: Any,
+    uses: dict[str, OptimizerUse],
+) -> None:
+    """Make the compiled loop run the model's own steps from now on, by what `trace_train_step` and `trace_test_step`
+    returned (None: no such step).
 
     ValueError of `log_names`.
     """
@@ -374,7 +364,9 @@ def build_custom_steps(
         for kind, names in (("train", train_names), ("test", test_names))
     )
     updates = next((uses[name].applied for name in optimizers), 1)
-    return CustomSteps(optimizers, train_names, test_names, train_loss, test_loss, train_log, test_log, updates)
+    model._mpt_custom_steps = CustomSteps(
+        optimizers, train_names, test_names, train_loss, test_loss, train_log, test_log, updates
+    )
 
 
 def unwrapped(optimizer: Any) -> Any:

@@ -343,7 +343,7 @@ def _advise_first_scale(run_state: RunState) -> str:
     """Return a sentence with an initial scale that would have caused no skips; empty if the run needed no search."""
     if run_state.found_scale is None:
         return ""
-    found, first = (format_scale(scale) for scale in (run_state.found_scale, run_state.scaling.initial_scale))
+    found, first = (format_scale(scale) for scale in (run_state.found_scale, run_state.scaling.rule.initial_scale))
     return (
         f" The initial loss scale, {first}, was too high: {found} (loss_scale.initial_scale) would have avoided the "
         "skips at the start."

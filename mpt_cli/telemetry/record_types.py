@@ -36,15 +36,6 @@ class Scaling:
         return self.rule.mode
 
     @property
-    def initial_scale(self) -> float:
-        return self.rule.initial_scale
-
-    @property
-    def growth_steps(self) -> int | None:
-        """Return the applied steps before a growth, None where none are counted."""
-        return self.rule.growth_steps
-
-    @property
     def scales(self) -> bool:
         """Return whether the loss is scaled at all; if not, gradients that are not finite are applied like others."""
         return self.rule.scales
@@ -53,11 +44,6 @@ class Scaling:
     def moves(self) -> bool:
         """Return whether the scale can change during the run."""
         return self.rule.moves
-
-    @property
-    def floor(self) -> float | None:
-        """Return the lowest value of the scale; None for one that doesn't move or has no floor."""
-        return self.rule.floor
 
 
 @dataclass(frozen=True)
@@ -248,7 +234,7 @@ class Summary:
 
 
 Count = TypeVar("Count")
-R = TypeVar("R", RunHeader, Event, Summary)
+R = TypeVar("R")
 
 
 class StreakCounts(NamedTuple, Generic[Count]):
@@ -378,7 +364,8 @@ _BESIDE_RECORD = {
 
 def record_from(record: type[R], tree: Mapping[str, Any]) -> R:
     """Return the dataclass of a line or a file of strict JSON; fields that a later version added are ignored."""
-    return record(**{each.name: _from_json(tree[each.name]) for each in fields(record) if each.name in tree})
+    known = fields(record)  # type: ignore[arg-type]
+    return record(**{each.name: _from_json(tree[each.name]) for each in known if each.name in tree})
 
 
 def _from_json(value: Any) -> Any:

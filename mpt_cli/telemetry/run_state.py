@@ -187,7 +187,7 @@ class RunState:
         """Return how many of the first skips were part of the search for the scale: early, before it had grown, with a
         finite loss.
         """
-        if not self.scaling.growth_steps:
+        if not self.scaling.rule.growth_steps:
             return 0
         end = self.steps_seen if self.first_growth_step is None else self.first_growth_step
         forward = {*self.forward_steps}
@@ -216,14 +216,14 @@ class RunState:
         other_causes = {*self.forward_steps, *self.persistent_nan_steps}
         skips = zip(self.skip_steps, self.skip_scales, strict=False)
         found = min((scale for step, scale in skips if step not in other_causes), default=math.inf)
-        return found if found < self.scaling.initial_scale else None
+        return found if found < self.scaling.rule.initial_scale else None
 
     def is_near_floor(self, factor: float) -> bool:
         """Return whether the scale is at most `factor` times its floor, if it has one.
 
         The floor of the settings may lie between two float32 of the device, and is rounded by at most 2^-24 of it.
         """
-        floor = self.scaling.floor
+        floor = self.scaling.rule.floor
         return self.scale is not None and floor is not None and self.scale <= factor * floor * (1 + 2**-24)
 
     def forward_share(self, skips: int) -> float:

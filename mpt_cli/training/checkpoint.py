@@ -206,12 +206,9 @@ def restore_state(model: Any, arrays: NamedArrays, other_scaling: bool = False) 
     With `other_scaling` the loss scale and its counters keep their fresh values, because the mode is another one now.
     DataError when the arrays are those of another model or optimizer; nothing is changed then.
     """
-    variables = _variables(model)
-    arrays = {name: array for name, array in arrays.items() if not name.startswith(CALLBACK_PREFIX)}
-    if other_scaling:
-        variables = {name: variable for name, variable in variables.items() if not name.startswith(SCALE_PREFIX)}
-        arrays = {name: array for name, array in arrays.items() if not name.startswith(SCALE_PREFIX)}
-    _assign(variables, arrays)
+    left_out = (CALLBACK_PREFIX, SCALE_PREFIX) if other_scaling else CALLBACK_PREFIX
+    both = _variables(model), arrays
+    _assign(*({name: each[name] for name in each if not name.startswith(left_out)} for each in both))
 
 
 def _assign(variables: dict[str, Any], arrays: NamedArrays) -> None:
@@ -236,7 +233,6 @@ def _variables(model: Any) -> dict[str, Any]:
     from mpt_cli.precision.train_step import (  # imports Keras, as this file must not
         metric_variables,
         optimizers_of,
-        scale_variables,
     )
 
     inner: dict[str, Any] = {}
@@ -244,7 +240,8 @@ def _variables(model: Any) -> dict[str, Any]:
     for place, (attribute, optimizer) in enumerate(optimizers_of(model).items()):
         of = f"{attribute}/" if place else ""  # a run of one optimizer has no need of its name
         inner |= _numbered(f"optimizer/{of}".rstrip("/"), optimizer.inner_optimizer.variables)
-        scales |= {f"{SCALE_PREFIX}{of}{name}": variable for name, variable in scale_variables(optimizer).items()}
+        state = optimizer.scale_state
+        scales |= {f"{SCALE_PREFIX}{of}{name}": variable for name, variable in (state.by_name if state else {}).items()}
     return _model_variables(model) | inner | _numbered("metric", metric_variables(model)) | scales
 
 
@@ -269,13 +266,12 @@ def _numbered(kind: str, variables: Any) -> dict[str, Any]:
 MOST_SAVING_SHARE = 0.02  # saving by time may cost this share of it
 
 
-def check_data(checkpoint: Checkpoint, fingerprint: str) -> None:
-    """Raise DataError where a checkpoint was made on other data."""
-    before = checkpoint.position["dataset"]
-    if before != fingerprint:
+def check_data(made: str, before: str, now: str) -> None:
+    """Raise DataError where what is called `made` was made on other data, by their fingerprints."""
+    if before != now:
         raise DataError(
-            f"the checkpoint of step {checkpoint.step} was made on other data (fingerprint {before[:12]}…, now "
-            f"{fingerprint[:12]}…). Restore that data, or start a new run."
+            f"{made} was made on other data (fingerprint {before[:12]}…, now {now[:12]}…). Restore that data, or start "
+            "a new run."
         )
 
 
@@ -307,7 +303,10 @@ class Checkpointer:
 
     def save_if_due(self) -> None:
         """Save where the settings say that it is time."""
-        if self._is_due():
+        steps, minutes = self.settings.checkpoint_every_steps, self.settings.checkpoint_every_minutes
+        by_steps = steps is not None and self.record.counters.seen % steps == 0
+        wait = None if minutes is None else max(60.0 * minutes, self._save_seconds / MOST_SAVING_SHARE)
+        if by_steps or (wait is not None and time.monotonic() - self._saved_at >= wait):
             self.save()
 
     def save(self) -> None:
@@ -333,15 +332,9 @@ class Checkpointer:
 
     def _note_failure(self, error: OSError | DataError) -> None:
         """Say when saving begins to fail."""
-        reason = str(error) if isinstance(error, DataError) else error.strerror or str(error)
+        reason = str(_reason(error))
         if self.failure is None:
             before = self.saved_step
             kept = "there is none before it" if before is None else f"that of step {before} is kept"
             self.store.say(f"a checkpoint could not be written ({reason}); {kept}, training continues")
         self.failure = reason
-
-    def _is_due(self) -> bool:
-        steps, minutes = self.settings.checkpoint_every_steps, self.settings.checkpoint_every_minutes
-        by_steps = steps is not None and self.record.counters.seen % steps == 0
-        wait = None if minutes is None else max(60.0 * minutes, self._save_seconds / MOST_SAVING_SHARE)
-        return by_steps or (wait is not None and time.monotonic() - self._saved_at >= wait)

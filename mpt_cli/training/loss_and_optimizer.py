@@ -410,7 +410,7 @@ def describe_scaling(scaling: Scaling, scale: float | None = None) -> str:
     if not scaling.scales:
         why = ", though layers compute in float16" if scaling.is_needed else " (nothing computes in float16)"
         return f"{scaling.mode}{why}"
-    return scaling.rule.describe(format_scale(scale or scaling.initial_scale))
+    return scaling.rule.describe(format_scale(scale or scaling.rule.initial_scale))
 
 
 def warn_of_scaling(scaling: Scaling) -> list[str]:

@@ -18,7 +18,6 @@ from mpt_cli.precision.operations import choose_policies, set_chosen_policies
 from mpt_cli.precision.train_step import (
     CustomSteps,
     OptimizerUse,
-    build_custom_steps,
     can_be_called,
     custom_steps,
     has_custom_compute_loss,
@@ -188,7 +187,7 @@ def prepare_custom_steps(
         )
     if trains:
         _check_logs(model, "train_step", logs)
-    set_custom_steps(model, build_custom_steps(used, logs, test_logs if tests else None, uses))
+    set_custom_steps(model, used, logs, test_logs if tests else None, uses)
 
 
 def prepare_custom_test(model: Any, batch: Any) -> None:
@@ -197,7 +196,7 @@ def prepare_custom_test(model: Any, batch: Any) -> None:
         return
     logs = _trace_testing(model, batch, "model", "Give it a test_step.")
     if logs is not None:
-        set_custom_steps(model, build_custom_steps({}, None, logs, {}))
+        set_custom_steps(model, {}, None, logs, {})
 
 
 def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any) -> Any:

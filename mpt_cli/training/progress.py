@@ -2,9 +2,9 @@
 
 import math
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from signal import Signals
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 from mpt_cli.telemetry.health_and_verdict import Stop
 
@@ -56,15 +56,6 @@ class Progress:
     epochs_completed: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def from_position(cls, position: dict[str, Any]) -> Self:
-        """Return the progress from strict JSON, where nan is a text."""
-        known = {each.name: position[each.name] for each in fields(cls)}
-        numbers = {
-            name: {metric: float(value) for metric, value in known[name].items()} for name in ("metrics", "best")
-        }
-        return cls(**{**known, **numbers})
 
     def update(self, metrics: dict[str, float]) -> None:
         """Take `metrics` as the latest, and as the best where they are."""

@@ -18,7 +18,7 @@ from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.samples.gradient_samples import GradientSampler
 from mpt_cli.samples.value_ranges import is_rounded
 from mpt_cli.telemetry.health_and_verdict import HealthRules
-from mpt_cli.telemetry.record_types import RunHeader
+from mpt_cli.telemetry.record_types import RunHeader, record_from
 from mpt_cli.telemetry.run_state import EventTally
 from mpt_cli.telemetry.sink_interface import Telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
@@ -148,10 +148,10 @@ class Session(Trainer):
         """
         parts, counters, position = self.parts, self.counters, checkpoint.position
         is_same_mode = _is_same_mode(parts, checkpoint)
-        check_data(checkpoint, parts.data.fingerprint)
+        check_data(f"the checkpoint of step {checkpoint.step}", position["dataset"], parts.data.fingerprint)
         restore_state(parts.model, checkpoint.arrays, other_scaling=not is_same_mode)
         self.checkpointer.resume(checkpoint)
-        self.progress = Progress.from_position(position["progress"])
+        self.progress = record_from(Progress, position["progress"])
         self.stopwatch.resume(position["times"])
         counters.resume(position["ledger"])
         counters.scale = restore_scale(parts, checkpoint)

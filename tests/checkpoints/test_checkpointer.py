@@ -13,6 +13,7 @@ import pytest
 
 from mpt_cli.errors import DataError
 from mpt_cli.settings.schema import TrainerSettings
+from mpt_cli.telemetry.record_types import record_from
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.checkpoint import Checkpoint, Checkpointer, CheckpointStore, check_data
 from mpt_cli.training.progress import Progress, is_better
@@ -103,14 +104,14 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, said) -> None:
     _at(checkpointer, 20, 1, 5).save_if_due()
     checkpointer.resume(found)
     assert checkpointer.store.steps() == [found.step]  # what was saved after it is of a past that is trained again
-    check_data(found, "a" * 64)
+    check_data("the checkpoint of step 10", "a" * 64, "a" * 64)
     with pytest.raises(DataError, match="the checkpoint of step 10 was made on other data"):
-        check_data(found, "b" * 64)
+        check_data("the checkpoint of step 10", "a" * 64, "b" * 64)
 
 
 def test_progress_comes_back_from_strict_json_with_its_nan() -> None:
     position = {**asdict(Progress(2, 3, 1)), "metrics": {"loss": "NaN"}, "best": {"loss": 0.5}}
-    progress = Progress.from_position(position)
+    progress = record_from(Progress, position)
     assert math.isnan(progress.metrics["loss"])
     progress.update({"loss": 0.25})
     assert (progress.best, progress.epoch) == ({"loss": 0.25}, 2)

@@ -75,7 +75,7 @@ class EpochTable:
         for name in other_optimizers(metrics):
             yield f"scale {name}", format_scale(metrics[f"loss_scale/{name}"])
             yield f"skipped {name}", format_count(metrics.get(f"skipped_steps/{name}", 0.0))
-        if growth_steps := header.scaling.growth_steps:
+        if growth_steps := header.scaling.rule.growth_steps:
             yield "grows in", format_count(max(0, growth_steps - snapshot.scale_counter))
         yield "learning rate", f"{snapshot.learning_rate:.3g}"
         yield "step", format_count(snapshot.step)
