@@ -15,7 +15,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem, config_error, did_yo
 from mpt_cli.report.run import Run, load_run
 from mpt_cli.settings.checks import check_combinations
 from mpt_cli.settings.load import build_settings
-from mpt_cli.settings.model_data_optimizer_keys import AUTO, GivenData
+from mpt_cli.settings.model_data_optimizer_keys import AUTO, GivenData, GivenModel
 from mpt_cli.settings.schema import Settings, acts_on_record, all_keys, unknown_key_problem, variants_of
 from mpt_cli.signals import raise_for
 from mpt_cli.telemetry.record_types import RunHeader
@@ -166,12 +166,12 @@ def given_settings(model: Any, asked: RunArguments) -> Settings:
     """Return the settings of the run, the given ones over the defaults; ConfigError with all problems."""
     import keras
 
-    from mpt_cli.training.run_from_model import described_model, described_optimizer, described_policy
+    from mpt_cli.training.run_from_model import described_optimizer, described_policy
 
     plain = Settings(
         recipe=asked.name or model.name,
         description="a model of a Python program",
-        model=described_model(model),
+        model=GivenModel(class_name=type(model).__name__),
         data=GivenData(),
         optimizer=described_optimizer(model.optimizer),
         policy=described_policy(model, asked.policy),
@@ -180,7 +180,7 @@ def given_settings(model: Any, asked: RunArguments) -> Settings:
     tree |= {
         "seed": asked.seed,
         "run_dir": asked.run_dir and str(asked.run_dir),
-        "resume": _resume(asked.resume),
+        "resume": None if asked.resume in (None, False) else "auto" if asked.resume is True else str(asked.resume),
         "loss_scale": _loss_scale(model, asked.loss_scale),
     }
     tree["backend"]["name"] = keras.backend.backend()
@@ -191,12 +191,6 @@ def given_settings(model: Any, asked: RunArguments) -> Settings:
     if problems:
         raise ConfigError(problems)
     return built
-
-
-def _resume(resume: bool | str | Path | None) -> str | None:
-    if isinstance(resume, bool) or resume is None:
-        return "auto" if resume else None
-    return str(resume)
 
 
 def _loss_scale(model: Any, given: Any) -> dict[str, Any]:

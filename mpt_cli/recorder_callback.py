@@ -8,7 +8,7 @@ import atexit
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -28,6 +28,7 @@ from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, numbered_path
 from mpt_cli.samples.latest_step import LatestBatch, TapedCalls
 from mpt_cli.samples.value_ranges import is_rounded
+from mpt_cli.settings.model_data_optimizer_keys import GivenModel
 from mpt_cli.settings.schema import Settings, acts_on_record, unknown_key_problem
 from mpt_cli.step_recording import (
     NO_LOSS,
@@ -44,7 +45,7 @@ from mpt_cli.training.build_run_parts import count_parameters, warn_of_half_head
 from mpt_cli.training.callbacks import metrics_in, why_ended
 from mpt_cli.training.loss_and_optimizer import warn_of_scaling
 from mpt_cli.training.model import loss_not_scaled_problem
-from mpt_cli.training.run_from_model import described_model, rule_of
+from mpt_cli.training.run_from_model import rule_of
 
 LEAST_CAPACITY = 256  # rows of the ring: with the usual 50 steps between two reads it never overflows
 NO_RESUME = "checkpoints: mpt.fit writes them and resumes from one, also in the middle of an epoch"
@@ -54,11 +55,8 @@ NOT_WHOLE = "in skipped steps: the model's own train_step updates them"
 
 def scaling_of(model: Any, settings: Settings) -> Scaling:
     """Return how the loss of a compiled model is scaled: by its optimizer if that scales, else by the settings."""
-    optimizer, needed = model.optimizer, computes_in_float16(model)
-    if isinstance(optimizer, LossScaleOptimizer):
-        return Scaling(optimizer.rule, needed)
-    rule = rule_of(optimizer) or settings.loss_scale.rule_for(needed)
-    return Scaling(rule, needed)
+    needed = computes_in_float16(model)
+    return Scaling(rule_of(model.optimizer) or settings.loss_scale.rule_for(needed), needed)
 
 
 def _ending_the_record_on_error(hook: Callable[..., None]) -> Callable[..., None]:
@@ -158,7 +156,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         if self.command:
             settings = replace(
                 settings,
-                model=replace(described_model(model), command=[*self.command]),
+                model=GivenModel(class_name=type(model).__name__, command=[*self.command]),
                 policy=policy_on_record(settings.policy),
             )
         try:
@@ -248,11 +246,15 @@ class _FitRecording(Recording):
     def _take_over(self, settings: Settings, scaling: Scaling) -> list[str]:
         """Put scaling, step log and whole skips into the model; return what is not possible."""
         model = self.model
-        self._check_replicas()
+        try:  # Keras's `fit` would fail inside TensorFlow, with any optimizer
+            check_replicas(model)
+        except ValueError as error:
+            raise config_error("Recorder", str(error)) from None
         if not isinstance(model.optimizer, LossScaleOptimizer):
             model.optimizer = LossScaleOptimizer(unwrapped(model.optimizer), rule=scaling.rule)
         capacity = max(LEAST_CAPACITY, 2 * model.steps_per_execution + settings.trainer.log_every_steps)
-        with self._on_all_replicas():
+        strategy = getattr(model, "distribute_strategy", None)
+        with nullcontext() if strategy is None else strategy.scope():  # where variables get a copy on each replica
             log = model.optimizer.keep_step_log(capacity)
             if model.built and model.trainable_variables and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
@@ -285,18 +287,6 @@ class _FitRecording(Recording):
         self._metric_names = [name for name in logs if name != "loss"]  # TensorFlow has none before the first call
         self.announce()
         return True
-
-    def _check_replicas(self) -> None:
-        """ConfigError before Keras's `fit` fails inside TensorFlow, which it does with any optimizer."""
-        try:
-            check_replicas(self.model)
-        except ValueError as error:
-            raise config_error("Recorder", str(error)) from None
-
-    def _on_all_replicas(self) -> AbstractContextManager[Any]:
-        """Return where variables are made: a copy on each replica of a `tf.distribute` strategy."""
-        strategy = getattr(self.model, "distribute_strategy", None)
-        return nullcontext() if strategy is None else strategy.scope()
 
     @property
     def variables(self) -> Sequence[Any]:

@@ -34,7 +34,7 @@ from mpt_cli.settings.load import resolved_tree
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimizer, LossScaleSettings
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
 from mpt_cli.signals import format_end, signal_of
-from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
+from mpt_cli.telemetry.health_and_verdict import HealthRules, Stop
 from mpt_cli.telemetry.record_types import DEAD, FORWARD_PASS, Event, RunHeader, Scaling
 from mpt_cli.telemetry.run_state import EventTally, RunState
 from mpt_cli.telemetry.sinks import build_telemetry
@@ -42,7 +42,7 @@ from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRe
 from mpt_cli.training.loss_and_optimizer import describe_scaling
 from mpt_cli.training.progress import Conclusion, Outcome, Stopwatch
 from mpt_cli.training.run_record import NO_SAMPLES_ASKED, RunRecord, WeightWatch
-from mpt_cli.training.summary_and_exit_code import conclude_unfinished, status_of, status_of_error
+from mpt_cli.training.summary_and_exit_code import conclude, conclude_unfinished, status_of_error
 
 APPLIED = {  # keys that have an effect, or are known, if mpt only records, by section; None: all of them
     "policy": ("name",),
@@ -200,8 +200,9 @@ class Recording(RunRecord, ABC):
         assert self.optimizer.step_log is not None
         return self.optimizer.step_log.read(*self.ring(), self.offset + self.taken)
 
-    def _open(self) -> None:
-        """Make and hold the run directory, and write down what is recorded."""
+    def announce(self) -> None:
+        """Make and hold the run directory, and write down what is recorded, once all its facts are known."""
+        self.is_announced = True
         self.run = self.subject.make_run()
         self.stack.enter_context(self.run.lock())
         logger = replace(self.settings.logger, console="quiet") if self.subject.is_quiet else self.settings.logger
@@ -224,18 +225,12 @@ class Recording(RunRecord, ABC):
         self.environment = {**environment, "recorded_by": self.subject.recorded_by}
         self._write_environment()
         write_atomic(self.run.config_yaml, OmegaConf.to_yaml(OmegaConf.create(_applied(self.settings))))
+        self._check_loss()
+        self.counters.rules = self.counter_options()
+        self.telemetry.start(self.header())
 
     def _write_environment(self) -> None:
         write_json(self.run.environment_json, {**self.environment, "not_recorded": self.missing})
-
-    def announce(self) -> None:
-        """Open the run directory and write its header, once all its facts are known."""
-        self.is_announced = True
-        self._open()
-        self._check_loss()
-        self.counters.rules = self.counter_options()
-        header = self.header()
-        self.telemetry.start(header)
 
     def counter_options(self) -> CounterOptions:
         rule = self.scaling.rule
@@ -342,19 +337,13 @@ class Recording(RunRecord, ABC):
     def finish(self) -> None:
         """End the record with its verdict."""
         self.look_at_weights()
-        verdict, explanation = judge(state := self.run_state())
+        state = self.run_state()
         again = self.health.check(state)  # with what is known now
         if self.stop is not None and again is not None and again.key == self.stop.key:
             self.stop = again
-        stopped = self.stop is not None and self.subject.stops
-        if self.stop is not None:
-            explanation = f"{'Stopped' if stopped else 'A run of mpt would have been stopped'}: {self.stop}"
-            verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
-        status, exit_code = status_of(Outcome(self.progress, self.stop if stopped else None), verdict)
-        ended_early = self.why_ended() if status == "finished" else ""
-        if ended_early:
-            explanation += f" It ended early, in epoch {self.progress.epoch}: {ended_early}."
-        self.end(Conclusion(status, self.exit_code(exit_code), verdict, explanation), ended_early)
+        outcome = Outcome(self.progress, self.stop if self.subject.stops else None, ended_early=self.why_ended())
+        ending, ended_early = conclude(state, outcome, passed_over=self.stop)
+        self.end(ending._replace(exit_code=self.exit_code(ending.exit_code)), ended_early)
 
     def why_ended(self) -> str:
         """Return why it ended before its last epoch, other than by a rule; empty if it did not."""

@@ -30,7 +30,7 @@ from mpt_cli.precision.keras_internals import compiled_loss_weights, copied_opti
 from mpt_cli.precision.policy import made_in_float32, name_of
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
 from mpt_cli.precision.train_step import can_be_called, has_custom_compute_loss, unwrapped
-from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimizer
+from mpt_cli.settings.model_data_optimizer_keys import GivenOptimizer
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
 from mpt_cli.training.build_run_parts import build_metrics
 from mpt_cli.training.loss_and_optimizer import COMMON_ARGUMENTS
@@ -74,8 +74,20 @@ class ModelProgram(Program):
         return self.data
 
     def build_model(self, data: DataSet) -> Any:
-        """Return the model with the plain optimizer of the author's `compile`, which a run puts into loss scaling."""
-        model = under_policy(self.model, self.settings, data, everywhere=self.policy is not None)
+        """Return the model with the plain optimizer of the author's `compile`, which a run puts into loss scaling;
+        ConfigError if the policy would change the dtype of existing variables."""
+        model, everywhere = self.model, self.policy is not None
+        policy = policy_of(self.settings)
+        wanted, before = policy.variable_dtype, {v.dtype for v in model.trainable_weights}
+        if everywhere and before - {wanted}:
+            raise config_error(
+                "policy",
+                f"must leave the variables as they are: {policy.name} has {wanted}, the model was built with "
+                f"{', '.join(sorted(before))}.",
+                self.settings.policy.name,
+                f"Build the model after keras.config.set_dtype_policy({policy.name!r}), and leave policy out.",
+            )
+        model = put_under_policy(self.settings, model, data, everywhere)
         for inner in replace_optimizers(model, lambda inner: inner).values():
             inner._mpt_is_wrapped = False  # by an earlier run; from now on it is this one's
         set_trained(model, self.settings.model)
@@ -168,11 +180,6 @@ def rule_of(optimizer: Any) -> ScaleRule | None:
     return None
 
 
-def described_model(model: Any) -> GivenModel:
-    """Return the recorded settings of a model that no YAML can make."""
-    return GivenModel(class_name=type(model).__name__)
-
-
 def described_optimizer(optimizer: Any) -> GivenOptimizer:
     """Return the recorded settings of an optimizer that was given as an object."""
     inner = unwrapped(optimizer)
@@ -190,21 +197,6 @@ def described_policy(model: Any, policy: str | None) -> PolicySettings:
     known = [name for name in names if name in FLOAT_POLICIES]
     name = max(known, key=lambda each: (known.count(each), each != "float32"), default="float32")  # not of a head
     return PolicySettings(name, head=None)
-
-
-def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool) -> Any:
-    """Apply the policy to the model itself; ConfigError if that would change the dtype of existing variables."""
-    policy = policy_of(settings)
-    wanted, before = policy.variable_dtype, {v.dtype for v in model.trainable_weights}
-    if everywhere and before - {wanted}:
-        raise config_error(
-            "policy",
-            f"must leave the variables as they are: {policy.name} has {wanted}, the model was built with "
-            f"{', '.join(sorted(before))}.",
-            settings.policy.name,
-            f"Build the model after keras.config.set_dtype_policy({policy.name!r}), and leave policy out.",
-        )
-    return put_under_policy(settings, model, data, everywhere)
 
 
 def read_given(given: DataArguments) -> DataSet:

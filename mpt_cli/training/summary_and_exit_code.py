@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, MptError
 from mpt_cli.signals import SIGNAL_EXIT_CODES, ForcedEnd, signal_of
-from mpt_cli.telemetry.health_and_verdict import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, judge
+from mpt_cli.telemetry.health_and_verdict import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, judge
 from mpt_cli.telemetry.record_types import Summary
 from mpt_cli.telemetry.run_state import RunState
 from mpt_cli.training.checkpoint import fingerprint_weights
@@ -22,14 +22,7 @@ _STATUSES: dict[int, str] = {SIGINT: "interrupted", SIGTERM: "terminated"}
 
 def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
     """Return the summary of a run that finished, or that a health rule or a signal ended."""
-    verdict, explanation = judge(session.run_state())
-    if outcome.stop is not None:
-        explanation = f"Stopped: {outcome.stop}"
-        verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
-    status, exit_code = status_of(outcome, verdict)
-    ended_early = outcome.ended_early if status == "finished" else ""
-    if ended_early:
-        explanation += f" It ended early, in epoch {outcome.progress.epoch}: {ended_early}."
+    (status, exit_code, verdict, explanation), ended_early = conclude(session.run_state(), outcome)
     unsaved = session.checkpointer.failure
     if unsaved is not None and outcome.stop is None:
         if outcome.signal is not None:  # 130 and 143 promise that the run can continue from here
@@ -62,13 +55,22 @@ def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
     return _summary(session, run_dir, ending)
 
 
-def status_of(outcome: Outcome, verdict: str) -> tuple[str, int]:
-    """Return status and exit code: a run that never trained or collapsed is never a success."""
-    if outcome.stop is not None:
-        return "stopped", NUMERICAL
+def conclude(run_state: RunState, outcome: Outcome, passed_over: Stop | None = None) -> tuple[Conclusion, str]:
+    """Return how a run ended, and why before its last epoch (empty for another end); `passed_over` would have stopped a
+    run of mpt. A run that never trained or collapsed is never a success."""
+    verdict, explanation = judge(run_state)
+    status, exit_code = "finished", NUMERICAL if verdict in (NEVER_TRAINED, COLLAPSED) else OK
     if outcome.signal is not None:
-        return _STATUSES[outcome.signal], SIGNAL_EXIT_CODES[outcome.signal]
-    return "finished", NUMERICAL if verdict in (NEVER_TRAINED, COLLAPSED) else OK
+        status, exit_code = _STATUSES[outcome.signal], SIGNAL_EXIT_CODES[outcome.signal]
+    if outcome.stop is not None:
+        status, exit_code = "stopped", NUMERICAL
+    if stop := outcome.stop or passed_over:
+        explanation = f"{'Stopped' if outcome.stop else 'A run of mpt would have been stopped'}: {stop}"
+        verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
+    ended_early = outcome.ended_early if status == "finished" else ""
+    if ended_early:
+        explanation += f" It ended early, in epoch {outcome.progress.epoch}: {ended_early}."
+    return Conclusion(status, exit_code, verdict, explanation), ended_early
 
 
 def status_of_error(error: BaseException | None) -> tuple[str, int]:
