@@ -157,17 +157,15 @@ def compare_quality(
     found = PairedDifference(pairs)
     if not all(math.isfinite(other) for _, other in pairs):
         return Quality(WORSE, found.mean, margin, found.seeds)
-    return Quality(_quality_kind(objective, found, margin), found.mean, margin, found.seeds, found.shown_interval)
-
-
-def _quality_kind(objective: Objective, found: PairedDifference, margin: float) -> str:
     if found.is_same:
-        return SAME
-    if found.is_within(margin):
-        return EQUAL
-    if not found.is_shown:
-        return UNCLEAR
-    return WORSE if (found.mean > 0) == objective.falls else BETTER
+        kind = SAME
+    elif found.is_within(margin):
+        kind = EQUAL
+    elif not found.is_shown:
+        kind = UNCLEAR
+    else:
+        kind = WORSE if (found.mean > 0) == objective.falls else BETTER
+    return Quality(kind, found.mean, margin, found.seeds, found.shown_interval)
 
 
 def default_tolerance(objective: Objective, bases: Sequence[float]) -> float:

@@ -238,16 +238,12 @@ def weighted_by_class(data: Examples | Stream, weights: Mapping[int, float]) -> 
     target, or where there are weights already.
     """
     if isinstance(data, Stream):
-        return data.mapped(lambda batch, number: _weighted(batch, weights))
-    return _weighted(data, weights)
-
-
-def _weighted(examples: Examples, weights: Mapping[int, float]) -> Examples:
-    if not isinstance(examples.y, np.ndarray):
+        return data.mapped(lambda batch, number: weighted_by_class(batch, weights))
+    if not isinstance(data.y, np.ndarray):
         raise DataError("class_weight needs one target whose classes it can weight. Give sample weights.")
-    if examples.sample_weight is not None:
+    if data.sample_weight is not None:
         raise DataError("class_weight and sample weights of the data can't be used together. Multiply them.")
-    return Examples(examples.x, examples.y, class_factors(examples.y, weights))
+    return data._replace(sample_weight=class_factors(data.y, weights))
 
 
 def class_factors(y: Array, weights: Mapping[int, float]) -> Array:
@@ -399,8 +395,4 @@ def _prepare_batch(examples: Examples, target: TargetSpec, where: str, is_batch:
 
 def _checked_stream(stream: Stream, target: TargetSpec, title: str) -> Stream:
     """Return the stream with each batch in final dtypes; a bad one raises DataError with its number."""
-
-    def checked(batch: Examples, number: int) -> Examples:
-        return _prepare_batch(batch, target, f"{title}, batch {number}", is_batch=True)
-
-    return stream.mapped(checked)
+    return stream.mapped(lambda batch, number: _prepare_batch(batch, target, f"{title}, batch {number}", is_batch=True))

@@ -231,7 +231,7 @@ def recommended_scale(window: SafeScales, lowest: float, highest: float) -> floa
     """
     power = max(window.highest_power - 1, window.lowest_power) if not window.empty else window.highest_power - 1
     within = min(max(power, ceil(log2(lowest))), floor(log2(highest)))
-    is_safe = window.lowest_power <= within <= window.highest_power
+    is_safe = is_within(within, window)
     return 2.0 ** (within if is_safe else min(max(power, -126), 127))
 
 

@@ -162,8 +162,13 @@ class Examination:
             self.digits = measure_digits(self._examined, self._batches[0])
         self._in_float32 = GradientPass(self._examined, in_float32=True)
         self._reference = add_up([self._in_float32(batch) for batch in self._batches])
-        _check_finite(self._reference, step)
-        self.loss = float(self._reference.loss)
+        self.loss = self._reference.loss
+        if not (isfinite(self.loss) and self._reference.is_finite):  # nothing to compare float16 with
+            what = "gradients are not finite" if isfinite(self.loss) else f"the loss is {self.loss}"
+            raise NumericalError(
+                f"{what} in float32 already, at step {step}. No dtype or loss scale fixes that: look at learning rate, "
+                "data and model."
+            )
         self.loss_scale = float(self.parts.optimizer.loss_scale) if self.parts.scaling.scales else 1.0
 
     def layers(self) -> list[LayerRange]:
@@ -273,14 +278,3 @@ class Examination:
                 self.policy.name,
                 "Diagnose it on a GPU, or with the other backend.",
             ) from error
-
-
-def _check_finite(counted: ValueRanges, step: int) -> None:
-    """Raise NumericalError if float32 itself is not finite, as there is then nothing to compare float16 with."""
-    if np.isfinite(counted.loss) and counted.is_finite:
-        return
-    what = "gradients are not finite" if np.isfinite(counted.loss) else f"the loss is {counted.loss}"
-    raise NumericalError(
-        f"{what} in float32 already, at step {step}. No dtype or loss scale fixes that: look at learning rate, data "
-        "and model."
-    )

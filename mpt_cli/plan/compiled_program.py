@@ -96,12 +96,12 @@ def assemble_program(program: Program, target: CompileTarget, platform: Platform
     """Assemble the run with everything but values; ConfigError where the model can't be built or traced."""
     from mpt_cli.plan.lowering import PlannedEngine
     from mpt_cli.precision.keras_internals import large_variables_without_values
-    from mpt_cli.training.build_run_parts import Hardware, assemble
+    from mpt_cli.training.build_run_parts import assemble
 
     data = program.load_data()
     with large_variables_without_values(MOST_REAL_ELEMENTS), target.answering(), tracing_errors():
-        hardware = Hardware(target.distribution(), PlannedEngine)
-        parts = assemble(program.with_settings(undistributed(program.settings)), platform, data, hardware)
+        program = program.with_settings(undistributed(program.settings))
+        parts = assemble(program, platform, data, target.distribution(), PlannedEngine)
     return Planned(target, parts)
 
 

@@ -34,7 +34,7 @@ from mpt_cli.precision import (
     layers_of,
 )
 from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch, configured_rate
-from mpt_cli.precision.operations import ChosenPolicies, chosen_policies
+from mpt_cli.precision.operations import chosen_policies
 from mpt_cli.precision.train_step import can_be_called, custom_steps, metrics_of, optimizers_in, optimizers_of
 from mpt_cli.settings.model_data_optimizer_keys import Loader
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
@@ -116,67 +116,70 @@ class Assembly:
         return tuple(names + ([] if self.validation_feed is None else [f"val_{name}" for name in tested]))
 
 
-@dataclass(frozen=True)
-class Hardware:
-    """The devices and their engine, if the steps do not run where `distribute` says."""
+def assemble(
+    program: Program,
+    platform: Platform,
+    data: DataSet,
+    distribution: Distribution | None = None,
+    make_engine: Callable[[Any, bool, Distribution, Any], Engine] = build_engine,
+) -> Assembly:
+    """Build it all; ConfigError names every combination known to be bad before anything is trained.
 
-    distribution: Distribution
-    build_engine: Callable[[Any, bool, Distribution, Any], Engine] = build_engine
-
-
-def assemble(program: Program, platform: Platform, data: DataSet, hardware: Hardware | None = None) -> Assembly:
-    """Build it all; ConfigError names every combination known to be bad before anything is trained."""
-    with policy_of(program.settings).scope():
-        hardware = hardware or Hardware(build_distribution(program.settings, platform.gpus))
-        return _assemble(program, platform, data, hardware)
-
-
-def _assemble(program: Program, platform: Platform, data: DataSet, hardware: Hardware) -> Assembly:
-    settings, distribution = program.settings, hardware.distribution
-    with distribution.scope():
-        model = program.build_model(data)
-    chosen = chosen_policies(model) if settings.policy.is_auto else None
-    if chosen is not None:
-        policy = replace(settings.policy, name=settings.policy.base, overrides=chosen.overrides)
-        settings = replace(settings, policy=policy)
-        program = program.with_settings(settings)
-    data = data_for(settings, model, data)
-    check_layers(settings.backend.name, model)
-    scaling = scaling_for(settings.loss_scale, computes_in_float16(model))
-    warnings = [
-        *warn_of_fault(settings.fault),
-        *check_numerics(settings, model, data),
-        *warn_of_scaling(scaling),
-        *warn_of_half_head(model),
-    ]
-    plan = BatchPlan(settings.trainer.batch_size, 1, devices=distribution.replicas)
-    jit = choose_jit(settings, platform, model, count_steps(settings, plan.steps_per_epoch(data.train)))
-    if has_text(settings, data):
-        jit = JitChoice(False, "inputs are text")
-    injector = build_injector(settings.fault, model, data)
-    wrapper = injector.wrap_step if injector else None
-    engine = hardware.build_engine(model, jit.jit_compile, distribution, wrapper)
-    train_feed, validation_feed = _feeds(settings, data, engine, distribution.replicas)
-    with distribution.scope():
-        rate = put_to_training(settings, model, data, scaling, train_feed.steps)
-        if settings.model.weights is not None:
-            warnings += load_initial_weights(model, settings.model.weights, settings.model.skip_mismatch)
-    warnings += [*warn_of_no_head(settings, model), *_warn_of_what_is_left(chosen)]
-    warnings += warn_of_saving(model) if settings.trainer.save_model else []
-    return Assembly(
-        program,
-        platform,
-        data,
-        model,
-        scaling,
-        distribution,
-        engine,
-        train_feed,
-        validation_feed,
-        jit,
-        tuple(warnings),
-        rate,
-    )
+    `distribution` and `make_engine` are given where the steps do not run where the settings say.
+    """
+    settings = program.settings
+    with policy_of(settings).scope():
+        distribution = distribution or build_distribution(settings, platform.gpus)
+        with distribution.scope():
+            model = program.build_model(data)
+        chosen = chosen_policies(model) if settings.policy.is_auto else None
+        if chosen is not None:
+            policy = replace(settings.policy, name=settings.policy.base, overrides=chosen.overrides)
+            settings = replace(settings, policy=policy)
+            program = program.with_settings(settings)
+        data = data_for(settings, model, data)
+        check_layers(settings.backend.name, model)
+        scaling = scaling_for(settings.loss_scale, computes_in_float16(model))
+        warnings = [
+            *warn_of_fault(settings.fault),
+            *check_numerics(settings, model, data),
+            *warn_of_scaling(scaling),
+            *warn_of_half_head(model),
+        ]
+        plan = BatchPlan(settings.trainer.batch_size, 1, devices=distribution.replicas)
+        jit = choose_jit(settings, platform, model, count_steps(settings, plan.steps_per_epoch(data.train)))
+        if has_text(settings, data):
+            jit = JitChoice(False, "inputs are text")
+        injector = build_injector(settings.fault, model, data)
+        wrapper = injector.wrap_step if injector else None
+        engine = make_engine(model, jit.jit_compile, distribution, wrapper)
+        train_feed, validation_feed = _feeds(settings, data, engine, distribution.replicas)
+        with distribution.scope():
+            rate = put_to_training(settings, model, data, scaling, train_feed.steps)
+            if settings.model.weights is not None:
+                warnings += load_initial_weights(model, settings.model.weights, settings.model.skip_mismatch)
+        warnings += [
+            *warn_of_no_head(settings, model),
+            *(
+                f"policy.name: {AUTO_FLOAT16} leaves {text}, which needs a cast to float32 (docs/guides/policy.md)."
+                for text in (chosen.left if chosen is not None else ())
+            ),
+        ]
+        warnings += warn_of_saving(model) if settings.trainer.save_model else []
+        return Assembly(
+            program,
+            platform,
+            data,
+            model,
+            scaling,
+            distribution,
+            engine,
+            train_feed,
+            validation_feed,
+            jit,
+            tuple(warnings),
+            rate,
+        )
 
 
 def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
@@ -249,13 +252,6 @@ def warn_of_half_head(model: Any) -> list[str]:
     dtype = rows[0].compute_dtype if rows else "float16"
     remedy = 'Keep it in float32: dtype="float32" where it is made (docs/guides/policy.md).'
     return [f"{layers} the output of the model in {dtype}: {risk}. {remedy}"]
-
-
-def _warn_of_what_is_left(chosen: ChosenPolicies | None) -> list[str]:
-    return [
-        f"policy.name: {AUTO_FLOAT16} leaves {text}, which needs a cast to float32 (docs/guides/policy.md)."
-        for text in (chosen.left if chosen is not None else ())
-    ]
 
 
 def has_text(settings: Settings, data: DataSet) -> bool:

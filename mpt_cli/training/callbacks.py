@@ -315,7 +315,13 @@ class Callbacks:
             for sentence in state.begin():
                 say(sentence)
         if self._waiting is not None:
-            self._take_up(*self._waiting)
+            position, arrays = self._waiting
+            for name, state in self._states.items():
+                if name not in position["states"]:
+                    kind = name.partition("/")[0]
+                    say(f"callbacks: {kind} was not in the run when the checkpoint was made, so it starts fresh")
+                else:
+                    state.restore(position["states"][name], arrays)
 
     def call(self, hook: str, *where: int, logs: Logs | None = None) -> Logs:
         """Call the `hook` of those that declare it, `where` the number of the epoch or batch, from 0; returns the logs
@@ -358,14 +364,6 @@ class Callbacks:
     def resume(self, position: dict[str, Any], arrays: NamedArrays) -> None:
         """Go on from what `position` gave, among other `arrays`, once `begin` has been called."""
         self.ended, self._waiting = position["ended"], (position, arrays)
-
-    def _take_up(self, position: dict[str, Any], arrays: NamedArrays) -> None:
-        for name, state in self._states.items():
-            if name not in position["states"]:
-                kind = name.partition("/")[0]
-                self._say(f"callbacks: {kind} was not in the run when the checkpoint was made, so it starts fresh")
-            else:
-                state.restore(position["states"][name], arrays)
 
     def _names(self) -> list[str]:
         """Return a name for each, such as `EarlyStopping/0`: others may come and go between attempts."""
