@@ -158,14 +158,6 @@ def test_a_run_of_a_few_steps_is_sampled_at_its_end_or_says_what_to_set_for_it(t
         assert "trainer.gradient_health_every_steps=10 takes one after 10 steps" in summary.explanation
 
 
-def test_a_run_that_was_told_when_to_sample_does_so_however_deep_the_net_is(tmp_path):
-    net = f"model.hidden_units=[{','.join(['8'] * 24)}]"
-    summary, _ = train(tmp_path, net, "trainer.max_steps=12", "trainer.gradient_health_every_steps=10")
-
-    assert (summary.steps_seen, summary.applied_steps) == (12, 12) and summary.verdict != v.UNCHECKED
-    assert summary.gradients is not None and summary.gradients["step"] in (10, 12)
-
-
 @pytest.mark.long
 def test_a_sample_of_before_says_nothing_of_gradients_that_are_scaled_otherwise(tmp_path):
     own = ["trainer.gradient_health_every_steps=20", "trainer.epochs=1"]
