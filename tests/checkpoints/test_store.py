@@ -15,23 +15,18 @@ from mpt_cli.training import checkpoint
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 
-class Said(list):
-    def __call__(self, sentence: str) -> None:
-        self.append(sentence)
-
-
 class Killed(BaseException):
     pass
 
 
 @pytest.fixture
-def said() -> Said:
-    return Said()
+def said() -> list[str]:
+    return []
 
 
 @pytest.fixture
-def store(tmp_path: Path, said: Said) -> CheckpointStore:
-    return CheckpointStore(tmp_path / "checkpoints", 2, said)
+def store(tmp_path: Path, said: list[str]) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints", 2, said.append)
 
 
 def _checkpoint(step: int) -> Checkpoint:
@@ -122,8 +117,8 @@ def test_a_later_version_is_not_guessed_at(store, said, monkeypatch: pytest.Monk
     assert "it has schema_version 2, this mpt reads 1" in said[0]
 
 
-def test_a_damaged_later_one_never_pushes_out_what_is_saved_now(tmp_path: Path, said: Said) -> None:
-    store = CheckpointStore(tmp_path, 1, said)
+def test_a_damaged_later_one_never_pushes_out_what_is_saved_now(tmp_path: Path, said) -> None:
+    store = CheckpointStore(tmp_path, 1, said.append)
     store.save(_checkpoint(10))
     store.save(_checkpoint(30))
     _flip(tmp_path / "step-000000030.npz")
@@ -169,11 +164,11 @@ def _kill_at(call: int, patched: pytest.MonkeyPatch) -> None:
         patched.setattr(where, name, until_killed)
 
 
-def test_a_kill_while_a_step_is_saved_again_leaves_the_old_one_or_the_new(tmp_path: Path, said: Said) -> None:
+def test_a_kill_while_a_step_is_saved_again_leaves_the_old_one_or_the_new(tmp_path: Path, said) -> None:
     """As at the end of an epoch, whose last step is saved before it and after, and kept alone."""
     ends = []
     for call in range(100):
-        store = CheckpointStore(tmp_path / str(call), 1, said)
+        store = CheckpointStore(tmp_path / str(call), 1, said.append)
         store.save(Checkpoint(20, _checkpoint(10).arrays, {"half": True}))
         with pytest.MonkeyPatch.context() as patched, pytest.raises(Killed):
             _kill_at(call, patched)

@@ -10,14 +10,17 @@ import pytest
 from strict import lines
 
 
+def run(*command, **options) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["check", "conf=digits_cnn", "trainer.loss=mse"], ["sweep", "conf=digits_mlp", "seed=0,1", "--dry-run"]]
 )
 def test_no_framework_is_imported(words, tmp_path) -> None:
     code = "import sys; from mpt_cli.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
-    command = [sys.executable, "-c", code, *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = run(sys.executable, "-c", code, *words, cwd=tmp_path)
     imported = set(done.stderr.splitlines()[-1].split())
     assert not imported & {"keras", "tensorflow", "jax", "sklearn", "matplotlib", "scipy"}
 
@@ -29,7 +32,7 @@ def test_help_and_completion_import_no_verb_and_no_hydra(tmp_path) -> None:
         "for verb in LISTED_VERBS: main([verb, '--help'])\nmain(['train', '--nothing'])\n"
         "import mpt_cli.verbs.completion\nprint(*sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = run(sys.executable, "-c", code, cwd=tmp_path)
     imported = set(done.stderr.splitlines()[-1].split())
     assert not imported & {"hydra", "omegaconf", "rich", "numpy", "keras"}
     verbs = {name.removeprefix("mpt_cli.verbs.") for name in imported if name.startswith("mpt_cli.verbs.")}
@@ -39,18 +42,18 @@ def test_help_and_completion_import_no_verb_and_no_hydra(tmp_path) -> None:
 @pytest.mark.slow
 def test_a_check_imports_neither_numpy_nor_keras(tmp_path) -> None:
     code = "import sys; from mpt_cli.cli import main; main(['check', 'conf=digits_mlp']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = run(sys.executable, "-c", code, cwd=tmp_path)
     assert done.returncode == 0 and not {"numpy", "keras"} & {*done.stdout.split()}
 
 
 @pytest.mark.slow
 def test_a_reader_who_has_gone_is_no_error(tmp_path) -> None:
     command = f"{sys.executable} -m mpt_cli list keys --json | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = run("bash", "-c", command, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
     failing = f"{sys.executable} -m mpt_cli check conf=digits_mlp sed=1 --json | true; exit ${{PIPESTATUS[0]}}"
-    assert subprocess.run(["bash", "-c", failing], cwd=tmp_path, timeout=60).returncode == 2
-    closed = subprocess.run(["bash", "-c", f"{sys.executable} -m mpt_cli list >&-"], capture_output=True, text=True)
+    assert run("bash", "-c", failing, cwd=tmp_path).returncode == 2
+    closed = run("bash", "-c", f"{sys.executable} -m mpt_cli list >&-", cwd=tmp_path)
     assert "Traceback" not in closed.stderr
 
 
@@ -58,15 +61,15 @@ def test_a_reader_who_has_gone_is_no_error(tmp_path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_disk_behind_standard_output_is_no_bug(tmp_path) -> None:
     command = f"{sys.executable} -m mpt_cli list > /dev/full"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = run("bash", "-c", command, cwd=tmp_path)
     assert done.returncode == 3
     assert done.stderr == "mpt list: its output can't be written: No space left on device\n"
 
 
 @pytest.mark.slow
 def test_a_terminal_that_lacks_a_letter_still_gets_its_text(tmp_path) -> None:
-    command, env = [sys.executable, "-m", "mpt_cli", "train", "conf=größe"], {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    command = (sys.executable, "-m", "mpt_cli", "train", "conf=größe")
+    done = run(*command, cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 2 and "Received: 'gr" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -98,6 +101,6 @@ if os.geteuid() == 0:  # whom the limit does not hold for
 sys.argv = ["mpt", "--version"]
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, timeout=60)
+    done = run(sys.executable, "-c", code, cwd="/")
     sentence = "mpt: can't start new thread. `ulimit -u` shows how many threads and processes this user may have.\n"
     assert (done.returncode, done.stdout, done.stderr) == (3, "", sentence)

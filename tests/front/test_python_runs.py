@@ -396,30 +396,6 @@ def test_policies_are_chosen_for_the_layers_of_a_given_model(tmp_path):
     assert (policy.name, policy.overrides) == ("mixed_float16", {"unit": "float32"})
 
 
-class OfValues(keras.Model):
-    """Asks for values, which a traced program does not have."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = keras.layers.Dense(2, name="head")
-
-    def call(self, x):
-        return self.head(x * float(np.asarray(x).max()))
-
-
-def test_policies_are_not_chosen_for_a_model_that_can_not_be_traced(tmp_path):
-    model = OfValues()
-    model(np.ones((1, 8), "float32"))
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    with pytest.raises(
-        ConfigError,
-        match=r"policy\.name: the forward pass of the model can't be traced, so that what "
-        r"its layers do is not seen .* Use mixed_float16 with policy\.overrides|"
-        r"model: its step can't be traced: .* Use keras\.ops\.where",
-    ):  # on JAX
-        fit(model, tmp_path / "run", epochs=1, policy="auto_float16", loss_scale=None)
-
-
 def test_no_yaml_repeats_a_run_of_objects(reference):
     run, _ = reference
     settings = load_settings([f"conf={run.path / 'config.yaml'}"])

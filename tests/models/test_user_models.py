@@ -1,14 +1,11 @@
 """Builders of the user's, keras.applications, and saved files: what is passed, what must come back."""
 
-import json
 import sys
 
 import keras
 import numpy as np
 import pytest
-from command import mpt
 
-from mpt_cli.cli import main
 from mpt_cli.data.examples import Shapes
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
 from mpt_cli.models.build import build_model
@@ -103,7 +100,6 @@ def test_outputs_without_a_last_dimension_count_as_one(build):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("def build():\n    return [1]", r"model.builder: nets.py:build must return a keras.Model. Received: 'list'"),
         ("def build():\n    pass", r"model.builder: nets.py:build must return a keras.Model. Received: 'NoneType'"),
         (
             "def build():\n    return keras.Sequential([keras.Input((5,)), layers.Dense(4)])",
@@ -184,42 +180,6 @@ def test_code_in_a_saved_model_is_not_run(tmp_path):
     with pytest.raises(DataError, match=r"holds Python code \(a Lambda layer\), which is not run.*model\.builder"):
         build_model(Saved(path=str(tmp_path / "code.keras")), Shapes((3,), 4))
     assert not (tmp_path / "seen").exists()
-
-
-@pytest.mark.long
-def test_a_recipe_with_its_own_modules_is_run_and_resumed_from_other_folders(tmp_path, monkeypatch, capsys):
-    """As cloned beside the folder one works in; the run is gone on with, and repeated, from a third folder."""
-    project, work, third = (tmp_path / name for name in ("project", "work", "third"))
-    for folder in (project, work, third):
-        folder.mkdir()
-    (project / "parts.py").write_text(
-        "import keras\nimport numpy\n\n"
-        "def load():\n    x = numpy.random.default_rng(0).normal(size=(64, 4)).astype('float32')\n"
-        "    return x, (x[:, 0] > 0).astype('int32')\n\n"
-        "def stack(input_shape, num_classes):\n"
-        "    return keras.Sequential([keras.Input(input_shape), keras.layers.Dense(num_classes)])\n"
-    )
-    text = (
-        "model: {builder: parts:stack}\ndata: {loader: ./parts.py:load}\n"
-        "trainer: {max_steps: 4, batch_size: 16, jit_compile: false}\n"
-    )
-    (project / "mine.yaml").write_text(text)
-    conf = "conf=../project/mine.yaml"
-    done = mpt("train", conf, f"run_dir={tmp_path}/r", "trainer.checkpoint_every_steps=2", "seed=0", cwd=work)
-    assert done.returncode == 0, done.stderr
-    monkeypatch.chdir(work)
-    for words in (
-        ["check", conf],
-        ["check", "--show", conf],
-        ["sweep", conf, "seed=0,1", "--dry-run"],
-        ["reproduce", str(tmp_path / "r"), "--dry-run"],
-    ):
-        assert main(words) == 0
-    assert f"# model.builder: this recipe imports {project}/parts.py:stack and runs it" in capsys.readouterr().out
-    done = mpt("train", f"resume={tmp_path}/r", "trainer.max_steps=6", cwd=third)
-    assert done.returncode == 0 and "changed since: trainer.max_steps was 4, is 6" in done.stdout, done.stderr
-    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
-    assert summary["steps_seen"] == summary["applied_steps"] == 6
 
 
 class ConcretizationTypeError(Exception):

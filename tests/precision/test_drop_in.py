@@ -51,13 +51,3 @@ def test_callbacks_write_the_learning_rate_and_swap_moving_averages_in_fit():
     assert history.history["learning_rate"] == [0.25, 0.125]
     assert float(model.optimizer.inner_optimizer.learning_rate) == 0.125
     assert int(model.optimizer.applied_steps) == 2
-
-
-def test_averages_of_a_fit_that_applied_nothing_do_not_become_the_weights():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    before = model.get_weights()
-    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.5, use_ema=True)), "mse", jit_compile=False)
-    model.fit(np.full((4, 2), np.inf, "float32"), np.ones((4, 1), "float32"), batch_size=2, epochs=1, verbose=0)
-    assert (int(model.optimizer.applied_steps), int(model.optimizer.skipped_steps)) == (0, 2)
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)

@@ -42,10 +42,6 @@ def dynamic() -> LossScaleOptimizer:
     return scaled(inner, initial_scale=2.0**20, **numbers)  # which overflows in its first steps
 
 
-def fixed() -> LossScaleOptimizer:
-    return LossScaleOptimizer(adam(), dynamic=False, initial_scale=8.0)
-
-
 def logmax() -> LossScaleOptimizer:
     return LossScaleOptimizer(adam(), rule=LogMaxScale(beta1=0.5))
 
@@ -87,7 +83,6 @@ def by_checkpoint(model: keras.Model, folder: Path) -> keras.Model:
     ("made", "handed_on"),
     [
         (dynamic, by_file),
-        (fixed, by_file),
         (logmax, by_file),
         (dynamic, by_values),
         pytest.param(dynamic, by_checkpoint, marks=only_on("tensorflow")),

@@ -69,11 +69,12 @@ def test_bad_batches_leave_weights_statistics_slots_and_metrics_as_if_absent(kin
 
 
 @pytest.mark.slow
-def test_an_epoch_without_an_applied_step_reports_nan_and_not_0(tmp_path):
+def test_epochs_without_an_applied_step_report_nan_and_leave_all_weights_though_averages_replace_them(tmp_path):
     model, history = fitted("functional", np.full_like(X, np.inf), Y, (False, 1), tmp_path)
     assert (int(model.optimizer.applied_steps), int(model.optimizer.skipped_steps)) == (0, 12)
     assert np.isnan(history["loss"]).all()
     assert np.isnan(history["mae"]).all()
+    np.testing.assert_equal(model.get_weights(), network("functional").get_weights())
 
 
 def test_a_model_with_its_own_train_step_is_refused():

@@ -37,43 +37,13 @@ def test_scaled_gradients_are_divided_once_although_unscaled_ones_were_logged():
     assert (a.numpy(), b.numpy()) == (1.0, -2.0)
 
 
-def steps_of(opt):
-    return int(opt.applied_steps), int(opt.skipped_steps)
-
-
-def test_both_ways_of_scaling_alternate_where_it_is_said():
-    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=8.0), tf.Variable(8.0)
-    opt.build([var])
-
-    @tf.function
-    def still_scaled():
-        with tf.GradientTape() as tape:
-            scaled = opt.scale_loss(2.0 * var)
-        return tape.gradient(scaled, [var])
-
-    @tf.function
-    def divided():
-        with tf.GradientTape() as tape:
-            scaled = opt.get_scaled_loss(2.0 * var)
-        return opt.get_unscaled_gradients(tape.gradient(scaled, [var]))
-
-    opt.apply(divided(), [var])
-    with pytest.warns(
-        UserWarning, match=r"are both called: `apply` goes by the latest.*Say which by `apply\(unscaled="
-    ):
-        opt.apply(still_scaled(), [var])
-    opt.apply(divided(), [var], unscaled=True)
-    opt.apply(still_scaled(), [var], unscaled=False)
-    assert (var.numpy(), steps_of(opt)) == (4.0, (4, 0))
-
-
 def test_gradients_divided_by_the_scale_by_hand_are_not_divided_again():
     """As tf.keras documents it beside `get_unscaled_gradients`."""
     opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=8.0), tf.Variable(4.0)
     with tf.GradientTape() as tape:
         scaled = opt.get_scaled_loss(2.0 * var)
     opt.apply_gradients([(tape.gradient(scaled, var) / opt.loss_scale, var)])
-    assert (var.numpy(), steps_of(opt)) == (3.0, (1, 0))
+    assert (var.numpy(), int(opt.applied_steps), int(opt.skipped_steps)) == (3.0, 1, 0)
 
 
 def test_fit_divides_after_gradients_were_unscaled_by_hand():

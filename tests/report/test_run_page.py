@@ -66,14 +66,16 @@ def test_a_failed_run_says_so_first(tmp_path):
     assert "<dt>skipped</dt><dd>3 of 100 steps (3.0%)</dd>" in text
 
 
-def test_an_interrupted_run_says_how_far_it_came_and_from_where_it_resumes(tmp_path):
+def test_an_interrupted_run_says_how_far_it_came_from_where_it_resumes_and_by_which_command(tmp_path):
     ending = {"status": "terminated", "exit_code": 143, "steps_seen": 1100, "epochs_completed": 4}
-    history = read_history(write_run(tmp_path / "run", **ending))
+    run = write_run(tmp_path / "run", **ending)
+    history = read_history(run)
     for step in (900, 1000):
         CheckpointStore(history.run.checkpoints).save(Checkpoint(step, {}, {}))
     text = run_page(history)
     assert "Terminated at step 1,100, in epoch 5: healthy" in text
     assert "<dt>resumes from</dt><dd>the checkpoint of step 1,000</dd>" in text
+    assert f"<pre>mpt train conf={run}/config.yaml resume={run}</pre>" in text and "mpt reproduce" not in text
 
 
 def test_the_name_of_a_directory_is_text_on_its_page_and_one_word_of_its_commands(tmp_path):
@@ -148,12 +150,6 @@ def sampled(step: int, layer: str, lowest: int, **fields: object) -> dict[str, o
         "variable": None,
         **fields,
     }
-
-
-def test_the_page_of_an_interrupted_run_offers_to_resume_it_and_not_to_repeat_it(tmp_path):
-    run = write_run(tmp_path / "run", status="interrupted", exit_code=130)
-    text = run_page(read_history(run))
-    assert f"<pre>mpt train conf={run}/config.yaml resume={run}</pre>" in text and "mpt reproduce" not in text
 
 
 def test_the_latest_sample_of_layers_is_listed_by_what_is_lost(tmp_path):

@@ -254,12 +254,6 @@ def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys) -> None:
     assert told(capsys, "dry-run", "./mine.yaml", "digits_mlp", "--dry-run") == 0 and "words" not in outcome
 
 
-def test_nothing_to_run_is_no_success(outcome) -> None:
-    Path("base.yaml").write_text("data: {name: digits}\n")
-    assert main(["reproduce", "./base.yaml"]) == 2
-    assert "words" not in outcome
-
-
 def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch) -> None:
     run, good = StubExecutor.run, outcome["summary"]
 

@@ -125,12 +125,3 @@ def test_a_recipe_is_composed_as_hydra_composes_it(case, project, monkeypatch) -
         if expected is not None:  # else neither file gives it, and ours is the schema's
             number = read_number(expected) if isinstance(expected, str) else None  # of 2**15
             assert OmegaConf.select(found, key) == (expected if number is None else number), key
-
-
-@pytest.mark.slow
-def test_a_file_of_the_project_that_the_command_line_chooses_wins_where_it_says_something(project, monkeypatch) -> None:
-    """Hydra lets the recipe win."""
-    monkeypatch.chdir(project)
-    recipe = "loss_scale: {mode: dynamic, growth_steps: 3, backoff_factor: 0.25}\n"
-    chosen = by_mpt(project, "", recipe, ["loss_scale=mine"]).loss_scale
-    assert (chosen.growth_steps, chosen.initial_scale, chosen.backoff_factor) == (7, 1024.0, 0.25)

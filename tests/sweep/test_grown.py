@@ -36,7 +36,7 @@ def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys) 
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 3 and shown[0].split()[0] == "004-seed-1_batch_size-16"
     assert (tmp_path / "s" / "sweep.json").read_text() == plan
-    found, _ = stubs.resume(tmp_path / "s", ["trainer.batch_size=16"])  # what was the same for all is varied now
+    found, _ = stubs.resume(tmp_path / "s", ["trainer.batch_size=16,64"])  # what was the same for all is varied now
     assert found.plan.varied == ["seed", "trainer.batch_size"]
     assert sorted(len(row.results) for row in found.configurations) == [2, 3]  # of the seeds it began with
 

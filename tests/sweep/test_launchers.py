@@ -1,6 +1,7 @@
 """Jobs that run through submitit and Ray: the same sweeps, and nothing left running when they end."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,14 +88,16 @@ def test_slurm_has_to_be_here(monkeypatch):
         choose_launcher("submitit", {})
 
 
-def test_a_search_is_not_left_alone_whether_optuna_is_here_or_not(monkeypatch):
+def test_a_search_or_a_timeout_is_not_left_alone_whether_optuna_is_here_or_not(monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else find(name))
-    words = ["conf=digits_mlp", "optimizer.learning_rate=interval(0.1,1)"]
-    with pytest.raises(
-        ConfigError, match="--detach: is for a grid on Slurm, without --timeout: a search chooses each job"
+    alone = Options(launcher=submitit_here({}), detach=True)
+    for word, options, search in (
+        ("optimizer.learning_rate=interval(0.1,1)", alone, Search(2)),
+        ("seed=0,1", replace(alone, timeout_seconds=5.0), None),
     ):
-        plan_new(words, Options(launcher=submitit_here({}), detach=True), Search(2), PrintableConsole(None))
+        with pytest.raises(ConfigError, match="--detach: is for a grid on Slurm, without --timeout: a search chooses"):
+            plan_new(["conf=digits_mlp", word], options, search, PrintableConsole(None))
 
 
 def test_what_a_launcher_gives_a_job(monkeypatch):

@@ -13,11 +13,9 @@ import pytest
 from command import is_alive, wait_for
 from sweep_stubs import begun_sweep, cluster, started
 
-from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.job_process import read_note
 from mpt_cli.jobs.launchers import choose_launcher
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.job_list import Search
 from mpt_cli.sweep.progress import find_cluster, job_states
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif("CLUSTER" not in os.environ, reason="make test-cluster")]
@@ -91,13 +89,6 @@ def test_a_detached_sweep_is_one_array_that_can_be_watched_and_collected(stubs, 
     ask("scontrol", "release", array)
     found, code = stubs.resume(Path("s"), launcher=choose_launcher("submitit", {}))
     assert code == 2 and sum(result.is_good for result in found.results) == 4 and len(started(Path("s"))) == 5
-
-
-def test_what_can_not_be_left_alone_is_refused(stubs, ask):
-    with pytest.raises(ConfigError, match=r"--detach: is for a grid on Slurm, without --timeout"):
-        begin(stubs, ["seed=0,1"], detach=True, timeout_seconds=5.0)
-    with pytest.raises(ConfigError, match="--detach: is for a grid on Slurm"):
-        begin(stubs, ["optimizer.learning_rate=interval(0.1,1)"], detach=True, search=Search(2))
 
 
 def test_the_job_of_a_driver_that_was_killed_is_waited_for_and_not_submitted_again(stubs, ask, tmp_path):

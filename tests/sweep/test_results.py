@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sweep_stubs import started
 
 from mpt_cli.cli import main
 from mpt_cli.jobs.local_processes import Ending, LocalExecutor
@@ -116,18 +115,6 @@ def test_the_reference_has_every_field_of_a_sweeps_files(stubs, hook):
         "peak_memory_bytes",
     }
     assert told("job") == {*results["jobs"][0], "schema_version"} - {"val_accuracy", "overrides", *of_summary}
-
-
-@pytest.mark.slow
-def test_with_one_seed_none_is_called_best(stubs):
-    stubs.values = {1: 0.5, 2: 0.9, 3: 0.7}
-    found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3", "sweep_dir=s"])
-    assert best_lines(found)[0].startswith("first      002-epochs-2")
-    assert best_lines(found)[2].strip() == (
-        "It may be first by chance: one seed can't tell it from epochs 3; epochs 1. More seeds may tell; fewer than 3 cannot."
-    )
-    found, _ = stubs.resume(Path("s"), ["seed=range(3)"])
-    assert [len(row.finished) for row in found.configurations] == [3, 3, 3] and len(started(Path("s"))) == 6
 
 
 @pytest.mark.slow

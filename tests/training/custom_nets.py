@@ -219,7 +219,6 @@ class Shares(layers.Layer):
 
 
 def with_exponentials(input_shape, num_classes):
-    x = inputs = keras.Input(input_shape)
-    x = Shares(name="shares")(layers.Dense(16, name="first")(x))
-    x = layers.Dense(16, "relu", name="second")(layers.Dropout(0.1, name="dropout")(x))
+    inputs = keras.Input(input_shape)
+    x = Shares(name="shares")(layers.Dense(16)(inputs))
     return keras.Model(inputs, layers.Dense(num_classes, name="head")(x))

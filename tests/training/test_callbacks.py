@@ -8,6 +8,7 @@ import custom_callbacks
 import keras
 import numpy as np
 import pytest
+import strict
 from backends import BACKEND
 
 from mpt_cli import training_run
@@ -32,8 +33,7 @@ def train(folder: Path, *words: str, run: str = "run") -> tuple[Any, Path]:
 
 
 def lines(run_dir: Path, epoch_end: bool) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in found if line["epoch_end"] is epoch_end]
+    return [line for line in strict.lines(run_dir / "metrics.jsonl") if line["epoch_end"] is epoch_end]
 
 
 def weights(run_dir: Path) -> list[np.ndarray]:

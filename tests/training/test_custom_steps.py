@@ -6,6 +6,7 @@ from pathlib import Path
 import custom_nets
 import numpy as np
 import pytest
+import strict
 from backends import BACKEND, only_on
 from command import mpt
 
@@ -46,7 +47,7 @@ def train(folder, *words, code=0):
 
 
 def lines(folder, name, run="run"):
-    return [json.loads(line) for line in (folder / run / f"{name}.jsonl").read_text().splitlines()]
+    return strict.lines(folder / run / f"{name}.jsonl")
 
 
 def summary(folder, run="run"):

@@ -1,12 +1,11 @@
 """Nets that half precision robs of digits, and what is said of them; `mpt.fit` and scripts."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
 from backends import only_on
 from keras import layers
+from strict import lines
 
 import mpt_cli as mpt
 from mpt_cli.samples import gradient_samples
@@ -182,7 +181,7 @@ def test_augmentation_that_has_no_gradient_in_bfloat16_is_sampled(tmp_path):
     net = [layers.Rescaling(1e-3), layers.RandomRotation(0.1, fill_mode="nearest"), layers.Flatten(), layers.Dense(1)]
     run = fit(tmp_path, net, x, x.mean((1, 2)))
     assert run.verdict == "healthy" and run.summary["gradients"]["step"] == 1, run.explanation
-    rows = [json.loads(line) for line in (tmp_path / "mixed_bfloat16" / "layers.jsonl").read_text().splitlines()]
+    rows = lines(tmp_path / "mixed_bfloat16" / "layers.jsonl")
     first = next(row for row in rows if "rescaling" in row["layer"])
     assert (first["kind"], first["values"]) == ("activations", 64 * 64), "what stands before it is counted all the same"
 

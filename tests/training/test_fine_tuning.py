@@ -1,11 +1,11 @@
 """Initial weights from a file, and layers that are not trained: fine-tuning in two runs."""
 
-import importlib.util
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import base_and_head
 import keras
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from mpt_cli.settings.model_data_optimizer_keys import ModelSettings
 from mpt_cli.telemetry.record_types import Summary
 from mpt_cli.training.model_saving import load_initial_weights
 
-PROGRAM = Path(__file__).with_name("base_and_head.py")  # an epoch has 5 steps
+PROGRAM = Path(base_and_head.__file__)  # an epoch has 5 steps
 
 
 def train(run_dir: Path, *words: str) -> Summary:
@@ -48,19 +48,11 @@ def saved(run_dir: Path) -> dict[str, np.ndarray]:
     return weights(keras.saving.load_model(run_dir / "model.keras", compile=False))
 
 
-def load_program() -> Any:
-    spec = importlib.util.spec_from_file_location("base_and_head", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def fitted_twice(fit: Callable[..., Any]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """A frozen base under a new head, then the top of the base at a lower rate; its weights at the start and the end."""
     keras.utils.set_random_seed(0)
-    program = load_program()
-    (x, y), _ = program.load_data()
-    model = program.build_model((6,), 2, dropout=0.0)
+    (x, y), _ = base_and_head.load_data()
+    model = base_and_head.build_model((6,), 2, dropout=0.0)
     start, base = weights(model), model.get_layer("base")
     base.trainable = False
     for rate in (0.05, 0.01):
@@ -123,7 +115,7 @@ def test_a_learning_rate_of_0_leaves_the_weights_of_a_file_as_they_were(tmp_path
 )
 def test_layers_that_can_not_be_meant_are_said(patterns, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        set_trained(load_program().build_model((6,), 2), ModelSettings(**patterns))
+        set_trained(base_and_head.build_model((6,), 2), ModelSettings(**patterns))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +127,7 @@ def test_layers_that_can_not_be_meant_are_said(patterns, sentence):
     ],
 )
 def test_patterns_are_of_names_paths_and_classes_and_some_keep_what_they_name(freeze, unfreeze, trained):
-    model = load_program().build_model((6,), 2)
+    model = base_and_head.build_model((6,), 2)
     set_trained(model, ModelSettings(freeze=freeze, unfreeze=unfreeze))
     assert sorted({v.path.split("/")[-2] for v in model.trainable_variables}) == trained
 

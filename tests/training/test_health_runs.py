@@ -137,7 +137,7 @@ def test_a_net_that_underflows_is_called_what_it_is(tmp_path):
     summary = train_underflowing(tmp_path, *words)
 
     assert (summary.status, summary.verdict) == ("finished", v.TOO_LOW), summary.explanation
-    assert re.search(r"raise the initial loss scale, up to loss_scale.initial_scale=2\*\*\d+, ", summary.explanation)
+    assert re.search(r"raise the initial loss scale, up to loss_scale\.initial_scale=2\*\*\d+", summary.explanation)
     written = json.loads((tmp_path / "run" / "summary.json").read_text())["gradients"]
     sampled = [line for line in objects(tmp_path / "run" / "metrics.jsonl") if line["gradient_norm"] is not None]
     assert [line["step"] for line in sampled] == [100] and written["step"] == summary.steps_seen == 110
@@ -156,14 +156,6 @@ def test_a_run_of_a_few_steps_is_sampled_at_its_end_or_says_what_to_set_for_it(t
         assert summary.gradients["step"] == 12
     else:
         assert "trainer.gradient_health_every_steps=10 takes one after 10 steps" in summary.explanation
-
-
-def test_a_run_that_was_told_when_to_sample_does_so_however_deep_the_net_is(tmp_path):
-    net = f"model.hidden_units=[{','.join(['8'] * 24)}]"
-    summary, _ = train(tmp_path, net, "trainer.max_steps=12", "trainer.gradient_health_every_steps=10")
-
-    assert (summary.steps_seen, summary.applied_steps) == (12, 12) and summary.verdict != v.UNCHECKED
-    assert summary.gradients is not None and summary.gradients["step"] in (10, 12)
 
 
 @pytest.mark.long

@@ -1,6 +1,5 @@
 """Which loss and metrics a run gets, and that they compute in float32."""
 
-import sys
 from types import SimpleNamespace
 
 import keras
@@ -124,11 +123,9 @@ def test_loss_and_metrics_compute_in_float32_or_float64():
 
 
 @pytest.fixture
-def own_module(tmp_path, monkeypatch):
+def own_module(users_folder):
     """A module `own_objects` of the user's in the working directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "own_objects.py").write_text(
+    (users_folder / "own_objects.py").write_text(
         "import keras\n"
         "def contrastive(margin=1):\n"
         "    return lambda y_true, y_pred: keras.ops.mean(y_pred * margin)\n"
@@ -146,8 +143,6 @@ def own_module(tmp_path, monkeypatch):
         "def scaled():\n"
         "    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())\n"
     )
-    yield
-    sys.modules.pop("own_objects", None)
 
 
 @pytest.mark.usefixtures("own_module")
