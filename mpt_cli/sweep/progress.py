@@ -99,7 +99,7 @@ def format_job(sweep: SweepDirectory, job: Job, waits_for: str = "", seconds: fl
 
 def format_state(line: dict[str, Any] | None, seconds: float) -> list[str]:
     if line is None:
-        return ["starting", format_seconds(seconds)]
+        return ["starting", format_seconds(seconds) if seconds else ""]
     loss, scale = line.get("loss"), line.get("loss_scale")
     skipped = f"{format_count(line['skipped_steps'])} skipped ({format_share(line['skipped_steps'], line['step'])})"
     return [

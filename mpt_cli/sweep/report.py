@@ -15,7 +15,7 @@ from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn, print_table
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import NOT_ENDED, SEED, Configuration, JobResult, JobResults, SweepResults
-from mpt_cli.sweep.hyperparameters import importances, parallel_chart
+from mpt_cli.sweep.hyperparameters import importances, parallel_chart, value_means
 from mpt_cli.sweep.overrides import short_key
 from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
 from mpt_cli.telemetry.console import PrintableConsole
@@ -160,7 +160,15 @@ def best_lines(found: SweepResults) -> list[str]:
         _line(title, f"{best.job.name}, {_reached(found, best)}"),
         _line("", best.job.command),
         _line("", lead_sentence(found)),
+        *_key_lines(found),
     ]
+
+
+def _key_lines(found: SweepResults) -> list[str]:
+    """Return a line for each of several varied keys, with the mean for each of its values."""
+    means = [(short_key(key), value_means(found, key)) for key in found.keys]
+    lines = [f"{key}: {text}" for key, text in means if text]
+    return [_line("means" if line is lines[0] else "", line) for line in lines] if len(lines) > 1 else []
 
 
 def job_label(result: JobResult, *left_out: str) -> str:
@@ -214,7 +222,7 @@ def failure_lines(found: JobResults) -> list[str]:
     if count := len(left) + missing:
         lines.append(_line("not ended", f"{count} of {len(found.results) + missing} jobs"))
     if failed or count:
-        lines.append(_line("again", f"{again_command(found)}    runs only these"))
+        lines.append(_line("again", f"{again_command(found)}    runs only the jobs that failed or did not end"))
     return lines
 
 
