@@ -333,64 +333,58 @@ def _policies(seen: ScriptRun) -> Iterator[Patch]:
     set_floatx, floatx = keras.config.set_floatx, keras.config.floatx()
     own: list[Any] = []
 
-    def make_setter(_: Any) -> Any:
-        def told(policy: Any) -> None:
-            by_script = sys._getframe(1).f_code is set_global_policy.__code__
-            if not by_script and _calling_module().startswith("mpt_cli."):  # while it builds a model or measures one
-                set_policy(policy)
-                return
-            seen.note(f"the script sets the dtype policy itself and runs under it: {getattr(policy, 'name', policy)}")
-            own.append(policy)
+    def set_told(policy: Any) -> None:
+        by_script = sys._getframe(1).f_code is set_global_policy.__code__
+        if not by_script and _calling_module().startswith("mpt_cli."):  # while it builds a model or measures one
             set_policy(policy)
+            return
+        seen.note(f"the script sets the dtype policy itself and runs under it: {getattr(policy, 'name', policy)}")
+        own.append(policy)
+        set_policy(policy)
 
-        return told
+    def cleared(*arguments: Any, **named: Any) -> None:
+        clear(*arguments, **named)
+        if not own:
+            seen.note(f"clear_session forgets the dtype policy: it was set to {seen.settings.policy.name} again")
+            set_policy(seen.settings.policy.name)
 
-    def make_clear(_: Any) -> Any:
-        def cleared(*arguments: Any, **named: Any) -> None:
-            clear(*arguments, **named)
-            if not own:
-                seen.note(f"clear_session forgets the dtype policy: it was set to {seen.settings.policy.name} again")
-                set_policy(seen.settings.policy.name)
+    def set_floatx_told(value: str) -> None:
+        set_floatx(value)
+        if value != floatx or own:
+            set_told(value)
 
-        return cleared
-
-    def make_floatx(_: Any) -> Any:
-        def told(value: str) -> None:
-            set_floatx(value)
-            if value != floatx or own:
-                make_setter(None)(value)
-
-        return told
-
-    for function, make in ((set_policy, make_setter), (clear, make_clear), (set_floatx, make_floatx)):
-        yield from ((module, name, make) for module, name in _public_names_of(function))
+    yield from _in_all_places(set_policy, set_told)
+    yield from _in_all_places(clear, cleared)
+    yield from _in_all_places(set_floatx, set_floatx_told)
 
 
 def _seeds(seen: ScriptRun) -> Iterator[Patch]:
     """Use the seed given to mpt instead of the script's."""
     set_seed, seed = keras.utils.set_random_seed, seen.settings.seed
 
-    def make(_: Any) -> Any:
-        def seeded(of_script: int) -> None:
-            seen.note(f"the seed is {seed}, in place of the script's {of_script}")
-            set_seed(seed)
-
-        return seeded
+    def seeded(of_script: int) -> None:
+        seen.note(f"the seed is {seed}, in place of the script's {of_script}")
+        set_seed(seed)
 
     if seen.is_seeded and seed is not None:
         set_seed(seed)
-        yield from ((module, name, make) for module, name in _public_names_of(set_seed))
+        yield from _in_all_places(set_seed, seeded)
 
 
-def _public_names_of(function: Any) -> list[tuple[Any, str]]:
-    """Return the modules with this public function: keras.config and keras.mixed_precision, keras.utils and
+def _in_all_places(function: Any, new: Any) -> list[Patch]:
+    """Replace a public function in all modules that have it: keras.config and keras.mixed_precision, keras.utils and
     keras.backend, and those of tf.keras."""
     modules = [
         module
         for path, module in list(sys.modules.items())
         if path.partition(".")[0] == "keras" and not path.startswith("keras.src.")
     ]
-    return [(module, name) for module in modules for name, value in list(vars(module).items()) if value is function]
+    return [
+        (module, name, lambda _: new)
+        for module in modules
+        for name, value in list(vars(module).items())
+        if value is function
+    ]
 
 
 def _compiles(seen: ScriptRun) -> Iterator[Patch]:

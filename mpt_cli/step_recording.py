@@ -117,12 +117,13 @@ class StepRate:
     def look(self, seen: int) -> None:
         """Note the time at which the step count is `steps`."""
         now = time.perf_counter()
-        if self._last is not None and seen > self._last[0]:
+        if self._last is not None:
+            if seen <= self._last[0]:
+                return
             self._steps += seen - self._last[0]
             self._times += 1
             self._seconds += now - self._last[1]
-        if self._last is None or seen > self._last[0]:
-            self._last = seen, now
+        self._last = seen, now
 
     def pause(self) -> None:
         """Stop the clock, because something other than steps follows, such as validation."""

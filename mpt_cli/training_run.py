@@ -180,7 +180,7 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
         # raises for a checkpoint of another model: then the files stay as they are
         session.resume(start.checkpoint)
         if start.changes:
-            session.callbacks.go_on()
+            session.callbacks.ended = ""  # by a callback: more training was asked for
     telemetry.tally.add(truncate_telemetry(start.run, *start.position))
     for note in start.notes:
         telemetry.message(note)

@@ -347,10 +347,6 @@ class Callbacks:
         added = {name: float(value) for name, value in logs.items() if _is_new_metric(name, value, metrics)}
         return {**metrics, **added}
 
-    def go_on(self) -> None:
-        """Continue although a callback had ended the run, because more training was asked for."""
-        self.ended = ""
-
     def position(self) -> tuple[dict[str, Any], NamedArrays]:
         """Return the state of all for a checkpoint: a JSON object, and arrays by name."""
         states, arrays = dict[str, Any](), NamedArrays()
