@@ -123,7 +123,6 @@ def test_progress_comes_back_from_strict_json_with_its_nan() -> None:
         ("val_loss", 0.1, 0.2, True),
         ("val_loss", 0.2, 0.2, False),
         ("accuracy", 0.3, 0.2, True),
-        ("mean_absolute_error", 0.3, 0.2, False),
         ("loss", math.nan, 0.2, False),
         ("loss", 9.0, math.nan, True),
         ("accuracy", math.nan, math.nan, False),

@@ -134,14 +134,6 @@ def test_bad_losses_are_counted_over_applied_steps_in_a_row():
     assert counters.streaks.non_finite_losses == 0
 
 
-def test_where_non_finite_gradients_are_applied_nothing_is_skipped():
-    counters = StepCounters(CounterOptions(applies_non_finite=True))
-    steps = [Step(False, 1.0, 1.0, 0), Step(True, 1.0, 1.0, 1)]
-    events = counters.absorb(block_of(steps), 1)
-    assert (counters.applied, counters.skipped, counters.streaks.skips) == (2, 0, 0)
-    assert len(events) == 1
-
-
 def test_a_new_epoch_counts_its_own_applied_steps():
     counters = StepCounters(CounterOptions())
     counters.absorb(block_of(steps_of("...")), 1)

@@ -6,7 +6,6 @@ from dataclasses import fields
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.model_data_optimizer_keys import OPTIMIZERS, Schedule
@@ -32,15 +31,7 @@ def test_the_schema_has_keras_defaults_and_knows_its_arguments():
         shared = ours.keys() - {"name", "schedule", "kwargs"}
         assert {key: ours[key] for key in shared} == {key: defaults[key] for key in shared}, name
         assert {*optimizer_arguments(name)} - NOT_OURS == defaults.keys(), name
-
-
-def test_every_optimizer_takes_a_step():
-    for name in BUILDABLE:
-        variable = keras.Variable(np.full((2, 2), 1.5, np.float32), name="kernel")
-        optimizer = build_optimizer(OPTIMIZERS[name](learning_rate=0.125), None)
-        optimizer.apply([ops.convert_to_tensor([[0.5, -0.25], [1.0, 2.0]], "float32")], [variable])
-        moved = ops.convert_to_numpy(variable)
-        assert np.isfinite(moved).all() and (moved != 1.5).any(), name
+        assert isinstance(build_optimizer(OPTIMIZERS[name](), None), kind)
 
 
 def test_keras_has_no_optimizer_that_we_leave_out():
