@@ -119,6 +119,8 @@ class ScriptRun:
         """Return the optimizer wrapped in mpt's loss scaling, always the same wrapper; the script's own scaling keeps
         its numbers."""
         inner = unwrapped(optimizer)
+        if None in self.fits and isinstance(optimizer, LossScaleOptimizer):  # that of `mpt.fit`, which has the record
+            self.wrappers[id(inner)] = optimizer
         if id(inner) not in self.wrappers:
             own = next((each for each in self.own_scalings if each.inner_optimizer is inner), inner)
             if isinstance(own, LossScaleOptimizer):
