@@ -39,7 +39,9 @@ class Queue:
             try:
                 while self.running or self._peek() is not None:
                     if interruption.requested is not None:
-                        self._stop_all()
+                        self._source, self._next = iter(()), None
+                        for running in self.running:
+                            running.stop("interrupt")
                     for running in list(self.running):
                         self._end(running, running.look(self.limits))
                     self.tick(self.running)
@@ -73,11 +75,6 @@ class Queue:
         if ending is not None:
             self.running.remove(running)
             self.record(running.command, ending)
-
-    def _stop_all(self) -> None:
-        self._source, self._next = iter(()), None
-        for running in self.running:
-            running.stop("interrupt")
 
     def _kill_all(self) -> None:
         for running in self.running:

@@ -160,23 +160,23 @@ def _title(plan: Plan) -> str:
     return ", ".join(plan.overrides.values()) or plan.policy
 
 
-def _memory_cell(plan: Plan) -> str:
-    room = f"of {format_bytes(plan.usable_bytes)}"
-    return f"{format_bytes(plan.needed_bytes)} {room}, {'fits' if plan.fits else 'DOES NOT FIT'}"
-
-
-def _products_cell(plan: Plan) -> str:
-    return ", ".join(f"{count} in {dtype}" for dtype, count in plan.products_by_dtype.most_common())
-
-
 _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
     ("policy", lambda plan: plan.policy),
     ("batch, of all devices", lambda plan: f"{plan.batch_size:,}"),
     ("parameters", lambda plan: f"{plan.parameters:,}"),
-    ("memory of a device", _memory_cell),
+    (
+        "memory of a device",
+        lambda plan: (
+            f"{format_bytes(plan.needed_bytes)} of {format_bytes(plan.usable_bytes)}, "
+            f"{'fits' if plan.fits else 'DOES NOT FIT'}"
+        ),
+    ),
     ("  weights, optimizer, data", lambda plan: format_bytes(plan.memory.arguments + plan.held_bytes)),
     ("  temporaries", lambda plan: format_bytes(plan.memory.temporaries)),
-    ("products of a step", _products_cell),
+    (
+        "products of a step",
+        lambda plan: ", ".join(f"{count} in {dtype}" for dtype, count in plan.products_by_dtype.most_common()),
+    ),
 ]
 
 

@@ -127,8 +127,13 @@ def read_history(path: str | Path, label: str | None = None) -> RunHistory:
     history.environment = _read(history, run.environment_json, ENVIRONMENT, "versions and machine are not known")
     _read_config(history)
     _read_metrics(history)
-    _read_events(history)
-    _read_layers(history)
+    history.events = list(_lines_noting_damage(history, run.events_jsonl))
+    history.last_step = max([history.last_step, *(event["step"] for event in history.events)])
+    for line in _lines_noting_damage(history, run.layers_jsonl):
+        if history.layers and history.layers[-1]["step"] != line["step"]:
+            history.layers = []
+        if "exponents" in line:  # not one of metrics, which is whole without
+            history.layers.append(line)
     return history
 
 
@@ -185,16 +190,3 @@ def _read_metrics(history: RunHistory) -> None:
                 target.setdefault(name, Curve(name)).add(step, number)
     if not history.steps and not history.epochs:
         history.gaps.append(f"{path.name} is empty or missing: no step was logged.")
-
-
-def _read_events(history: RunHistory) -> None:
-    history.events = list(_lines_noting_damage(history, history.run.events_jsonl))
-    history.last_step = max([history.last_step, *(event["step"] for event in history.events)])
-
-
-def _read_layers(history: RunHistory) -> None:
-    for line in _lines_noting_damage(history, history.run.layers_jsonl):
-        if history.layers and history.layers[-1]["step"] != line["step"]:
-            history.layers = []
-        if "exponents" in line:  # not one of metrics, which is whole without
-            history.layers.append(line)

@@ -133,7 +133,9 @@ def layers_table(history: RunHistory) -> PageTable[Any]:
             str(line.get("variable") or line["layer"]),
             _KINDS.get(line["kind"], line["kind"]),
             line["dtype"],
-            _exponents(line),
+            "all 0"
+            if (lowest := line.get("lowest_exponent")) is None
+            else f"2^{lowest} … 2^{lowest + len(line['exponents'])}",
             *(format_fraction(line[name]) for name in ("flushed", "subnormal", "overflowed")),
         ]
         for line in found[:_MOST_LAYERS]
@@ -150,11 +152,6 @@ def _severity(line: dict[str, Any]) -> float:
     cause of the others; then by what is lost.
     """
     return -2.0 if line["kind"] == ACTIVATIONS and line["overflowed"] else -max(line["flushed"], line["overflowed"])
-
-
-def _exponents(line: dict[str, Any]) -> str:
-    lowest, exponents = line.get("lowest_exponent"), line.get("exponents") or ()
-    return "all 0" if lowest is None else f"2^{lowest} … 2^{lowest + len(exponents)}"
 
 
 def run_commands(history: RunHistory) -> list[str]:

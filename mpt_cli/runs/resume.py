@@ -220,7 +220,9 @@ def truncate_telemetry(run: RunDirectory, step: int, epochs_completed: int) -> l
 
 
 def _lines_before(lines: Sequence[dict[str, Any]], step: int, epochs_completed: int) -> list[dict[str, Any]]:
-    def is_end_of_later(line: dict[str, Any]) -> bool:
-        return bool(line.get("epoch_end")) and line["epoch"] > epochs_completed
-
-    return [line for line in lines if line["step"] <= step and not is_end_of_later(line)]
+    """Return the lines up to the step, without the end of an epoch that was not completed."""
+    return [
+        line
+        for line in lines
+        if line["step"] <= step and not (line.get("epoch_end") and line["epoch"] > epochs_completed)
+    ]

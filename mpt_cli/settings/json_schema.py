@@ -28,7 +28,10 @@ def json_schema() -> Schema:
     {'maximum': 1073741824, 'minimum': 1, 'type': 'integer'}
     """
     properties = {**_properties(Settings, ""), **{name: _section_with_variants(name) for name in VARIANTS}}
-    properties["expect"] = {**properties["expect"], "additionalProperties": _expectation()}
+    number = _of_type(float)
+    parts: Schema = {name: _of_type(NonNegative) if name in TOLERANCES else number for name in EXPECTED_PARTS}
+    expectation = {"anyOf": [number, {**_closed(parts), "minProperties": 1}]}
+    properties["expect"] = {**properties["expect"], "additionalProperties": expectation}
     described = "files of groups, and recipes to start from, in the order of composition"
     properties["defaults"] = {"type": "array", "description": described}
     searchpath = {**_of_type(list[str]), "description": "folders with groups and recipes"}
@@ -77,12 +80,6 @@ def _any_of(schemas: Iterable[Schema]) -> Schema:
     """Return a schema that accepts any of these, without duplicates; a single one stays as it is."""
     distinct = list({repr(schema): schema for schema in schemas}.values())
     return distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
-
-
-def _expectation() -> Schema:
-    number = _of_type(float)
-    parts: Schema = {name: _of_type(NonNegative) if name in TOLERANCES else number for name in EXPECTED_PARTS}
-    return {"anyOf": [number, {**_closed(parts), "minProperties": 1}]}
 
 
 class _AsWritten(GenerateJsonSchema):

@@ -354,12 +354,9 @@ def compose(files: ComposedFiles, given: ParsedOverrides) -> Composition:
     settings = build_settings({name: part for name, part in plain.items() if name not in unsure}, problems)
     wrong = problems[known:]
     if files.recipe.is_record:  # perhaps of an earlier version, with keys that are gone and were not set
-        wrong = [each for each in wrong if not _is_gone_and_unset(each)]
+        unset: tuple[Any, ...] = (None, False, [], {})
+        wrong = [each for each in wrong if each.received not in unset or unknown_key_problem(each.key, {}) is None]
     return Composition(files, given, tree, settings, [*problems[:known], *wrong], unsure)
-
-
-def _is_gone_and_unset(problem: Problem) -> bool:
-    return problem.received in (None, False, [], {}) and unknown_key_problem(problem.key, {}) is not None
 
 
 def _variants(node: Any, problems: list[Problem]) -> dict[str, str]:

@@ -27,7 +27,6 @@ from mpt_cli.settings.schema import find_key
 from mpt_cli.sweep.directory import FINISHED, NOT_ENDED, SEED, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.job_list import (
     Job,
-    Objective,
     Search,
     SweepPlan,
     check_here,
@@ -264,12 +263,10 @@ class SearchJobs:
         names = [self.plan.facts["objective"]] if self.plan.facts["objective"] else MONITORED
         for child in running:
             job = child.command.subject
-            courses = (self._course(job, choose_objective(name, [])) for name in names)
+            objectives, lines = (choose_objective(name, []) for name in names), self.sweep.run(job).metrics_jsonl
+            courses = ([*map(each.sort_key, metric_by_epoch(lines, each.name))] for each in objectives)
             if self.study.is_behind(job.number, next(filter(None, courses), [])):
                 child.stop("pruner")
-
-    def _course(self, job: Job, objective: Objective) -> list[float]:
-        return [*map(objective.sort_key, metric_by_epoch(self.sweep.run(job).metrics_jsonl, objective.name))]
 
     def tell(self, result: JobResult) -> None:
         """Tell the study what a job reached, unless it was interrupted: that one continues when the search does."""

@@ -79,12 +79,11 @@ def _recipes() -> list[dict[str, str]]:
 
 
 def _variants(section: str) -> list[dict[str, str]]:
-    return [{"name": name, "description": _describe(cls)} for name, cls in variants_of(section).items()]
-
-
-def _describe(cls: type) -> str:
-    """Return the first paragraph of the class's docstring."""
-    return inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+    """Return the variants of a section, each with the first paragraph of its docstring."""
+    return [
+        {"name": name, "description": inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")}
+        for name, cls in variants_of(section).items()
+    ]
 
 
 def _files_of(group: str, prefix: str = "") -> list[dict[str, str]]:

@@ -38,7 +38,8 @@ def run_run(arguments: argparse.Namespace) -> int:
     overrides = [word for word in overrides if word not in (STRICT, ALLOW_UNCHECKED)]
     settings, name = script_settings(overrides), target_name(rest)
     _check_place(settings, script_title(rest))
-    _hint_at_keys(rest)
+    if keys := [word for word in rest[1:] if "=" in word and is_run_key(word.partition("=")[0])]:  # or the script's own
+        say(f"mpt run: {' '.join(keys)}: given to the script; keys of mpt stand before its name.", sys.stderr)
     _choose_backend(settings.backend.name)
     is_module = rest[0] == "-m"
     again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then
@@ -71,12 +72,6 @@ def _check_place(settings: Settings, title: str) -> None:
         if settings.run_dir is not None:
             raise
         say(f"mpt run: the script runs, but nothing of it can be recorded: {error}", sys.stderr)
-
-
-def _hint_at_keys(script: list[str]) -> None:
-    """Print which words of the script look like keys of mpt. They may be meant for the script."""
-    if keys := [word for word in script[1:] if "=" in word and is_run_key(word.partition("=")[0])]:
-        say(f"mpt run: {' '.join(keys)}: given to the script; keys of mpt stand before its name.", sys.stderr)
 
 
 @dataclass(frozen=True)
