@@ -60,13 +60,20 @@ def keep_in_float32(layers: Sequence[str]) -> str:
 LEAST_ROOM = 3.0  # doublings: two that are kept free, and one at least to raise the scale by
 
 
-def _raised_scale(run_state: RunState) -> str:
-    """Return the limit up to which a scale that is too low may be raised: the gradients of the sample must stay a
-    factor of four below overflow."""
+def _raised_power(run_state: RunState) -> int | None:
+    """Return the limit up to which a scale that is too low may be raised, as a power of 2: the gradients of the sample
+    must stay a factor of four below overflow. None if it is not known, or leaves no room.
+    """
     room, scale = run_state.headroom_doublings, run_state.scale
     if room is None or scale is None or room < LEAST_ROOM:
+        return None
+    return int(min(math.log2(scale) + room - 2, math.log2(run_state.scaling.rule.highest)))
+
+
+def _raised_scale(run_state: RunState) -> str:
+    power = _raised_power(run_state)
+    if power is None:
         return " (loss_scale.initial_scale)"
-    power = int(min(math.log2(scale) + room - 2, math.log2(run_state.scaling.rule.highest)))
     return (
         f", up to loss_scale.initial_scale=2**{power}, where the gradients of step {run_state.sample_step} would still "
         "be at least four times below what overflows (not tried)"
@@ -150,7 +157,7 @@ CAUSES = {
         lambda run_state, _: (
             not run_state.scaling.moves
             or not run_state.skip_steps
-            or (run_state.headroom_doublings or 0.0) >= LEAST_ROOM
+            or 2.0 ** (_raised_power(run_state) or 0) > run_state.scaling.rule.initial_scale
         ),
         f"{KEPT_BY_MORE}raise the initial loss scale{{raised}}.",
     ),

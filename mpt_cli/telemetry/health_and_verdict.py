@@ -231,6 +231,8 @@ def _ends_flushed(run_state: RunState) -> str | None:
         return None
     if not layers and (flushed is None or flushed <= FLUSHED_SHARE):
         return None
+    if run_state.skip_steps and run_state.layers_that(DIGITS):
+        return None  # overflows of a layer that float32 cures drove the scale down
     words = (
         f"{format_fraction(flushed or 0.0)} of the gradient elements were flushed to zero{_format_at_scale(run_state)}"
     )
