@@ -2,7 +2,6 @@
 Keras, and explain their exceptions.
 """
 
-import ast
 import importlib.util
 import inspect
 import os
@@ -11,7 +10,7 @@ import symtable
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial, update_wrapper
 from importlib.machinery import PathFinder
@@ -204,41 +203,6 @@ def missing_problem(reference: str, key: str) -> Problem | None:
     if not defined or first in names:
         return None
     return _no_name(first, file.stem if is_path else place, defined, reference, key)
-
-
-def argument_problems(key: str, reference: Reference) -> Iterator[Problem]:
-    """Yield a problem for each argument that a function or class in a file of the user's does not take, as far as its
-    text shows.
-    """
-    file, name = file_of(reference.name, Path.cwd()), reference.name.rpartition(":")[2]
-    place, known = key.removesuffix(".builder").removesuffix(".loader"), None
-    with suppress(OSError, ValueError):
-        known = _arguments_in(read_file(file), name) if file else None
-    if known is None:
-        return
-    for given, value in reference.kwargs.items():
-        if given not in known:
-            remedy = did_you_mean(given, known) or f"It has {', '.join(known) or 'none'}."
-            yield Problem(f"{place}.kwargs.{given}", f"{name} has no such argument.", value, remedy)
-
-
-@cache
-def _arguments_in(text: str, name: str) -> list[str] | None:
-    """Return the arguments of a function or class at the top of a Python file; None where they don't show: it takes
-    any, is decorated, inherits them, or its name is bound twice.
-    """
-    try:
-        tree = ast.parse(text)
-    except (ValueError, SyntaxError, RecursionError):
-        return None
-    bound = [node for node in ast.walk(tree) if not isinstance(getattr(node, "ctx", None), ast.Load)]
-    made = [node for node in bound if name in (getattr(node, "name", ""), getattr(node, "id", ""))]
-    found = made[0] if len(made) == 1 else None
-    if isinstance(found, ast.ClassDef):
-        found = next((node for node in found.body if getattr(node, "name", "") == "__init__"), None)
-    if not isinstance(found, ast.FunctionDef) or found.decorator_list or found.args.kwarg:
-        return None
-    return [each.arg for each in (*found.args.args, *found.args.kwonlyargs) if each.arg != "self"]
 
 
 _MAKES_NAMES = re.compile(r"import\s+\*|\b(?:__getattr__|globals|setattr|exec|vars|locals)\b")

@@ -5,12 +5,12 @@ Imports no NumPy.
 import os
 from pathlib import Path
 
-from mpt_cli.errors import DataError, did_you_mean, raise_problems
+from mpt_cli.errors import ConfigError, DataError, did_you_mean
 from mpt_cli.settings.checks import imported_objects
 from mpt_cli.settings.model_data_optimizer_keys import Loader, Saved
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.user_code import argument_problems, missing_problem
+from mpt_cli.user_code import missing_problem
 
 
 def readable_file(path: str, key: str = "data.path") -> Path:
@@ -36,12 +36,11 @@ def _nearest_name(path: Path) -> str:
 
 
 def check_run_present(settings: Settings) -> None:
-    """Check that what a run names exists, without loading it: ConfigError for functions of the user's and their
-    arguments, all at once, DataError for a file of its data or model that can't be read.
+    """Check that what a run names exists, without loading it: ConfigError for functions of the user's, all at once,
+    DataError for a file of its data or model that can't be read.
     """
-    named = imported_objects(settings)
-    problems = [problem for key, found in named if (problem := missing_problem(found.name, key))]
-    raise_problems([*problems, *(problem for found in named for problem in argument_problems(*found))])
+    if problems := [problem for key, name in imported_objects(settings) if (problem := missing_problem(name, key))]:
+        raise ConfigError(problems)
     path = getattr(settings.data, "path", None)
     if path is not None and not isinstance(settings.data, Loader):  # only the loader knows what the path means
         readable_file(path)

@@ -291,7 +291,7 @@ def load_data_of_run(settings: Settings, targets_as_given: bool = False) -> Data
     assert settings.seed is not None
     trainer = settings.trainer
     data = load_data(settings.data, settings.seed, targets_as_given or trainer.loss != "auto")
-    named = [found.name for _, found in imported_names("trainer.loss", trainer.loss)]
+    named = [name for _, name in imported_names("trainer.loss", trainer.loss)]
     is_of_keras = trainer.loss not in (None, "auto") and all(name.startswith("keras.") for name in named)
     if data.targets_as_given and is_of_keras:
         data = replace(data, train=_complete(data.train), validation=_complete(data.validation))

@@ -9,16 +9,13 @@ from typing import Any, TypeGuard
 from mpt_cli.errors import Problem, did_you_mean
 from mpt_cli.settings.key_type import map_texts, overlap, read_number
 from mpt_cli.settings.model_data_optimizer_keys import (
-    Builder,
     CustomOptimizer,
-    Loader,
     OptimizerSettings,
     ResNet,
     Synthetic,
     Transformer,
 )
 from mpt_cli.settings.python_references import (
-    Reference,
     canonical_name,
     form_problem,
     imported_names,
@@ -289,18 +286,16 @@ _CHECKS = (
 )
 
 
-def imported_objects(settings: Settings) -> list[tuple[str, Reference]]:
+def imported_objects(settings: Settings) -> list[tuple[str, str]]:
     """Return each `module:name` that a run imports, with the key that names it."""
-    optimizer, trainer, own = settings.optimizer, settings.trainer, list[tuple[str, Reference]]()
-    if isinstance(settings.model, Builder):
-        own.append(("model.builder", Reference(settings.model.builder, settings.model.kwargs)))
-    if isinstance(settings.data, Loader):
-        own.append(("data.loader", Reference(settings.data.loader, settings.data.kwargs)))
+    optimizer, trainer = settings.optimizer, settings.trainer
     named: dict[str, Any] = {
-        f"trainer.{name}": getattr(trainer, name) for name in ("loss", "metrics", "weighted_metrics", "callbacks")
+        "model.builder": getattr(settings.model, "builder", None),
+        "data.loader": getattr(settings.data, "loader", None),
+        **{f"trainer.{name}": getattr(trainer, name) for name in ("loss", "metrics", "weighted_metrics", "callbacks")},
     }
     if isinstance(optimizer, CustomOptimizer):
         named["optimizer"] = {"object": optimizer.object, "kwargs": optimizer.kwargs}
     if optimizer.schedule.object is not None:
         named["optimizer.schedule"] = {"object": optimizer.schedule.object, "kwargs": optimizer.schedule.kwargs}
-    return own + [found for key, value in named.items() for found in imported_names(key, value)]
+    return [found for key, value in named.items() for found in imported_names(key, value)]

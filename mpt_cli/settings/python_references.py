@@ -143,16 +143,16 @@ def named_objects(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from (found for part in value for found in named_objects(key, part))
 
 
-def imported_names(key: str, value: Any) -> Iterator[tuple[str, Reference]]:
+def imported_names(key: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yield each `module:name` that making the objects of `value` imports, with its key, those inside kwargs too.
 
     >>> list(imported_names("trainer.loss", {"price": {"object": "mse"}, "kind": "nets:f"}))
-    [('trainer.loss.kind', Reference(name='nets:f', kwargs={}))]
+    [('trainer.loss.kind', 'nets:f')]
     """
     for place, each in named_objects(key, value):
         reference = read_object(each)
         if not reference.is_of_keras:
-            yield place, reference
+            yield place, reference.name
         for name, argument in reference.kwargs.items():
             if isinstance(argument, dict) and "object" in argument:
                 yield from imported_names(f"{place}.kwargs.{name}", argument)

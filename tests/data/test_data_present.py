@@ -62,19 +62,6 @@ def test_a_function_that_a_file_does_not_have_is_named_without_running_it() -> N
         check_present(Loader(loader="task:laod"))
 
 
-def test_an_argument_that_a_function_does_not_take_is_named_without_running_it() -> None:
-    Path("task.py").write_text(
-        "1 / 0\ndef load(noise=1, *, seed=0): ...\ndef any(**kwargs): ...\n@wrapped\ndef other(): ...\n"
-        "def twice(): ...\ntwice = partial(twice)\nclass Own:\n    def __init__(self, a): ...\nclass Heir(Own): ...\n"
-    )
-    for name, known in (("load", "noise"), ("load", "seed"), ("Own", "a")):
-        check_present(Loader(loader=f"task:{name}", kwargs={known: 3}))
-        with pytest.raises(ConfigError, match=rf"data.kwargs.x{known}: {name} has no such argument. Received: 3. Did"):
-            check_present(Loader(loader=f"task:{name}", kwargs={f"x{known}": 3}))
-    for name in ("any", "other", "twice", "Heir"):
-        check_present(Loader(loader=f"task:{name}", kwargs={"x": 3}))
-
-
 def test_what_else_a_run_names_is_looked_for_before_keras_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """All functions that are nowhere at once; then files."""
     monkeypatch.setattr(Program, "prepare_backend", lambda self: pytest.fail("Keras would be imported"))
