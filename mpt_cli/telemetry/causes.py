@@ -114,7 +114,7 @@ CAUSES = {
     FORWARD: Cause(
         lambda run_state, skips: run_state.forward_share(skips) > 0.5,
         "the loss itself was not finite, which is not the loss scale's fault. {forward} look for bad values in the "
-        "data, or lower the learning rate.",
+        "data (float16 holds none above 65504: scale them), or lower the learning rate.",
     ),
     NAN: Cause(
         lambda run_state, skips: run_state.is_nan(skips),
