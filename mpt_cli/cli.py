@@ -25,14 +25,7 @@ from mpt_cli.redaction import note_word
 from mpt_cli.settings.search_path import add_config_directories
 from mpt_cli.settings.yaml_reader import MOST_PROBLEMS
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal, signal_of
-from mpt_cli.verbs import (
-    check_options,
-    load_verb,
-    options_before_script,
-    remove_old_junit,
-    split_config_directories,
-    verb_parser,
-)
+from mpt_cli.verbs import check_options, load_verb, options_before_script, split_config_directories, verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS, MERGED_VERBS, VERBS, Parser
 from mpt_cli.version import __version__
 
@@ -146,8 +139,6 @@ def _run(arguments: list[str]) -> int:
     if verb not in VERBS:
         remedy = did_you_mean(verb, LISTED_VERBS) or f"Verbs: {', '.join(LISTED_VERBS)}."
         _top_parser().error(f"there is no verb {verb!r}. {remedy}")
-    if verb == "reproduce":
-        remove_old_junit(rest)
     folders, parser = list[str](), verb_parser(verb)
     end = rest.index("--") if verb == "compare" and "--" in rest else len(rest)
     rest, script = rest[:end], rest[end + 1 :]  # argparse would parse options after --

@@ -147,31 +147,21 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
         return None
     layers, found = layers_of(model), list[ForwardFault]()
     variable: str | None = None
-    is_first = True
 
     def look(index: int, outputs: Any) -> None:
-        nonlocal variable, is_first
+        nonlocal variable
         if found:
             return
         layer = layers[index]
         variable = next((v.path for v in layer.trainable_variables), variable)
         if fault := _fault_of(outputs):
-            if is_first and _fault_of(_in_float16(x)):  # the input itself is inf there
-                found.append(ForwardFault(DATA, None, fault))
-            else:
-                found.append(ForwardFault(layer.path or layer.name, variable, fault, layer.compute_dtype))
-        is_first = False
+            found.append(ForwardFault(layer.path or layer.name, variable, fault, layer.compute_dtype))
 
     with keras.StatelessScope(collect_losses=True), outputs_noted(layers, look):
         outputs = predict_in_training(model, x)
     if not found and (fault := _fault_of(outputs)):
         return ForwardFault(LOSS, variable, fault)
     return found[0] if found else None
-
-
-def _in_float16(x: Any) -> list[Tensor]:
-    arrays = [each for each in keras.tree.flatten(x) if hasattr(each, "dtype")]
-    return [ops.cast(each, "float16") for each in arrays if "float" in keras.backend.standardize_dtype(each.dtype)]
 
 
 def _fault_of(structure: Any) -> str | None:

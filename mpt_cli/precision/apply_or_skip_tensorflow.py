@@ -266,7 +266,8 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
     kept = [v.value for v in state_to_keep(model)]
     before = [tf.identity(v) for v in kept]
     start = start_of_step(optimizer)
-    order = _forward_order(model)
+    # several replicas are traced in threads that take turns and share the calls of layers
+    order = ForwardOrder(model) if replicas() == 1 else None
     with tf.GradientTape() as tape:
         with nullcontext() if order is None else order.noted():
             y_pred = predict_in_training(model, x)
@@ -290,11 +291,6 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
     else:
         _update_or_put_back(applied, update_metrics, kept, before)
     return logs_of(model, true_loss), row_of_step(optimizer, start, true_loss, (finite, *defects))
-
-
-def _forward_order(model: Any) -> ForwardOrder | None:
-    """Return None on several replicas: they are traced in threads that take turns and share the calls of layers."""
-    return ForwardOrder(model) if replicas() == 1 else None
 
 
 def _build(model: Any, data: Any) -> None:

@@ -39,8 +39,7 @@ _NOT_SHOWN = ("packages", "attempts", "not_recorded", "schema_version")  # of en
 def headline(history: RunHistory) -> str:
     """Return in a few words how the run ended, with its verdict."""
     step = format_count(history.summary.get("steps_seen", history.last_step))
-    done = history.summary.get("epochs_completed", max((len(curve.xs) for curve in history.epochs.values()), default=0))
-    place = f"at step {step}, in epoch {done + 1}"
+    place = f"at step {step}"
     if not history.summary:
         return f"No end recorded, last logged {place}"
     return f"{history.status.capitalize()}{f' {place}' if history.run.is_unfinished else ''}: {history.verdict}"

@@ -175,12 +175,8 @@ def recorded_cores(environment: Mapping[str, Any]) -> int | None:
     (1, None)
     """
     cores = (environment.get("machine") or {}).get("usable_cores")
-    return cores if ran_on_cpu(environment) and type(cores) is int and cores > 0 else None
-
-
-def ran_on_cpu(environment: Mapping[str, Any]) -> bool:
-    """Return whether the CPU computed, as far as the devices are known."""
-    return all(str(device).upper().startswith("CPU") for device in environment.get("devices") or [""])
+    on_cpu = all(str(device).upper().startswith("CPU") for device in environment.get("devices") or [""])
+    return cores if on_cpu and type(cores) is int and cores > 0 else None
 
 
 ENVIRONMENT: dict[str, Any] = {  # the types of what is read of environment.json

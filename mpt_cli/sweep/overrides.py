@@ -130,22 +130,19 @@ def _swept_words(override: Override, base: str, problems: list[Problem]) -> list
         remedy = "Write choice(1e-4,1e-3,1e-2) or range(start,stop,step), or search it with --trials N."
         problems.append(Problem(key, rule, override.get_value_string(), remedy))
         return []
-    if isinstance(value, RangeSweep) and not _is_right(value):
-        rule = f"range() must have at most {MOST_JOBS:,} values, in equal steps other than 0:"
-        problems.append(Problem(key, f"{rule} tag(log,…) is for interval().", received))
-        return []
+    if isinstance(value, RangeSweep):
+        start, stop, step = float(value.start or 0), float(value.stop or 0), float(value.step)
+        is_finite = all(map(math.isfinite, (start, stop, step)))
+        if not is_finite or step == 0 or (stop - start) / step > MOST_JOBS or "log" in value.tags:
+            rule = f"range() must have at most {MOST_JOBS:,} values, in equal steps other than 0:"
+            problems.append(Problem(key, f"{rule} tag(log,…) is for interval().", received))
+            return []
     if isinstance(value, Glob):
         found = _matches(key, value, problems)
     else:
         found = list(override.sweep_string_iterator())
         problems += [] if found else [Problem(key, "must have at least one value.", received)]
     return [f"{override.get_key_element()}={base}{text}" for text in found]
-
-
-def _is_right(values: RangeSweep) -> bool:
-    start, stop, step = float(values.start or 0), float(values.stop or 0), float(values.step)
-    is_finite = all(map(math.isfinite, (start, stop, step)))
-    return is_finite and step != 0 and (stop - start) / step <= MOST_JOBS and "log" not in values.tags
 
 
 def _matches(key: str, glob: Glob, problems: list[Problem]) -> list[str]:

@@ -166,9 +166,8 @@ def best_lines(found: SweepResults) -> list[str]:
 
 def _key_lines(found: SweepResults) -> list[str]:
     """Return a line for each of several varied keys, with the mean for each of its values."""
-    means = [(short_key(key), value_means(found, key)) for key in found.keys]
-    lines = [f"{key}: {text}" for key, text in means if text]
-    return [_line("means" if line is lines[0] else "", line) for line in lines] if len(lines) > 1 else []
+    lines = [_line("means", f"{short_key(key)}: {text}") for key in found.keys if (text := value_means(found, key))]
+    return lines if len(lines) > 1 else []
 
 
 def job_label(result: JobResult, *left_out: str) -> str:

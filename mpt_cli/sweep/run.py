@@ -10,7 +10,7 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import OK, ConfigError, DataError, Problem, config_error, raise_problems
+from mpt_cli.errors import OK, DataError, Problem, config_error, raise_problems
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.local_processes import (
     CannotStart,
@@ -29,7 +29,6 @@ from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.directory import (
     FAILED,
-    FINISHED,
     JobResult,
     SweepDirectory,
     SweepResults,
@@ -37,7 +36,7 @@ from mpt_cli.sweep.directory import (
     read_results,
     sweep_exit_code,
 )
-from mpt_cli.sweep.job_list import Job, Search, SweepPlan, choose_objective, job_count, make_plan
+from mpt_cli.sweep.job_list import Job, Search, SweepPlan, job_count, make_plan
 from mpt_cli.sweep.overrides import load_each, override_key, values_of
 from mpt_cli.sweep.progress import JobLines
 from mpt_cli.sweep.report import write_results
@@ -251,7 +250,6 @@ class SweepRun:
             return None
         limits = replace(limits, workers=max(limits.workers, len(under_way)))
         jobs = chain(left, search.new_jobs() if search else ())
-        unreported = set[str]()
         with JobLines(self.console, sweep, count) as lines:
 
             def record(command: Command, ending: Ending) -> None:
@@ -260,9 +258,6 @@ class SweepRun:
                 lines.tell(result)
                 if search:
                     search.tell(result)
-                elif (said := unreported_objective(plan, result)) and said not in unreported:
-                    unreported.add(said)
-                    say(f"{said} The other jobs go on.", "red")
 
             def tick(running: Sequence[Running]) -> None:
                 lines.tick(running)
@@ -304,15 +299,6 @@ class SweepRun:
             f"{job_count(len(commands))} submitted as {names}, {limits.workers} at a time. `{watch}` shows them, "
             f"`{again}` waits for them and ranks them."
         )
-
-
-def unreported_objective(plan: SweepPlan, result: JobResult) -> str:
-    """Return why a finished job can't be ranked by the objective; empty where it can."""
-    try:
-        choose_objective(plan.facts["objective"], [result.summary] if result.status == FINISHED else [])
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:

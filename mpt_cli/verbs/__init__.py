@@ -9,7 +9,6 @@ import importlib
 import inspect
 from collections.abc import Callable
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, TextIO
 
 from mpt_cli.errors import Problem, config_error, nearest, printable, raise_problems
@@ -83,17 +82,6 @@ def options_before_script(words: list[str]) -> list[str]:
     ['policy=float32', '--strict']
     """
     return [*takewhile(lambda word: word != "-m" and ("=" in word or word.startswith("-")), words)]
-
-
-def remove_old_junit(words: list[str]) -> None:
-    """Remove the file of an earlier reproduction, which would be mistaken for the present one, before anything is
-    refused. A recipe, if the name of the file was left out, stays.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--junit", nargs="?")
-    file = Path(parser.parse_known_args(words)[0].junit or "")
-    if file.is_file() and file.read_bytes().startswith(b"<?xml"):
-        file.unlink()
 
 
 CONFIG_DIR_OPTIONS = ("--config-dir", "-cd")

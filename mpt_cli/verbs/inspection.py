@@ -220,7 +220,7 @@ def imported_functions(settings: Settings) -> dict[str, str]:
     mode = plugins.installed().get(settings.loss_scale.mode)
     named = {"loss_scale.mode": mode.reference} if mode else {}
     for key, reference in imported_objects(settings):
-        named[key] = f"{named[key]}, {reference.name}" if key in named else reference.name
+        named[key] = f"{named[key]}, {reference}" if key in named else reference
     return named
 
 

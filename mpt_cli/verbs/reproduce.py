@@ -34,13 +34,16 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     os.environ[DEFAULTS] = ""  # a run that is compared with an earlier one uses none of the user's default files
     if arguments.resume_check:
         return _check_resume(arguments)
+    junit = Path(arguments.junit or "")
+    if junit.is_file() and junit.read_bytes().startswith(b"<?xml"):  # a recipe, if the file was left out, stays
+        junit.unlink()  # an earlier reproduction's file would be mistaken for the present one
     found = collect(_read_request(arguments))
     outcomes = Outcomes()
     results: list[Reproduction] = []
 
     def write() -> None:
         if arguments.junit:
-            write_junit(Path(arguments.junit), found, outcomes, arguments.dry_run)
+            write_junit(junit, found, outcomes, arguments.dry_run)
 
     def tell_start(name: str, run_dir: Path) -> None:
         printer.line(f"{name}: runs in {run_dir}")

@@ -264,7 +264,7 @@ def script_settings(overrides: list[str]) -> Settings:
     given.choices.setdefault("policy", GroupChoice("policy", "mixed_float16", "policy"))
     composition = compose(read_files(given, is_script=True), given)
     own = {p.key: p for word in overrides if (p := _script_key_problem(word)) is not None}
-    others = [p for p in composition.problems if p.key not in own or _suggests_run_key(p.remedy)]
+    others = [p for p in composition.problems if p.key not in own or "." not in p.remedy]  # no key that is refused
     told = {problem.key for problem in others}
     settings, problems = composition.settings, [*(p for key, p in own.items() if key not in told), *others]
     if settings.policy.is_auto:
@@ -284,14 +284,6 @@ def script_settings(overrides: list[str]) -> Settings:
 def is_run_key(path: str) -> bool:
     """Return whether `mpt run` accepts this key; model, data and training are decided by the script."""
     return path in SINGLE_KEYS or acts_on_record(path)
-
-
-def _suggests_run_key(remedy: str) -> bool:
-    """
-    >>> _suggests_run_key("Did you mean policy?"), _suggests_run_key("Did you mean trainer.epochs?")
-    (True, False)
-    """
-    return is_run_key(re.split("[=?]", remedy.removeprefix("Did you mean "))[0])
 
 
 def _script_key_problem(word: str) -> Problem | None:

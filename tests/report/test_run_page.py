@@ -73,7 +73,7 @@ def test_an_interrupted_run_says_how_far_it_came_from_where_it_resumes_and_by_wh
     for step in (900, 1000):
         CheckpointStore(history.run.checkpoints).save(Checkpoint(step, {}, {}))
     text = run_page(history)
-    assert "Terminated at step 1,100, in epoch 5: healthy" in text
+    assert "Terminated at step 1,100: healthy" in text
     assert "<dt>resumes from</dt><dd>the checkpoint of step 1,000</dd>" in text
     assert f"<pre>mpt train conf={run}/config.yaml resume={run}</pre>" in text and "mpt reproduce" not in text
 
@@ -84,7 +84,7 @@ def test_the_name_of_a_directory_is_text_on_its_page_and_one_word_of_its_command
     text = run_page(read_history(run))
     check_page(text)
     assert "<b>" not in text and "&lt;b&gt; a&amp;b</span>: " in text
-    assert "No end recorded, last logged at step 100, in epoch 3" in text
+    assert "No end recorded, last logged at step 100" in text
     assert "<dt>resumes from</dt><dd>the beginning: there is no checkpoint</dd>" in text
     assert "There is no summary.json: the run still trains, or was killed." in text
     shown = [shlex.split(html.unescape(line)) for line in re.findall(r"<pre>(mpt .*?)</pre>", text)]

@@ -119,6 +119,12 @@ CASES = {
     ),
     "a low scale that flushes": skipping([], scale=1.0, flushed_share=0.4),
     "a low scale that flushes, and something overflows": skipping([400], scale=1.0, flushed_share=0.4),
+    "a scale that overflows drove below its start": skipping(
+        [400], scale=2.0**-14, flushed_share=0.8, headroom_doublings=30.0
+    ),
+    "the same, and digits lost": skipping(
+        [400], scale=2.0**-14, flushed_share=0.8, faults={"a": DIGITS, "b": "flushed"}, output_noise=1.4
+    ),
     "float16 without scaling": replace(FLOAT16, scale=None),
     "float16 without scaling, few flushed": replace(FLOAT16, flushed_share=v.FLUSHED_SHARE),
     "float16 without scaling, most flushed": replace(FLOAT16, flushed_share=0.98),
