@@ -158,13 +158,9 @@ def assemble(
             rate = put_to_training(settings, model, data, scaling, train_feed.steps)
             if settings.model.weights is not None:
                 warnings += load_initial_weights(model, settings.model.weights, settings.model.skip_mismatch)
-        warnings += [
-            *warn_of_no_head(settings, model),
-            *(
-                f"policy.name: {AUTO_FLOAT16} leaves {text}, which needs a cast to float32 (docs/guides/policy.md)."
-                for text in (chosen.left if chosen is not None else ())
-            ),
-        ]
+        warnings += warn_of_no_head(settings, model)
+        for text in () if chosen is None else chosen.left:
+            warnings.append(f"policy.name: {AUTO_FLOAT16} leaves {text}: cast it to float32 (docs/guides/policy.md).")
         warnings += warn_of_saving(model) if settings.trainer.save_model else []
         return Assembly(
             program,
