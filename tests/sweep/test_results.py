@@ -205,8 +205,8 @@ def test_the_importance_of_a_key_is_its_share_of_the_ranking(stubs):
     found, _ = stubs.start(["conf=digits_mlp", "seed=0", "loss_scale.initial_scale=1,2,4", "trainer.epochs=1,2"])
     # H = 12 / (6 * 7) * (6**2 + 15**2) / 3 - 3 * 7 = 3.857; (3.857 - 2 + 1) / (6 - 2) = 0.714
     epochs, scale = importances(found)
-    assert epochs == ("trainer.epochs", pytest.approx(0.7143, abs=1e-4), "1 2.0000, 2 5.0000")
-    assert scale == ("loss_scale.initial_scale", 0.0, "1 2.5000, 2 3.5000, 4 4.5000")
+    assert epochs == ("trainer.epochs", pytest.approx(0.7143, abs=1e-4), "1 2.0000 (3 jobs), 2 5.0000 (3 jobs)")
+    assert scale == ("loss_scale.initial_scale", 0.0, "1 2.5000 (2 jobs), 2 3.5000 (2 jobs), 4 4.5000 (2 jobs)")
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2"])
     assert importances(found) == []  # of two jobs nothing is known
 
