@@ -196,7 +196,7 @@ def lead_sentence(found: SweepResults) -> str:
     more = f" and {len(close) - MOST_NAMED} more" if len(close) > MOST_NAMED else ""
     return (
         f"It may be first by chance: {seeds} can't tell it from {'; '.join(close[:MOST_NAMED])}{more}. "
-        f"More seeds may tell; fewer than {FEWEST_SEEDS} cannot."
+        f"More seeds may show a difference; fewer than {FEWEST_SEEDS} never do."
     )
 
 
