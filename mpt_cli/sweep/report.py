@@ -275,7 +275,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
         counts=f"{'' if best is None else lead_sentence(found) + ' '}{counts_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
         configurations=PageTable(
-            "In order of rank; a rank links to its first run",
+            "A rank links to its first run",
             columns(found),
             found.configurations,
             _row_kind,

@@ -68,7 +68,6 @@ def test_with_a_model_of_the_users_a_misspelt_objective_is_said_and_another_rank
     rule = "--objective: must be a number that the jobs report. Received: 'val_accuracyy'. Did you mean val_accuracy?"
     with pytest.raises(ConfigError, match=re.escape(rule)):
         stubs.start(words, objective="val_accuracyy")
-    assert stubs.said.count(rule) == 1 and stubs.said.index(rule) < stubs.said.index("[2/2]")  # as soon as it shows
     assert len(started(Path("s"))) == 2  # and both have ended
     assert read_results(SweepDirectory.open("s"), "val_accuracy").objective.name == "val_accuracy"
     with pytest.raises(ConfigError, match=re.escape(rule)):

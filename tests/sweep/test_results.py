@@ -158,7 +158,7 @@ def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs):
     assert [line.split()[:2] for line in lines[1:]] == [["1", "2"], ["1", "4"], ["3", "1"], ["3", "3"], ["5", "5"]]
     assert best_lines(found)[2].strip() == (
         "It may be first by chance: one seed can't tell it from epochs 4; epochs 1; epochs 3; epochs 5. More seeds may "
-        "tell; fewer than 3 cannot."
+        "show a difference; fewer than 3 never do."
     )
     content = written(found)
     assert [row["rank"] for row in content["configurations"]] == [1, 1, 3, 3, 5]
