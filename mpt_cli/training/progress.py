@@ -12,6 +12,7 @@ MONITORED = ("val_accuracy", "val_loss", "accuracy", "loss")  # by default the f
 # in the name of a metric or of a field of summary.json: lower is better
 FALLING_WORDS = (
     "loss",
+    "nll",
     "error",
     "mae",
     "mse",
@@ -39,8 +40,23 @@ FALLING_WORDS = (
 
 
 RISING_WORDS = (  # higher is better; a name with none of both kinds does not tell
-    *("acc", "auc", "precision", "recall", "f1", "iou", "dice", "score", "similarity", "sensitivity", "specificity"),
-    *("r2", "bleu", "examples_per_second"),
+    "acc",
+    "auc",
+    "precision",
+    "recall",
+    "f1",
+    "iou",
+    "io_u",
+    "correlation",
+    "true_",
+    "dice",
+    "score",
+    "similarity",
+    "sensitivity",
+    "specificity",
+    "r2",
+    "bleu",
+    "examples_per_second",
 )
 
 
@@ -58,10 +74,11 @@ class Progress:
     best: dict[str, float] = field(default_factory=dict)
 
     def update(self, metrics: dict[str, float]) -> None:
-        """Take `metrics` as the latest, and as the best where they are."""
+        """Take `metrics` as the latest, and as the best where they are and the name says which way is better."""
         self.metrics = metrics
         for name, value in metrics.items():
-            if not math.isnan(value) and (name not in self.best or is_better(name, value, self.best[name])):
+            is_known = tells_direction(name) and not math.isnan(value)
+            if is_known and (name not in self.best or is_better(name, value, self.best[name])):
                 self.best[name] = value
 
 
