@@ -5,7 +5,7 @@ Advice on each cause is in `causes`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
@@ -156,14 +156,11 @@ def _ends_with_spoiled_metrics(run_state: RunState) -> str | None:
 
 def _ends_vanished(run_state: RunState) -> str | None:
     layers = run_state.layers_that(VANISHED)
-    if not layers:
-        return None
-    words = f"The outputs of {name_layers(layers)} were flushed to zero in float16{_format_sampled(run_state)}"
+    if not layers or run_state.layers_that(DIGITS):
+        return None  # there float32 was tried
+    words = f"Float16 made the outputs of {name_layers(layers)} zero{_format_sampled(run_state)}"
     if flushed := run_state.flushed_share:
         words += f", and {format_fraction(flushed)} of the gradient elements that float32 keeps"
-    if names := _last_names(layer for layer in run_state.layers_that(DIGITS) if layer not in (ALL_LAYERS, TARGETS)):
-        tried = f"With {name_layers(names)} in float32 the model's outputs are as in float32, tried on the same batch"
-        return f"{words}. {tried}: use {keep_in_float32(names)}."
     return f"{words}: {CAUSES[VANISHING].advise(run_state)}"
 
 
@@ -176,7 +173,7 @@ def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: 
     words = f"the outputs differ from those in float32 by {noise:.2g} times the variance between examples{at}"
     if not layers:
         return words
-    words = f"Rounding to half precision loses the digits that tell examples apart: {words}"
+    words = f"Half precision loses what tells examples apart: {words}"
     if layers[0] == TARGETS:
         head = 'policy.head=float32, in a script dtype="float32" where the last layer is made'
         return f"{words}, because the targets are cast to the dtype of the outputs. Use {head}."
@@ -186,11 +183,11 @@ def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: 
     kept = keep_in_float32(names)
     return (
         f"{words}, and by {noise_left:.2g} with {name_layers(names)} in float32, tried on the same batch. Use {kept}, "
-        "or give the model smaller numbers: subtract an offset, or use integers for identifiers."
+        "or give the model smaller numbers: normalise the data, or use integers for identifiers."
     )
 
 
-def _last_names(layers: Iterable[str]) -> list[str]:
+def _last_names(layers: Sequence[str]) -> list[str]:
     return [layer.rpartition("/")[2] for layer in layers]
 
 
@@ -231,8 +228,8 @@ def _ends_flushed(run_state: RunState) -> str | None:
         return None
     if not layers and (flushed is None or flushed <= FLUSHED_SHARE):
         return None
-    if run_state.skip_steps and run_state.layers_that(DIGITS):
-        return None  # overflows of a layer that float32 cures drove the scale down
+    if run_state.layers_that(DIGITS):
+        return None  # the forward pass that float32 cures may lose them, or have driven the scale down
     words = (
         f"{format_fraction(flushed or 0.0)} of the gradient elements were flushed to zero{_format_at_scale(run_state)}"
     )
@@ -330,8 +327,7 @@ def _ends_well(run_state: RunState) -> str:
         searched = run_state.search_skips
         some = f", {format_count(searched)} of them" if searched < run_state.skipped_steps else ""
         settled = f"{some} while the scale settled" if searched else ""
-        rest = "" if run_state.forward_steps else "; nothing needs to be done"
-        return f"{_format_skipped(run_state)}{settled}{rest}.{_advise_first_scale(run_state)}"
+        return f"{_format_skipped(run_state)}{settled}.{_advise_first_scale(run_state)}"
     words = f"All {format_count(run_state.steps_seen)} steps were applied"
     if run_state.bad_steps:
         words += f", {format_count(run_state.bad_steps)} of them with gradients that were not finite"

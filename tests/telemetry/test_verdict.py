@@ -144,6 +144,9 @@ CASES = {
     "a dead layer, not met": replace(SAMPLED, faults={"gate": "dead"}, loss=0.9),
     "a dead layer, met": replace(SAMPLED, faults={"gate": "dead"}, loss=0.06),
     "digits": replace(SAMPLED, faults={"net/day": DIGITS}, output_noise=5.2, output_noise_left=2e-4),
+    "digits lost where flushed without a skip": replace(
+        SAMPLED, loss=0.9, faults={"a": DIGITS, "b": "flushed"}, flushed_share=0.8, output_noise=1.0
+    ),
     "digits everywhere": replace(SAMPLED, faults={"*": DIGITS}, output_noise=0.3, output_noise_left=0.3),
     "digits of targets": replace(SAMPLED, faults={"targets": DIGITS}, output_noise=0.3, output_noise_left=0.0),
     "few digits lost": replace(SAMPLED, output_noise=0.006, sample_step=100),
@@ -163,7 +166,7 @@ CLAIMS = {
     "loss itself was not finite": lambda found: found.forward_steps or not math.isfinite(found.loss or 0.0),
     "held nan and no inf": lambda found: found.persistent_nan_steps or found.began_as_nan,
     "were flushed to zero": lambda found: found.flushed_share is not None,
-    "loses the digits": lambda found: DIGITS in found.faults.values(),
+    "loses what tells": lambda found: DIGITS in found.faults.values(),
     "running mean, does not move": lambda found: STALE in found.faults.values(),
     "No gradient reached": lambda found: DEAD in found.faults.values(),
     "The loss ended as": lambda found: found.loss is not None and not math.isfinite(found.loss),
