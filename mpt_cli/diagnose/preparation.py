@@ -78,7 +78,7 @@ def diagnosis_directory(path: str | None, parent: Path) -> Iterator[Path]:
         raise
 
 
-MOST_GROWTH = 1.5  # growth of the loss: batches differ by as much; a diverging run exceeds it within a few steps
+MOST_GROWTH = 0.5  # of the size of the loss: batches differ by as much; a diverging run exceeds it in a few steps
 LATEST = 5  # steps whose mean loss stands for the end
 UNCHANGED_RUN = "the unchanged run"
 
@@ -105,10 +105,16 @@ class RemedyTrial:
         return fmean(self.losses[-LATEST:]) if self.losses else nan
 
     @property
+    def grows(self) -> bool:
+        """Return whether the loss was finite, and grew or was lost."""
+        first = self.first_loss
+        return isfinite(first) and not self.loss <= first + MOST_GROWTH * abs(first)
+
+    @property
     def works(self) -> bool:
         """Return whether all steps of the second half were applied and the loss did not grow."""
         is_settled = bool(self.applied) and all(self.applied[len(self.applied) // 2 :])
-        return is_settled and isfinite(self.loss) and not self.loss > MOST_GROWTH * self.first_loss
+        return is_settled and isfinite(self.loss) and not self.grows
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entry of diagnosis.json."""

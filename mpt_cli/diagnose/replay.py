@@ -194,11 +194,11 @@ def _on_host(value: Any) -> NDArray[Any]:
 
 
 PLACE_PHRASES = {
-    (FORWARD, INPUT): "the input of",
-    (FORWARD, OUTPUT): "the output of",
-    (BACKWARD, INPUT): "the gradient of the input of",
-    (BACKWARD, OUTPUT): "the gradient that arrives at the output of",
-    (BACKWARD, WEIGHTS): "the gradient of the weights of",
+    (FORWARD, INPUT): ("before ", "the input of"),
+    (FORWARD, OUTPUT): ("", "the output of"),
+    (BACKWARD, INPUT): ("", "the gradient of the input of"),
+    (BACKWARD, OUTPUT): ("after ", "the gradient that arrives at the output of"),
+    (BACKWARD, WEIGHTS): ("", "the gradient of the weights of"),
 }
 CAST_LIMIT = 65520.0  # larger values become inf in float16
 
@@ -256,8 +256,8 @@ def _layer_sentences(found: OverflowDiagnosis) -> Iterator[str]:
     if first is None:
         yield _unseen_sentence(found)
         return
-    where = f"{PLACE_PHRASES[first.phase, first.place]} {first.part}"
-    yield f"{first.part} ({first.kind}): {where} holds {first.infs} inf and {first.nans} nan"
+    side, what = PLACE_PHRASES[first.phase, first.place]
+    yield f"{side}{first.part} ({first.kind}): {what} {first.part} holds {first.infs} inf and {first.nans} nan"
     if first is next(seen for seen in found.observed if seen.phase == first.phase):
         yield f"no layer caused it: {_origin(found, first)}"
 

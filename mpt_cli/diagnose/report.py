@@ -31,7 +31,6 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     """Return rows of label and text, the most important first."""
     rows = [*lead_sentences(found), ("examined", _examined(found)), ("safe", _safe(found))]
     rows += [("layers", text) for text in _faults(found)]
-    rows += [("digits", found.digits.sentence)] if found.digits is not None else []
     return rows + [("verified", trial_sentence(trial)) for trial in found.trials]
 
 

@@ -32,16 +32,15 @@ def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], No
 
     No remedy is tried if the fault is outside the layers, and no other than the unchanged run if that continues well.
     """
-    if found.layer is None or found.bad_weights or not isfinite(found.largest_input):
-        return []
     is_rehearsal = found.parts.settings.fault.kind != "none"
-    if is_rehearsal or not steps:
-        why = "the run makes numbers wrong on purpose" if is_rehearsal else "--trial-steps=0"
-        return [RemedyTrial(words, why=why) for words in candidate_remedies(found)]
+    if found.layer is None or found.bad_weights or is_rehearsal or not isfinite(found.largest_input):
+        return []
+    if not steps:
+        return [RemedyTrial(words, why="--trial-steps=0") for words in candidate_remedies(found)]
     trials: list[RemedyTrial] = []
     for words in ([], *candidate_remedies(found)):
-        if "learning_rate" in "".join(words) and not isfinite(trials[0].first_loss):
-            continue  # the loss was lost before the scale had any effect
+        if "learning_rate" in "".join(words) and not trials[0].grows:
+            continue  # no step is too long
         say(f"trying {shlex.join(words) or UNCHANGED_RUN}")
         trials.append(_trial(found.run, found.overflow, words, steps))
         if trials[0].works:

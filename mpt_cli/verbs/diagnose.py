@@ -87,8 +87,9 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
     for_recipes = {"--after-steps": arguments.after_steps, "--batches": arguments.batches}
     for name, value in (for_recipes if run_dirs else for_runs).items():
         if value is not None:
-            own = f"a recipe: {_diagnose_command(run_dirs[0])}" if run_dirs else ""
-            needed = own or "a run directory: mpt diagnose RUN_DIR"
+            needed = (
+                f"a recipe: {_diagnose_command(run_dirs[0])}" if run_dirs else "a run directory: mpt diagnose RUN_DIR"
+            )
             problems.append(Problem(name, f"must be given with {needed}.", value))
     if run_dirs and run_dirs[0].endswith(".py"):
         rule = "must be a recipe or a run directory: only the script can make its model."

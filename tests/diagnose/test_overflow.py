@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from examined import NETS
 
 from mpt_cli import training_run
 from mpt_cli.cli import main
+from mpt_cli.diagnose.replay import BACKWARD, FORWARD, INPUT, OUTPUT, ObservedTensor, _layer_sentences
 from mpt_cli.settings.load import load_settings
 
 pytestmark = pytest.mark.slow
@@ -108,3 +110,18 @@ def test_weights_that_were_lost_before_are_named(tmp_path, capsys):
     )
     content = found(run, capsys, "--step", "6")
     assert content["bad_weights"] and all(np.char.count(content["bad_weights"], "/"))
+
+
+@pytest.mark.parametrize(
+    ("phase", "place", "said"),
+    [
+        (FORWARD, OUTPUT, "norm (Norm): the output of norm holds"),
+        (FORWARD, INPUT, "before norm (Norm): the input of norm holds"),
+        (BACKWARD, INPUT, "norm (Norm): the gradient of the input of norm holds"),
+        (BACKWARD, OUTPUT, "after norm (Norm): the gradient that arrives at the output of norm holds"),
+    ],
+)
+def test_a_layer_that_only_receives_a_bad_value_is_not_named_as_its_cause(phase, place, said):
+    first = ObservedTensor(phase, "norm", "Norm", "float16", place, 1, 0)
+    whole = ObservedTensor(phase, "other", "Dense", "float16", OUTPUT, 0, 0)
+    assert [*_layer_sentences(SimpleNamespace(first=first, observed=[whole, first]))] == [f"{said} 1 inf and 0 nan"]

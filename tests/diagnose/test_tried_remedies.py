@@ -51,6 +51,8 @@ def test_those_that_work_come_first_as_they_were_tried_and_then_those_that_appli
     assert [label for label, _ in remedy_rows(found)] == ["remedy"] * 2 + ["tried"] * 2 + ["not tried"]
     assert str(lower) == "loss_scale.initial_scale=256: 18 of 20 steps applied, loss 2.3000, then 2.3180"
     assert str(lost) == "x=1: x: there is none."
+    likelihood = trial("policy=float32", 20, -2.0, -2.1)
+    assert likelihood.works and (likelihood.grows, diverging.grows, as_it_was.grows) == (False, True, False)
 
 
 def test_that_none_works_or_none_is_needed_is_an_answer():
@@ -101,7 +103,7 @@ def test_a_lower_scale_takes_the_place_of_that_in_the_checkpoint(tmp_path, capsy
     [
         ("attention", [], "policy.overrides={attention: float32}", "policy.overrides={pool: float32}"),
         ("outlier", [], "policy.overrides={net/up: float32, net/down: float32}", "policy.overrides={net/up: float32}"),
-        ("plain", TOO_HIGH, "loss_scale.initial_scale=16384.0", "optimizer.learning_rate=0.0001"),
+        ("plain", TOO_HIGH, "loss_scale.initial_scale=16384.0", "loss_scale.initial_scale=4194304.0"),
     ],
 )
 def test_the_remedy_that_is_named_first_works(net, words, first, failed, tmp_path, capsys):
