@@ -38,8 +38,7 @@ _NOT_SHOWN = ("packages", "attempts", "not_recorded", "schema_version")  # of en
 
 def headline(history: RunHistory) -> str:
     """Return in a few words how the run ended, with its verdict."""
-    step = format_count(history.summary.get("steps_seen", history.last_step))
-    place = f"at step {step}"
+    place = f"at step {format_count(history.summary.get('steps_seen', history.last_step))}"
     if not history.summary:
         return f"No end recorded, last logged {place}"
     return f"{history.status.capitalize()}{f' {place}' if history.run.is_unfinished else ''}: {history.verdict}"
@@ -162,9 +161,8 @@ def run_commands(history: RunHistory) -> list[str]:
     if again := resume_facts(history):
         return [again[-1][1]]
     return [
-        *_given_command(history),
         shell_command("train", conf_override(history.run.config_yaml)),
-        shell_command("reproduce", explicit_path(history.run.path)),
+        *(shell_command(verb, explicit_path(history.run.path)) for verb in ("reproduce", "diagnose")),
     ]
 
 

@@ -25,9 +25,10 @@ def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
     assert titles == ["Loss", "Accuracy", "Loss scale", "Throughput"]
     assert {entry.name for entry in path.parent.iterdir()} >= {"report.html"}
     assert "Finished: healthy" in text and "All went well." in text
-    assert "<pre>mpt train conf=stub &#39;a=&lt;b&gt;&#39;</pre>" in text
+    assert "<dd>mpt train conf=stub &#39;a=&lt;b&gt;&#39;</dd>" in text
     assert (
-        f"mpt reproduce {tmp_path}/run" in text
+        f"<pre>mpt reproduce {tmp_path}/run</pre>" in text
+        and f"<pre>mpt diagnose {tmp_path}/run</pre>" in text
         and "name: mixed_float16" in text
         and "<dt>python</dt><dd>3.11.7</dd>" in text
     )
