@@ -217,7 +217,7 @@ def with_override(tree: dict[str, Any], override: Override) -> dict[str, Any]:
     if not override.is_delete():
         return merge_keys(tree, _nested([*above, name], value))
     if not isinstance(held, dict) or name not in held or value not in (None, held[name]):
-        raise ValueError(f"Could not delete from config. '{key}' does not exist")
+        raise ValueError("no file gives it, or not this value, so that ~ has nothing to remove")
     rest = {other: part for other, part in held.items() if other != name}
     return merge_keys(merge_keys(tree, _nested(above, {})), _nested(above, rest)) if above else rest
 

@@ -80,7 +80,7 @@ def test_a_recipe_empties_what_the_one_it_starts_from_has(write_recipe) -> None:
 @pytest.mark.slow
 def test_what_nobody_gives_cannot_be_taken_back(own, messages) -> None:
     assert messages(own, "~optimizer.clipnorm") == [
-        "optimizer.clipnorm: cannot be set: Could not delete from config. 'optimizer.clipnorm' does not exist."
+        "optimizer.clipnorm: cannot be set: no file gives it, or not this value, so that ~ has nothing to remove."
     ]
 
 
