@@ -67,12 +67,8 @@ class Unreadable:
     name: str
     problems: list[Problem]
 
-    @property
-    def named_problems(self) -> list[Problem]:
-        return [replace(problem, key=f"{self.name}: {problem.key}") for problem in self.problems]
-
     def __str__(self) -> str:
-        return "\n".join(problem.shown for problem in self.named_problems)
+        return "\n".join(replace(each, key=f"{self.name}: {each.key}").shown for each in self.problems)
 
 
 @dataclass

@@ -12,6 +12,8 @@ from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import print_table, text_columns
 from mpt_cli.reproduce.collection import Collection
 from mpt_cli.reproduce.reproduction import Outcomes, Reproduction
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.settings.overrides import resume_command
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
@@ -52,6 +54,13 @@ class ResultPrinter:
         place = f"{self.done}/{len(self.found.targets)}" if result.attempts == 1 else f"attempt {result.attempts}"
         self.line(f"[{place}] {result.target.name}: {words}{': flaky' * result.is_flaky}")
 
+    def show_unfinished(self, outcomes: Outcomes) -> None:
+        """Show what has no result after a signal, and how to finish what had begun."""
+        for number, target in enumerate(self.found.targets, 1):
+            if number not in outcomes.results:
+                begun = outcomes.commands.get(number)
+                self.line(f"{target.name}: {_to_finish(begun.subject) if begun else 'had not begun'}")
+
     def finish(self, results: Sequence[Reproduction]) -> None:
         rows = [
             (result.target.name, check.name, check.expected, check.got_text, "ok" if check.passed else missed)
@@ -87,12 +96,14 @@ def _details(result: Reproduction) -> Iterator[str]:
     for attempt, each in enumerate(result.earlier, 1):
         yield f"attempt {attempt}: {each.failure}{f' (run: {each.child.run_dir})' if each.child.run_dir else ''}"
     if len({each.child.data for each in (*result.earlier, result)} - {""}) > 1:
-        yield "the data was different from attempt to attempt (dataset_fingerprint)"
+        yield "the data was different from attempt to attempt: let the loader draw from a parameter `seed`"
     if result.passed:
         return
     if child.run_dir:
         yield f"run: {child.run_dir}"
-    if child.summary:
+    if child.timeout:
+        yield _to_finish(child.run)
+    if child.summary and child.summary["explanation"] not in child.words:  # as it is where a rule ended the run
         yield f"verdict {child.summary['verdict']}: {child.summary['explanation']}"
     yield from (f"{check.name} was expected, {check.unreported}" for check in result.checks if check.unreported)
     if child.exit_code:
@@ -101,6 +112,10 @@ def _details(result: Reproduction) -> Iterator[str]:
         yield f"changed since the first run ({len(result.differences)}; your code as far as git tracks it):"
         yield from (f"  {difference}" for difference in result.differences[:12])
     yield f"again: {_command(result)}"
+
+
+def _to_finish(run: RunDirectory) -> str:
+    return f"cut off; to finish it: {resume_command(run.path)}"
 
 
 def _command(result: Reproduction) -> str:
@@ -112,23 +127,19 @@ def _command(result: Reproduction) -> str:
     return shell_command("reproduce", name, *changes, *result.target.options)
 
 
-def write_junit(path: Path, found: Collection, outcomes: Outcomes, is_dry_run: bool) -> None:
-    """Write a suite for each target. What is left out or listed by a dry run is skipped; a recipe that can't be read, a
+def write_junit(path: Path, found: Collection, outcomes: Outcomes) -> None:
+    """Write a suite for each target. What is left out is skipped; a recipe that can't be read, a
     run that crashed or left no summary, and a target without a result so far is an error, because this process may be
     killed before it has one. DataError where the file can't be written.
     """
     root = ElementTree.Element("testsuites", name="mpt reproduce")
-    unrun = (
-        ("skipped", ["nothing ran: --dry-run"])
-        if is_dry_run
-        else ("error", ["no result: mpt reproduce ended before it"])
-    )
+    unrun = ("run", "error", ["no result: mpt reproduce ended first"])
     for number, target in enumerate(found.targets, 1):
         if number in outcomes.results:
             _add_result(root, outcomes.results[number])
         else:
             command = outcomes.commands.get(number)
-            _add_suite(root, target.name, [("run", *unrun)], run_dir=command.subject.path if command else "")
+            _add_suite(root, target.name, [unrun], run_dir=command.subject.path if command else "")
     for name, why in found.left_out.items():
         _add_suite(root, name, [("run", "skipped", [why])])
     for error in found.errors:

@@ -28,7 +28,7 @@ from mpt_cli.runs.provenance import (
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.signals import raise_for, signal_name
 from mpt_cli.telemetry.record_types import FORWARD_PASS
-from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
+from mpt_cli.training.checkpoint import CheckpointStore
 
 
 @dataclass(frozen=True)
@@ -213,22 +213,17 @@ def reproduce(
 
     def commands(logs: str) -> Iterator[Command]:  # the queue takes one when it starts it
         for number, target in left.items():
-            command = outcomes.commands[number] = _target_command(number, target, folder, Path(logs))
-            tell_start(target.name, command.subject.path)
-            yield command
+            run = _new_folder(folder / f"{number}-{Path(target.name).stem}")  # unique where two recipes have one name
+            words, log = [*target.words, format_override("run_dir", str(run.path))], Path(logs, f"{run.path.name}.log")
+            outcomes.commands[number] = command_in("train", words, run, log, target.environment)
+            tell_start(target.name, run.path)
+            yield outcomes.commands[number]
 
     left, results = dict(enumerate(targets, 1)), outcomes.results
     for _ in range(retries + 1):
         with tempfile.TemporaryDirectory() as logs:
             raise_for(Queue(limits, LocalExecutor(), record).run(commands(logs)))
         left = {number: result.target for number, result in sorted(results.items()) if not result.passed}
-
-
-def _target_command(number: int, target: ReproduceTarget, folder: Path, logs: Path) -> Command:
-    """Return the command that runs a target in a new folder."""
-    run = _new_folder(folder / f"{number}-{Path(target.name).stem}")  # unique also where two recipes have one name
-    overrides = [*target.words, format_override("run_dir", str(run.path))]
-    return command_in("train", overrides, run, logs / f"{run.path.name}.log", target.environment)
 
 
 def _new_folder(path: Path) -> RunDirectory:
@@ -275,23 +270,19 @@ def _facts(run: RunDirectory) -> Iterator[tuple[str, Any]]:
         for name in sorted(line.keys() - _TIME_DEPENDENT - looked_for):
             if not name.startswith("gradient_"):
                 yield f"{name} at step {line['step']} ({file})", line[name]
-    checkpoint = _newest_checkpoint(run)
-    yield "the step of the last checkpoint", checkpoint.step
-    for name, array in sorted(checkpoint.arrays.items()):
-        yield f"variable {name} at step {checkpoint.step}", hashlib.sha256(array.tobytes()).hexdigest()
-    summary = read_summary(run.summary_json)
-    for name in sorted(summary.keys() - _TIME_DEPENDENT):
-        yield f"{name} in {run.summary_json.name}", summary[name]
 
-
-def _newest_checkpoint(run: RunDirectory) -> Checkpoint:
     def refuse(sentence: str) -> None:
         raise DataError(f"{run.path}: {sentence}")
 
     checkpoint = CheckpointStore(run.checkpoints, 1, refuse).newest()
     if checkpoint is None:
         raise DataError(f"{run.path} has no checkpoint to compare.")
-    return checkpoint
+    yield "the step of the last checkpoint", checkpoint.step
+    for name, array in sorted(checkpoint.arrays.items()):
+        yield f"variable {name} at step {checkpoint.step}", hashlib.sha256(array.tobytes()).hexdigest()
+    summary = read_summary(run.summary_json)
+    for name in sorted(summary.keys() - _TIME_DEPENDENT):
+        yield f"{name} in {run.summary_json.name}", summary[name]
 
 
 @dataclass(frozen=True)
@@ -302,7 +293,6 @@ class ResumeProof:
     killed_at: int
     resumed_from: int
     difference: str | None
-    folder: Path
 
 
 def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumeProof:
@@ -321,8 +311,10 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
             return read_finished(command, run_one(command, executor))
 
         unbroken = _check_succeeded(run("train", words, whole, "whole.log"))
-        steps = _steps_of(unbroken, step)
-        at = random.randrange(1, steps) if step is None else step
+        steps = int((unbroken.summary or {})["steps_seen"])
+        at = random.randrange(1, max(2, steps)) if step is None else step
+        if not 1 <= at < steps:
+            raise config_error("--at", f"must be a step of the run before its last, {steps}.", at)
         own = [*words, f"trainer.checkpoint_every_steps={max(1, at * 2 // 3)}"]
         child = run("__killed", [f"--at={at}", *own], killed, "killed.log")
         if child.exit_code != -SIGKILL:
@@ -336,7 +328,7 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
         resumed = _check_succeeded(run("train", [*own, "resume=auto"], killed, "resumed.log"))
     attempts = resumed.environment["attempts"]
     difference = first_difference(whole, resumed.run)
-    return ResumeProof(steps, at, attempts[-1]["from_step"], difference, folder)
+    return ResumeProof(steps, at, attempts[-1]["from_step"], difference)
 
 
 def _check_succeeded(child: FinishedProcess) -> FinishedProcess:
@@ -344,12 +336,3 @@ def _check_succeeded(child: FinishedProcess) -> FinishedProcess:
     if summary is None or summary["status"] not in ("finished", "stopped"):
         raise DataError(f"the run in {child.run.path} failed: {child.words}")
     return child
-
-
-def _steps_of(child: FinishedProcess, step: int | None) -> int:
-    steps = int((child.summary or {})["steps_seen"])
-    if steps < 2:
-        raise config_error("trainer.max_steps", "must leave at least 2 steps.", steps)
-    if step is not None and not 1 <= step < steps:
-        raise config_error("--at", f"must be a step of the run before its last: 1 to {steps - 1}.", step)
-    return steps

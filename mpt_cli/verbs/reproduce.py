@@ -11,14 +11,13 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
-from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem, config_error, raise_problems, worst_code
+from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, Problem, config_error, raise_problems, worst_code
 from mpt_cli.jobs.local_processes import Limits
 from mpt_cli.reproduce.collection import Selection, collect
 from mpt_cli.reproduce.output import ResultPrinter, write_junit
 from mpt_cli.reproduce.reproduction import (
     Outcomes,
     Reproduction,
-    ResumeProof,
     reproduce,
     verify_resume,
 )
@@ -42,8 +41,8 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     results: list[Reproduction] = []
 
     def write() -> None:
-        if arguments.junit:
-            write_junit(junit, found, outcomes, arguments.dry_run)
+        if arguments.junit and not arguments.dry_run:
+            write_junit(junit, found, outcomes)
 
     def tell_start(name: str, run_dir: Path) -> None:
         printer.line(f"{name}: runs in {run_dir}")
@@ -55,24 +54,21 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
 
     write()  # for the case that this process is killed
     printer = ResultPrinter(sys.stderr if arguments.json else sys.stdout, found)
-    if not found.targets:
-        nothing = Problem("reproduce", "must have a recipe or run to run: with none, it would always pass.")
-        raise ConfigError([problem for error in found.errors for problem in error.named_problems] or [nothing])
+    if not (found.targets or found.errors):
+        raise config_error("reproduce", "must have a recipe or run to run: with none, it would always pass.")
     for error in found.errors:
         printer.line(f"error: {error}")
     if arguments.dry_run:
         printer.list_targets()
     else:
         limits = Limits(arguments.jobs, arguments.timeout)
-        output = arguments.output or Path(DEFAULT_PARENT) / "reproduce" / random_name()
+        output = arguments.output or f"{DEFAULT_PARENT}/reproduce/{random_name()}"
         try:
             reproduce(found.targets, expanded(output), limits, arguments.retries, outcomes, tell_start, tell)
         finally:  # also after a signal
             results = [outcomes.results[number] for number in sorted(outcomes.results)]
             printer.finish(results)
-            if left := [each.name for number, each in enumerate(found.targets, 1) if number not in outcomes.results]:
-                say(f"mpt reproduce: ended before {', '.join(left)} had run", sys.stderr)
-            write()
+            printer.show_unfinished(outcomes)
     if arguments.json:
         print_json(
             {
@@ -99,7 +95,7 @@ def _read_request(arguments: argparse.Namespace) -> Selection:
     problems = [problem for holds, problem in checks if not holds]
     problems += minimum_problems(1, jobs=arguments.jobs)
     raise_problems([*problems, *minimum_problems(0, rtol=arguments.rtol, retries=arguments.retries)])
-    options = [f"--{name}={value}" for name in ("rtol", "timeout") if (value := getattr(arguments, name))]
+    options = [f"--{name}={value:g}" for name in ("rtol", "timeout") if (value := getattr(arguments, name))]
     return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, options)
 
 
@@ -132,27 +128,17 @@ def _check_resume(arguments: argparse.Namespace) -> int:
     """Check the resume of one recipe, given by its name or by conf=."""
     names, changes = _names_and_changes(arguments)
     usual = verb_parser("reproduce")
-    given = [
-        f"--{name}"
-        for name, value in vars(arguments).items()
-        if name not in _RESUME_CHECK_OPTIONS and value != usual.get_default(name)
-    ]
-    if given or len(names) > 1:
-        raise config_error(
-            "--resume-check", "takes one recipe, its changes, --at, --output and --json.", " ".join([*given, *names])
-        )
+    others = vars(arguments).keys() - {*_RESUME_CHECK_OPTIONS}
+    if len(names) > 1 or any(getattr(arguments, name) != usual.get_default(name) for name in others):
+        raise config_error("--resume-check", "takes one recipe, its changes, --at, --output and --json, no more.")
     words = [*(f"conf={name}" for name in names), *changes]
     settings = with_drawn_seed(load_settings(words))
     overrides = [*words, f"seed={settings.seed}"]  # the same for both runs
     output = arguments.output
     with nullcontext(output) if output else tempfile.TemporaryDirectory(prefix="mpt-resume-check-") as folder:
-        return _print_proof(verify_resume(overrides, Path(folder), arguments.at), arguments)
-
-
-def _print_proof(proof: ResumeProof, arguments: argparse.Namespace) -> int:
+        proof = verify_resume(overrides, Path(folder), arguments.at)
     if arguments.json:
-        folder = arguments.output and str(proof.folder)
-        print_json({"identical": proof.difference is None, **asdict(proof), "folder": folder})
+        print_json({"identical": proof.difference is None, **asdict(proof), "folder": output})
     else:
         print(f"killed at step {proof.killed_at} of {proof.steps}, resumed from step {proof.resumed_from}")
         same = "identical: weights, optimizer, loss scale, events, metrics and summary, bit by bit"

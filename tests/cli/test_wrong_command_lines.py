@@ -77,7 +77,7 @@ WRONG = {
     "reproduce digits_mlp --timeout 0 -j 0 --rtol -1": "3 problems",
     "reproduce digits_mlp --dry-run --at 3 --retries -1 --timeout 0": "3 problems",
     "reproduce digits_mlp digits_cnn digits_mlp -k nosuch": "-k: must be part of a name or tag. Received: 'nosuch'. There are digits_mlp, digits_cnn",
-    "reproduce --resume-check conf=digits_mlp --retries 2 --rtol 0.5": "takes one recipe, its changes, --at, --output and --json. Received: '--retries --rtol'.\n",
+    "reproduce --resume-check conf=digits_mlp --retries 2 --rtol 0.5": "takes one recipe, its changes, --at, --output and --json, no more.\n",
     "copy digits_cn": "mpt copy: RECIPE: no recipe has this name. Received: 'digits_cn'. Did you mean digits_cnn?\n",
     "compare": "mpt compare: conf: must be given",
     "compare conf=digits_mlp -j 0": "mpt compare: --jobs: must be >= 1. Received: 0.",

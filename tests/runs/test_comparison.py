@@ -96,7 +96,7 @@ def test_a_difference_is_five_and_none_is_zero_and_each_is_said(children, tmp_pa
 
 
 def test_what_cannot_be_proved_says_why(children, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--at: must be a step of the run before its last: 1 to 9. Received: 10"):
+    with pytest.raises(ConfigError, match=r"--at: must be a step of the run before its last, 10. Received: 10"):
         verify_resume(["conf=x"], _new(tmp_path, "late"), 10)
     children["facts"] = {"dataset_fingerprint": "a" * 64}  # that of the killed run is another
     with pytest.raises(DataError, match="two runs of this recipe with one seed got different data"):
@@ -105,7 +105,7 @@ def test_what_cannot_be_proved_says_why(children, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the run could not be killed at step 3: mpt: it ended"):
         verify_resume(["conf=x"], _new(tmp_path, "alive"), 3)
     children["steps"] = 1
-    with pytest.raises(ConfigError, match=r"trainer.max_steps: must leave at least 2 steps"):
+    with pytest.raises(ConfigError, match=r"--at: must be a step of the run before its last, 1"):
         verify_resume(["conf=x"], _new(tmp_path, "short"), None)
     children["status"] = "failed"
     with pytest.raises(DataError, match="failed: mpt: why"):

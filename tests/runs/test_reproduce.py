@@ -235,7 +235,7 @@ def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome,
     named("mine/typo.yaml", RECIPE.replace("val_accuracy:", "val_acuracy:"))
     assert told(capsys, "unreadable", "mine", "-k", "a.yaml") == 2  # whose tags nobody knows
     assert [words[0] for words in outcome["words"]] == ["conf=mine/a.yaml"]
-    assert main(["reproduce", "mine", "-k", "nothing"]) == 2 and "is never closed" in capsys.readouterr().err
+    assert main(["reproduce", "mine", "-k", "nothing"]) == 2 and "is never closed" in capsys.readouterr().out
     assert main(["check", "conf=mine/typo.yaml"]) == 2
     assert "no run of this recipe reports it. Did you mean val_accuracy?" in (said := capsys.readouterr().err)
     line = next(
@@ -248,7 +248,10 @@ def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome,
 
 
 def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys) -> None:
-    assert told(capsys, "dry-run", "./mine.yaml", "digits_mlp", "--dry-run") == 0 and "words" not in outcome
+    assert main(["reproduce", "./mine.yaml", "digits_mlp", "--dry-run", "--junit", "out.xml"]) == 0
+    said = "./mine.yaml: val_accuracy, val_loss, steps_seen\ndigits_mlp: val_accuracy, steps_seen, skipped_steps\n"
+    assert capsys.readouterr().out == f"{said}2 to run, 0 unreadable, 0 left out\n"
+    assert "words" not in outcome and not Path("out.xml").exists()
 
 
 def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch) -> None:
@@ -297,6 +300,12 @@ def test_a_crash_while_training_is_no_missed_expectation_unless_the_recipe_expec
     assert told(capsys, "crash", "./mine.yaml") == 3  # 2 is of what cannot be read
     recipe.write_text(RECIPE + "  exit_code: 2\n")
     assert main(["reproduce", "./mine.yaml"]) == 0
+
+
+def test_why_a_rule_ended_a_run_is_said_once(outcome, capsys) -> None:
+    ending = {"status": "stopped", "exit_code": 4, "verdict": "collapsed", "explanation": "there is no such file"}
+    outcome["summary"] = {**SUMMARY, **ending}
+    assert main(["reproduce", "./mine.yaml"]) == 5 and capsys.readouterr().out.count("no such file") == 1
 
 
 def test_after_an_interruption_the_results_so_far_are_shown_and_written(outcome, capsys, monkeypatch) -> None:
