@@ -47,16 +47,12 @@ class Cluster(Executor):
     poll_seconds = 1.0
     gives_up_seconds = float("inf")  # without an answer, until its jobs count as lost
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        super().__init__(settings)
-        self.folder = Path()
+    def open(self, folder: Path, workers: int) -> None:
+        self.folder = folder / self.name
         self.silence = ""  # why there is no answer
         self._states: dict[str, ClusterJobState] = {}
         self._attached = set[Path]()
         self._looked_at = self._answered_at = time.monotonic()
-
-    def open(self, folder: Path, workers: int) -> None:
-        self.folder = folder / self.name
 
     @abstractmethod
     def hand_over(self, commands: Sequence[Mapping[str, Any]], list_file: Path, at_a_time: int) -> list[str]:

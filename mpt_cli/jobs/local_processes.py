@@ -146,16 +146,16 @@ class Running(ABC):
         return Ending(code, round(self.seconds, 3), self.cause, self.note)
 
 
+@dataclass
 class Executor(ABC):
     """A place where commands run. `settings` are what `launcher.KEY=VALUE` gives, such as {"sbatch.hold": "true"}."""
+
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     name: ClassVar[str]  # as `--launcher` takes it, and that of its library
     is_here: ClassVar[bool] = False  # its jobs take this machine's cores and GPUs
     can_detach: ClassVar[bool] = False  # it takes all jobs at once and limits how many run at a time
-    poll_seconds: float  # between two looks at what runs
-
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        self.settings = dict(settings or {})
+    poll_seconds: ClassVar[float]  # between two looks at what runs
 
     @abstractmethod
     def check(self) -> None:
@@ -187,8 +187,11 @@ class Executor(ABC):
         return set()
 
 
+@dataclass
 class LocalExecutor(Executor):
     """Processes of this machine, which share its GPUs, and its cores if several run at a time."""
+
+    _running: list["LocalProcess"] = field(default_factory=list)
 
     name = "local"
     is_here = True
@@ -196,10 +199,6 @@ class LocalExecutor(Executor):
     poll_seconds = 0.05
     _workers = 1
     _cores_each: int | None = None
-
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        super().__init__(settings)
-        self._running: list[LocalProcess] = []
 
     def check(self) -> None:
         if self.settings:

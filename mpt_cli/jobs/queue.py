@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from mpt_cli.jobs.local_processes import CannotStart, Command, Ending, Executor, Limits, LocalExecutor, Running
 from mpt_cli.signals import Interruption, raise_for
@@ -10,6 +11,7 @@ from mpt_cli.signals import Interruption, raise_for
 KILL_SECONDS = 5.0  # for the report of a forced end: a cluster may be slow
 
 
+@dataclass
 class Queue:
     """Runs commands in order. `record` is called with each ending, and `tick` many times a second with the running
     commands, which it may stop.
@@ -17,17 +19,13 @@ class Queue:
     The next command is only taken when there is room for it, because it may depend on how earlier ones ended.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        executor: Executor,
-        record: Callable[[Command, Ending], None],
-        tick: Callable[[Sequence[Running]], None] = lambda running: None,
-    ) -> None:
-        self.limits, self.executor, self.record, self.tick = limits, executor, record, tick
-        self.running: list[Running] = []
-        self._source: Iterator[Command] = iter(())
-        self._next: Command | None = None
+    limits: Limits
+    executor: Executor
+    record: Callable[[Command, Ending], None]
+    tick: Callable[[Sequence[Running]], None] = lambda running: None
+    running: list[Running] = field(default_factory=list)
+    _source: Iterator[Command] = field(init=False)
+    _next: Command | None = None
 
     def run(self, commands: Iterable[Command]) -> signal.Signals | None:
         """Run commands until all have ended or a signal arrives; then end the running ones and return the signal.

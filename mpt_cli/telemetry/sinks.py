@@ -14,7 +14,7 @@ from mpt_cli.files import strict_json
 from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.live import LiveConsole
-from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
+from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole
 from mpt_cli.telemetry.record_types import Event, LayerSample, RunHeader, Snapshot, snapshot_fields
 from mpt_cli.telemetry.sink_interface import LineFile, Sink, Telemetry, TelemetryFiles
 from mpt_cli.telemetry.trackers import TrackerSink, chosen_trackers
@@ -39,7 +39,7 @@ def console_sinks(mode: str, stream: TextIO) -> list[Sink]:
         return []
     if mode == "live" or (mode == "auto" and _is_live_terminal(stream)):
         return [LiveConsole(PrintableConsole(stream, force_terminal=True))]
-    return [PlainConsole(StreamLines(stream))]
+    return [PlainConsole(PrintableConsole(stream, force_jupyter=False).say)]  # text in a notebook too
 
 
 def _is_live_terminal(stream: TextIO) -> bool:

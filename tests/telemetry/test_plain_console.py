@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from golden import assert_said
 
-from mpt_cli.telemetry.console.plain import PlainConsole, StreamLines
+from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.record_types import Event, GradientSample
 
 GOLDEN = """\
@@ -118,9 +118,3 @@ def test_the_end_names_what_can_be_done_with_the_run_and_never_the_same_again(
         written.append(f"{name}:")
         console.finish(replace(summary, final_loss_scale=None, examples_per_second=None, **changes))
     assert_said("\n".join(written) + "\n", Path(__file__).with_name("ends.txt"))
-
-
-def test_a_stream_without_the_characters_used_gets_question_marks(tmp_path: Path) -> None:
-    with (tmp_path / "out").open("w", encoding="ascii") as stream:
-        StreamLines(stream)("scale 4 → 2")
-    assert (tmp_path / "out").read_bytes() == b"scale 4 ? 2\n"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.live import LiveConsole
-from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
+from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole
 from mpt_cli.telemetry.record_types import Event
 
 EVIL = "\x1b]0;evil\x9b2J\u202e"
@@ -19,7 +19,7 @@ def test_names_of_layers_and_metrics_can_not_command_a_terminal(tmp_path, header
     drawn = PrintableConsole(terminal, force_terminal=True, width=200)
     metrics = {EVIL: 0.5, f"val_{EVIL}": 0.5}
     for console, shown in (
-        (PlainConsole(StreamLines(stream)), stream.getvalue),
+        (PlainConsole(PrintableConsole(stream).say), stream.getvalue),
         (ConsoleLog(log, print), log.read_text),
         (LiveConsole(drawn), terminal.getvalue),
     ):

@@ -15,7 +15,7 @@ from mpt_cli.files import fall_silent
 
 class PrintableConsole(Console):
     """Prints text through `printable`, and characters that the stream's encoding lacks as `?`. When the reader is gone
-    (`mpt sweep … | head`), it stops printing.
+    (`mpt sweep … | head`), it stops printing, and the run goes on.
     """
 
     def __init__(self, file: TextIO | None, **options: Any) -> None:

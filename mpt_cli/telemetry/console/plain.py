@@ -6,10 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
 
 from mpt_cli.errors import NUMERICAL, printable
-from mpt_cli.files import fall_silent
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.console import labelled_lines
@@ -226,24 +224,6 @@ class PlainConsole(Sink):
         with self._writing:
             for line in lines:
                 self._write_line(printable(line))  # names of layers and metrics are the model's
-
-
-class StreamLines:
-    """Writes lines to a stream and flushes each; stops writing when the reader is gone (`mpt train … | head`).
-
-    The run itself goes on: its files have everything. Characters the stream's encoding lacks become `?`.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __call__(self, line: str) -> None:
-        encoding = self._stream.encoding or "utf-8"
-        try:
-            self._stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
-            self._stream.flush()
-        except BrokenPipeError:
-            fall_silent(self._stream)
 
 
 class ConsoleLog(PlainConsole):
