@@ -40,8 +40,6 @@ def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], No
         return [RemedyTrial(words, why=why) for words in candidate_remedies(found)]
     trials: list[RemedyTrial] = []
     for words in ([], *candidate_remedies(found)):
-        if "learning_rate" in "".join(words) and not isfinite(trials[0].first_loss):
-            continue  # the loss was lost before the scale had any effect
         say(f"trying {shlex.join(words) or UNCHANGED_RUN}")
         trials.append(_trial(found.run, found.overflow, words, steps))
         if trials[0].works:

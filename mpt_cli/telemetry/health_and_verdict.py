@@ -256,25 +256,17 @@ def _describe_dead(run_state: RunState) -> str | None:
     )
 
 
-def describe_unmoved(found: UnmovedWeights, is_checked: bool = True) -> str:
-    """Return a sentence that no weight has changed, why, and what to do; `is_checked` says whether a sample showed that
-    float16 did not flush their gradients.
+def describe_unmoved(found: UnmovedWeights) -> str:
+    """Return a sentence that no weight has changed, why, and what to do.
 
-    >>> describe_unmoved(UnmovedWeights(0, 1e-9))[:53]
-    'Not one bit of any kernel has changed since the start'
+    >>> describe_unmoved(UnmovedWeights(0, 1e-9))[:50]
+    'Not one bit of any kernel has changed since step 0'
     """
-    since = f"step {format_count(found.since_step)}" if found.since_step else "the start"
-    if not is_checked:
-        return (
-            f"Not one bit of any kernel has changed since {since}. Either float16 flushes their gradients to 0, which "
-            "was not checked (loss_scale=dynamic keeps more of them), or updates at learning rate "
-            f"{found.learning_rate:g} are too small for the weights (raise it)."
-        )
     return (
-        f"Not one bit of any kernel has changed since {since}, though the gradients are not 0: at learning rate "
-        f"{found.learning_rate:g} updates are less than half a unit in the last place of the weights (2^-25 to "
-        "2^-24 of one in float32) and are rounded away. Raise the learning rate, unless the model met its targets "
-        "from the start."
+        f"Not one bit of any kernel has changed since step {format_count(found.since_step)}. Either updates at "
+        f"learning rate {found.learning_rate:g} are less than half a unit in the last place of the weights (2^-25 to "
+        "2^-24 of one in float32) and are rounded away: raise it, unless the model met its targets from the start. "
+        "Or, in float16, their gradients are flushed to 0: loss_scale=dynamic keeps more of them."
     )
 
 
@@ -285,8 +277,7 @@ def _ends_as_it_began(run_state: RunState) -> str | None:
         return f"{words}: {advise(run_state, 0, (ZERO_UNKNOWN, DEAD_GRADIENTS))}"
     if run_state.unmoved is None or 0 < steps <= zeros or run_state.layers_that(FLUSHED):
         return None
-    may_be_flushed = run_state.scaling.is_needed and bool(run_state.unchecked)
-    return describe_unmoved(run_state.unmoved, is_checked=not may_be_flushed)
+    return describe_unmoved(run_state.unmoved)
 
 
 def _ends_unmoved(run_state: RunState) -> str | None:
@@ -331,7 +322,7 @@ def _ends_well(run_state: RunState) -> str:
         some = f", {format_count(searched)} of them" if searched < run_state.skipped_steps else ""
         settled = f"{some} while the scale settled" if searched else ""
         rest = "" if run_state.forward_steps else "; nothing needs to be done"
-        return f"{_format_skipped(run_state)}{settled}{rest}.{_advise_first_scale(run_state)}"
+        return f"{_format_skipped(run_state)}{settled}{rest}."
     words = f"All {format_count(run_state.steps_seen)} steps were applied"
     if run_state.bad_steps:
         words += f", {format_count(run_state.bad_steps)} of them with gradients that were not finite"
@@ -339,17 +330,6 @@ def _ends_well(run_state: RunState) -> str:
         last = "" if run_state.first_growth_step is None else ", the last"
         return f"{words}{last}{_format_at_scale(run_state)}."
     return f"{words}; {_explain_no_scale(run_state)}"
-
-
-def _advise_first_scale(run_state: RunState) -> str:
-    """Return a sentence with an initial scale that would have caused no skips; empty if the run needed no search."""
-    if run_state.found_scale is None:
-        return ""
-    found, first = (format_scale(scale) for scale in (run_state.found_scale, run_state.scaling.rule.initial_scale))
-    return (
-        f" The initial loss scale, {first}, was too high: {found} (loss_scale.initial_scale) would have avoided the "
-        "skips at the start."
-    )
 
 
 def _remark_bad_values(run_state: RunState) -> str | None:

@@ -146,8 +146,7 @@ class RunRecord:
         if watch is None or counters.streaks.zero_steps:  # without gradients nothing is to move
             return
         if (found := watch.look(counters.learning_rate)) is not None:
-            is_checked = counters.sample is not None or not self.health.scaling.is_needed
-            self.telemetry.message(f"step {counters.seen}: {describe_unmoved(found, is_checked)}")
+            self.telemetry.message(f"step {counters.seen}: {describe_unmoved(found)}")
 
     def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
         """Write a line of the log; `others` are further fields of a `Snapshot`."""
