@@ -140,7 +140,6 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         self.folder = Path.cwd()  # of relative paths, wherever the program goes
         self.runs: list[Run] = []
         self._session: _FitRecording | None = None
-        self._logs: dict[str, Any] = {}
 
     @property
     def run(self) -> Run:
@@ -331,7 +330,7 @@ class _FitRecording(Recording):
             self.snapshot({name: float(value) for name, value in logs.items()})
 
     def run_state(self) -> RunState:
-        return replace(super().run_state(), spoiled_state=self.spoiled_state)
+        return replace(super().run_state(), spoiled_state=self.spoiled_state, is_inspectable=not self.own_step)
 
     def finish_epoch(self, logs: dict[str, Any]) -> None:
         """Record the end of an epoch, and put the mean loss of all its steps into `logs` for Keras's progress bar."""

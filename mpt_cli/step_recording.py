@@ -66,8 +66,8 @@ TOO_LONG = (
     "at any cost."
 )
 HIDDEN = (
-    "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale ({raised}, not "
-    'tried), and make the last layer with dtype="float32".'
+    "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale "
+    '(loss_scale.initial_scale, not tried), and make the last layer with dtype="float32".'
 )
 OVERFLOWED = "the gradients of the last step overflowed. " + LOOK
 UNFINISHED = "that is checked when the training ends."
@@ -303,11 +303,8 @@ class Recording(RunRecord, ABC):
             return
         seconds, steps = self.stopwatch.run_seconds, steps_of(self.variables, latest)
         budget.trainings += seconds
-        # all that float16 flushes, below 2^-25, is a normal number there, from 2^-14 on
-        raised = math.log2(min(2**11 * self.counters.scale, self.scaling.rule.highest))
-        hidden = HIDDEN.format(raised=f"loss_scale.initial_scale=2**{raised:.0f}")
         if not steps or any(step.hides_flushed for step in steps):
-            self.unchecked = hidden if steps else UNSEEN
+            self.unchecked = HIDDEN if steps else UNSEEN
             return
         say = self.telemetry.message
         samplers = [GradientSampler(step.model, every, say, is_seeded=step.is_seeded) for step in steps]
@@ -325,7 +322,7 @@ class Recording(RunRecord, ABC):
         found = [look.sample for look in looks if look is not None and look.sample is not None]
         # the gradient of the loss may have gone another way
         if steps[0].is_seeded and not all(sample.norm or sample.flushed_share for sample in found):
-            self.unchecked = hidden
+            self.unchecked = HIDDEN
         elif len(found) == len(steps):
             sample = sample_of_all(found, [row for look in looks if look is not None for row in look.layers])
             faults = {name: fault for name, fault in sample.faults.items() if fault != DEAD or not self._trained(name)}

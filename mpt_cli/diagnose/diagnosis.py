@@ -32,9 +32,9 @@ class Diagnosis:
     power of two, up to the predicted one, without an overflow in float16, None if there is none near it.
     `layer_samples` has what float16 passes at the scale found left of each layer, and `faults` the layers that then do
     not train as in float32: with any, no window is safe, and if the loss overflows no scale is recommended. `mended`
-    names layers that lost their outputs until `keep_in_float32` was in float32. `labels` has words for layers inside
-    those of Keras, and `float32` says why no layer is kept. `digits` is what rounding leaves of the outputs of the
-    model, None if that could not be measured.
+    names layers that lost their outputs until `keep_in_float32` was in float32. `owners` has the layers that a script
+    can set for those inside them, and `float32` says why no layer is kept. `digits` is what rounding leaves of the
+    outputs of the model, None if that could not be measured.
     """
 
     settings: Settings
@@ -53,7 +53,7 @@ class Diagnosis:
     faults: dict[str, str] = field(default_factory=dict)
     mended: dict[str, str] = field(default_factory=dict)
     digits: LostDigits | None = None
-    labels: dict[str, str] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
     float32: str = ""
 
     def __str__(self) -> str:
@@ -150,7 +150,7 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
             return replace(found, float32=f"{', '.join(kept)} in float32 may (not tried: {error})")
         again = _verify(examination, [*kept], say)
     if again.window is not None and again.is_safe:
-        return replace(again, mended=mended, labels=found.labels)
+        return replace(again, mended=mended)
     outcome = "leaves nothing in float16" if again.window is None else "does not either"
     return replace(found, float32=f"{', '.join(kept)} in float32 {outcome}" if kept else "")
 
@@ -182,6 +182,11 @@ def origins(found: Diagnosis) -> dict[str, str]:
     return {layer: its for layer, its in found.faults.items() if layer in own or its not in FORWARD_FAULTS}
 
 
+def layers_with(fault: str, faults: Mapping[str, str], found: Diagnosis) -> list[str]:
+    """Return the layers with this fault, for one inside a layer of Keras's that layer."""
+    return [*dict.fromkeys(found.owners.get(layer, layer) for layer, its in faults.items() if its == fault)]
+
+
 def _verify(examination: Examination, kept: list[str], say: Callable[[str], None]) -> Diagnosis:
     """Try the recommended scale, one below and those around the edge on real float16 passes."""
     settings = examination.settings
@@ -195,6 +200,7 @@ def _verify(examination: Examination, kept: list[str], say: Callable[[str], None
         examination.loss_scale,
         examination.layers(),
         keep_in_float32=kept,
+        owners=examination.owners,
     )
     if (predicted := found.window) is None:
         return found
@@ -209,7 +215,6 @@ def _verify(examination: Examination, kept: list[str], say: Callable[[str], None
         trials=[trials[scale] for scale in sorted(trials)],
         layer_samples=rows,
         faults=faults,
-        labels=examination.labels(rows, faults),
     )
     overflows = found.highest_safe is None or found.forward_overflows
     return found if overflows else replace(found, recommended=recommended)
@@ -260,7 +265,8 @@ def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
     if found.is_well:
         keys = f"nothing needs to change; {keys} leaves the most room above and below"
     elif not keys:
-        remedy = found.float32 or "mixed_bfloat16 may (not tried)"
+        remedy = f"{found.float32}; " if found.float32 else ""
+        remedy += "mixed_bfloat16, or inputs and targets scaled to about 1, may (not tried)"
         keys = "nothing: no loss scale is needed" if found.window is None else f"no loss scale alone helps; {remedy}"
     return [("finding", _finding(found)), ("set", keys), ("evidence", sure)]
 
@@ -278,15 +284,27 @@ def _finding(found: Diagnosis) -> str:
     wrong = f"{scale} {format_fraction(met.flushed)} of the gradients in float16 become zero"
     if met.overflows:
         wrong = f"{scale} gradients overflow in {met.overflows} of {met.passes} passes"
+    if found.window is not None and found.window.empty:
+        wrong = _describe_clash(found, found.window)
     faults = {**found.mended, **origins(found)}
     if not met.loss_is_finite:
         wrong = "no loss scale keeps the loss itself finite in float16"
     if fault := next((fault for fault in FAULTS if fault in faults.values()), None):
-        names = [found.labels.get(layer, layer) for layer, its in faults.items() if its == fault]
-        wrong = f"{name_layers(names)} {FAULTS[fault][0]}; {wrong}"
+        wrong = f"{name_layers(layers_with(fault, faults, found))} {FAULTS[fault][0]}; {wrong}"
     elif found.keep_in_float32:
         wrong = f"no loss scale fits all layers as they are, in float16; with those below in float32 {wrong}"
     return f"{wrong} at step {found.step}"
+
+
+def _describe_clash(found: Diagnosis, window: SafeScales) -> str:
+    """Return which layers need scales that exclude each other."""
+    windows = {layer.name: layer.window for layer in found.layers if layer.window is not None}
+    low = max(windows, key=lambda name: windows[name].lowest_power)
+    high = min(windows, key=lambda name: windows[name].highest_power)
+    return (
+        f"no loss scale fits: gradients overflow above 2**{window.highest_power} (by their sizes, those of layer "
+        f"{high} first), and those of layer {low} need 2**{window.lowest_power}, below which float16 flushes them"
+    )
 
 
 def config_sections(found: Diagnosis) -> dict[str, dict[str, Any]]:

@@ -91,6 +91,17 @@ class RunStepper:
         self.parts.train_feed.start(self.epoch)
 
 
+def check_inspectable(model: Any) -> None:
+    """Raise ConfigError for a model with its own train_step."""
+    if has_custom_train_step(model):
+        raise config_error(
+            "model",
+            f"{type(model).__name__} has its own train_step, whose gradients can't be inspected from outside.",
+            None,
+            "mpt train, and mpt run of a script, record its overflows and name the layer of each in events.jsonl.",
+        )
+
+
 def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
     """Build the model again under `policy`, with its loss and with layer names as in a fresh process.
 
@@ -99,13 +110,7 @@ def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
     settings = program.settings
     with random_state_kept(), names_as_in_a_fresh_process():
         model = program.build_copy(replace(settings, policy=policy), data)
-    if has_custom_train_step(model):
-        raise config_error(
-            "model",
-            f"{type(model).__name__} has its own train_step, whose gradients can't be inspected from outside.",
-            None,
-            "mpt train, and mpt run of a script, record its overflows and the variable of each.",
-        )
+    check_inspectable(model)
     program.compile_copy(settings, model, data)
     build_metrics(model, data.train, settings.trainer.batch_size)
     return model
@@ -129,7 +134,6 @@ def _variables(model: Any) -> list[Any]:
     return [variable for variable in model.variables if not is_overwritten(variable)]
 
 
-AFTER_PRODUCT = ("softmax", "attention_output")  # in Keras's attention layers
 GRADIENTS = (ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS)
 FARTHEST = 32  # halvings below the predicted highest scale within which the real one is looked for
 
@@ -139,7 +143,7 @@ class Examination:
 
     Measured are: `step`, the `loss` there, the scale of the run there (`loss_scale`, 1.0 without scaling), `digits`,
     what half precision leaves of the outputs (of the run's model if that has half precision; None if they can't be
-    compared), and the `trials` of scales."""
+    compared), the `trials` of scales, and the `owners` of layers inside Keras's: the layers that a script can set."""
 
     def __init__(self, program: Program, platform: Platform, batches: int) -> None:
         assert program.settings.seed is not None
@@ -196,20 +200,8 @@ class Examination:
                 pending += [maker for maker, takers in consumers.items() if index in takers]
                 pending += consumers.get(index, ())
             around.add(index)
-        owners = outermost(self._examined)
         layers = [name_of(parts[index]) for index in sorted(around) if isinstance(parts[index], keras.Layer)]
-        return [*dict.fromkeys(owners.get(name, name) for name in layers)]
-
-    def labels(self, rows: Sequence[LayerSample], faults: dict[str, str]) -> dict[str, str]:
-        """Return the words for faulty layers inside Keras's: the layer that a script can set, and what fails in it."""
-        beyond, owners = {row.layer for row in rows if row.is_beyond_float16}, outermost(self._examined)
-        words = {}
-        for name in faults.keys() & owners:
-            part = name.removeprefix(f"{owners[name]}/")
-            if part in AFTER_PRODUCT and name not in beyond and faults[name] == OVERFLOWED:
-                part = "product of query and key"
-            words[name] = f"{owners[name]} (its {part})"
-        return words
+        return [*dict.fromkeys(self.owners.get(name, name) for name in layers)]
 
     def try_scale(self, scale: float) -> ScaleTrial:
         """Try it on float16 passes, once."""
@@ -265,6 +257,7 @@ class Examination:
         """
         self._examined = build_copy(self.program, self.policy, self.parts.data)
         put_weights(self._examined, self._weights)
+        self.owners = outermost(self._examined)
         self._in_float16, self.trials = GradientPass(self._examined), dict[float, ScaleTrial]()
         try:
             self._in_float16(self._batches[0])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mpt_cli.diagnose.float32_examination import RunStepper
 from mpt_cli.diagnose.preparation import OverflowEvent, RemedyTrial, remedy_rows
 from mpt_cli.engine.backend import Platform
-from mpt_cli.engine.faults import build_injector
+from mpt_cli.engine.faults import build_injector, largest_magnitude
 from mpt_cli.precision import has_custom_train_step
 from mpt_cli.precision.gradients.exponent_counts import INFS, NANS
 from mpt_cli.precision.train_step import optimizers_of
@@ -79,8 +79,8 @@ class OverflowDiagnosis:
 
     `observed` is in the order of time; `first` is the first tensor that was not finite. `overflowed_again` says whether
     the step overflowed when trained again as the run had trained it. `bad_weights` were not finite before the step,
-    `largest_input` is the largest magnitude in its batch, nan if it has nan. `own_step_of` is the class of a model with
-    its own train_step.
+    `largest_input` is the largest magnitude in its inputs, nan if they have nan. `own_step_of` is the class of a model
+    with its own train_step.
     """
 
     run: RunDirectory
@@ -127,11 +127,8 @@ def examine_overflow(
     bad_weights = [v.path for v in weights_of(model) if not np.isfinite(_on_host(v.value)).all()]
     own = type(model).__name__ if has_custom_train_step(model) else None
     loss, observed = _run_with_probes(parts, batch) if own is None else (nan, [])
-    magnitudes = [np.abs(_on_host(x)).max() for x in keras.tree.flatten(batch.x) if _is_number(x)]
-    largest_input = float(np.max(magnitudes, initial=0.0))
-    return OverflowDiagnosis(
-        run, overflow, parts, from_step, again, loss, scale, observed, bad_weights, largest_input, own
-    )
+    largest = largest_magnitude(batch.x)
+    return OverflowDiagnosis(run, overflow, parts, from_step, again, loss, scale, observed, bad_weights, largest, own)
 
 
 def _run_with_probes(parts: Assembly, batch: Any) -> tuple[float, list[ObservedTensor]]:
@@ -182,10 +179,6 @@ def observe(model: Any, probes: Probes, ranges: ValueRanges) -> list[ObservedTen
         if place is not first:
             note(BACKWARD, place, INPUT, inputs[place.part, GRADIENT])
     return found
-
-
-def _is_number(value: Any) -> bool:
-    return bool(keras.backend.standardize_dtype(value.dtype) != "string")
 
 
 def _on_host(value: Any) -> NDArray[Any]:

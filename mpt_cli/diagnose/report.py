@@ -16,6 +16,7 @@ from mpt_cli.diagnose.diagnosis import (
     Diagnosis,
     config_sections,
     format_window,
+    layers_with,
     lead_sentences,
     origins,
     trial_sentence,
@@ -58,7 +59,7 @@ def _safe(found: Diagnosis) -> str:
 
 def _faults(found: Diagnosis) -> Iterator[str]:
     for fault, (words, remedy) in FAULTS.items():
-        if names := [found.labels.get(layer, layer) for layer, its in origins(found).items() if its == fault]:
+        if names := layers_with(fault, origins(found), found):
             yield f"{', '.join(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
 
 

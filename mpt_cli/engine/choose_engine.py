@@ -79,8 +79,7 @@ def numbers_per_step(model: Any, batch_size: int) -> int:
     >>> numbers_per_step(model, batch_size=10) - (4 * 3 + 3 + 3 * 2 + 2)
     50
     """
-    layers = [layer for layer in layers_of(model) if not isinstance(layer, (keras.Model, keras.layers.InputLayer))]
-    outputs = keras.tree.flatten([layer.output for layer in layers if hasattr(layer, "output")])
+    outputs = keras.tree.flatten([layer.output for layer in layers_of(model) if hasattr(layer, "output")])
     shapes = [(batch_size, *tensor.shape[1:]) for tensor in outputs] + [v.shape for v in model.trainable_variables]
     return sum(math.prod(size or 1 for size in shape) for shape in shapes)
 

@@ -11,12 +11,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from mpt_cli.data.examples import DataSet, Examples
 from mpt_cli.errors import config_error, first_line
-from mpt_cli.precision import has_custom_train_step, layers_of
-from mpt_cli.precision.gradients.custom_gradients import scale_gradient
+from mpt_cli.precision import computes_in_float16, has_custom_train_step, layers_of
+from mpt_cli.precision.audit import LARGEST_FLOAT16
+from mpt_cli.precision.gradients.custom_gradients import is_float_tensor, scale_gradient
 from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training
 from mpt_cli.precision.train_step import custom_steps, optimizers_of
 from mpt_cli.settings.schema import FaultSettings
@@ -122,13 +124,14 @@ ALWAYS = 3  # the first steps that are searched; after them the 4th, 8th, 16th, 
 class ForwardFault(NamedTuple):
     """`layer` is the path of the first one whose output was not finite, `variable` its first trainable variable, or the
     last one before it where it has none; `fault` is inf, or nan where the output holds no inf; `dtype` is that in which
-    the layer computes.
+    the layer computes. Where the batch itself is beyond float16, `largest_input` is its largest magnitude.
     """
 
     layer: str
     variable: str | None
     fault: str
     dtype: str | None = None
+    largest_input: float | None = None
 
 
 def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
@@ -143,18 +146,23 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     if fault := _fault_of(x):
         return ForwardFault(DATA, None, fault)
-    if _fault_of(model.trainable_variables):
+    if _fault_of([variable.value for variable in model.trainable_variables]):
         return None
     layers, found = layers_of(model), list[ForwardFault]()
     variable: str | None = None
 
-    def look(index: int, outputs: Any) -> None:
+    def look(index: int, outputs: Any, inputs: Any) -> None:
         nonlocal variable
         if found:
             return
         layer = layers[index]
         variable = next((v.path for v in layer.trainable_variables), variable)
-        if fault := _fault_of(outputs):
+        if not (fault := _fault_of(outputs)):
+            return
+        # no layer made inf of its inputs yet: the cast to float16 did, of the batch if that is large
+        if _fault_of(inputs) and (largest := largest_magnitude(x)) > LARGEST_FLOAT16 and computes_in_float16(model):
+            found.append(ForwardFault(DATA, None, INF, largest_input=largest))
+        else:
             found.append(ForwardFault(layer.path or layer.name, variable, fault, layer.compute_dtype))
 
     with keras.StatelessScope(collect_losses=True), outputs_noted(layers, look):
@@ -164,13 +172,16 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
     return found[0] if found else None
 
 
+def largest_magnitude(structure: Any) -> float:
+    """Return that among all float tensors; nan if one of them has nan."""
+    floats = filter(is_float_tensor, keras.tree.flatten(structure))
+    arrays = [np.abs(ops.convert_to_numpy(ops.cast(each, "float32"))) for each in floats]
+    return float(np.max([each.max() for each in arrays], initial=0.0))
+
+
 def _fault_of(structure: Any) -> str | None:
     """Return inf or nan if one of the float tensors has some; None if all are finite or can't be read."""
-    for tensor in keras.tree.flatten(structure):
-        if not hasattr(tensor, "dtype") or not keras.backend.is_float_dtype(
-            keras.backend.standardize_dtype(tensor.dtype)
-        ):
-            continue
+    for tensor in filter(is_float_tensor, keras.tree.flatten(structure)):
         try:
             if not bool(ops.all(ops.isfinite(tensor))):
                 return INF if bool(ops.any(ops.isinf(tensor))) else NAN
@@ -198,14 +209,14 @@ class FaultSearch:
         return [self._named(event, batch_of) for event in events]
 
     def _named(self, event: Event, batch_of: Callable[[int], Any]) -> Event:
-        if event.cause != FORWARD_PASS or not self._works:
-            return event
-        self._met += 1
-        if self._met > ALWAYS and self._met & (self._met - 1):
+        if event.cause != FORWARD_PASS or event.layer is not None or not self._works:
             return event
         try:
             batch = batch_of(event.step)
-            found = None if batch is None else find_forward_fault(self.model, batch)
+            self._met += batch is not None
+            if batch is None or (self._met > ALWAYS and self._met & (self._met - 1)):
+                return event
+            found = find_forward_fault(self.model, batch)
         except Exception as error:  # a search must never end the run
             self._works = False
             self.say(f"the layer can't be determined here ({first_line(error)[:200]}); training continues without")

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpt_cli.precision.audit import Finding, LayerAudit, audit_layers, find_bad_combinations
+    from mpt_cli.precision.audit import LayerAudit, audit_layers, find_bad_combinations
     from mpt_cli.precision.gradients.custom_gradients import custom_gradient
     from mpt_cli.precision.optimizer import LossScaleOptimizer
     from mpt_cli.precision.policy import (
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DynamicScale",
-    "Finding",
     "FixedScale",
     "LayerAudit",
     "LogMaxScale",
@@ -58,7 +57,3 @@ def __getattr__(name: str) -> Any:
             if hasattr(module, name):
                 return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -465,16 +465,16 @@ def _put_back(part: Any, name: str, own: Any) -> None:
         delattr(part, name)  # the one of its class shows again
 
 
-def outputs_noted(parts: Sequence[Any], note: Callable[[int, Any], object]) -> AbstractContextManager[None]:
-    """Call `note` with the index and the outputs of each of `parts` that is called inside this context, by this
-    thread."""
+def outputs_noted(parts: Sequence[Any], note: Callable[[int, Any, Any], object]) -> AbstractContextManager[None]:
+    """Call `note` with the index, the outputs and the inputs (as they were cast) of each of `parts` that is called
+    inside this context, by this thread."""
     thread = threading.get_ident()
 
     def noting(index: int, call: LayerCall) -> LayerCall:
         def call_and_note(*arguments: Any, **named: Any) -> Any:
             outputs = call(*arguments, **named)
             if threading.get_ident() == thread:
-                note(index, outputs)
+                note(index, outputs, (arguments, named))
             return outputs
 
         return call_and_note

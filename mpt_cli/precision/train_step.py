@@ -57,7 +57,7 @@ class ForwardOrder:
 
     def noted(self) -> AbstractContextManager[None]:
         """Note the calls of layers in the block, the forward pass."""
-        return outputs_noted(self._layers, lambda index, _: self._called.setdefault(index, len(self._called)))
+        return outputs_noted(self._layers, lambda index, *_: self._called.setdefault(index, len(self._called)))
 
     def ranks(self, variables: Sequence[Any]) -> list[int]:
         """Return the place of the innermost layer that holds each variable, by its first call; -1 for none.

@@ -185,7 +185,7 @@ def _outputs(model: Any, x: Any, dtypes: list[set[str]], training: bool = False)
 def _outputs_of_layers(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Outputs]]]:
     """Return the outputs of the model, and of its layers in the order of their calls with the index of each layer."""
     found: list[tuple[int, Outputs]] = []
-    noted = outputs_noted(layers_of(model), lambda index, outputs: found.append((index, _numbers(outputs))))
+    noted = outputs_noted(layers_of(model), lambda index, outputs, _: found.append((index, _numbers(outputs))))
     with keras.StatelessScope(collect_losses=True), noted:
         return _numbers(model(x, training=False)), found
 

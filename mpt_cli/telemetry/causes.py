@@ -16,9 +16,10 @@ class Cause:
     """A cause of bad steps, recognised from the state of the run, and what to do about it.
 
     `fits` gets the number of latest skipped steps to explain. In the advice {overflowing} is the layer whose output
-    overflows, {forward} what to do about it, {raised} the limit up to which the scale may be raised, {spoiled} the
-    state that is not finite, and {why} why a sample is missing. The words fit a run from any door: a setting is named
-    in words, and by its key if every door takes that.
+    overflows, {forward} why the loss was not finite and what to do, {raised} the limit up to which the scale may be
+    raised, {where} the layer at which gradients overflow, {spoiled} the state that is not finite, and {why} why a
+    sample is missing. The words fit a run from any door: a setting is named in words, and by its key if every door
+    takes that.
     """
 
     fits: Callable[[RunState, int], bool]
@@ -26,20 +27,38 @@ class Cause:
 
     def advise(self, run_state: RunState) -> str:
         layer = run_state.overflowing_layer
-        kept = f"{keep_in_float32([layer])}; this was not tried; " if layer else ""
-        finder = "mpt diagnose, in a script mpt.diagnose(model, x, y), names those that need it"
-        overflowing = f"{layer or 'a layer that overflows'} in float32 ({kept}{finder})"
-        forward = f"keep {overflowing},"
-        if run_state.forward_dtype in WIDE:
-            first = f"the first layer that returned inf or nan, {run_state.forward_layer}"
-            forward = f"{first}, computes in {run_state.forward_dtype} already: look at its inputs,"
+        notes = [f"{keep_in_float32([layer])}; this was not tried"] if layer else []
+        if run_state.is_inspectable:
+            has_settled = run_state.applied_steps and run_state.skip_steps
+            after = f", after_steps={run_state.skip_steps[-1] - 1}" if has_settled else ""
+            notes.append(f"mpt diagnose, in a script mpt.diagnose(model, x, y{after}), names those that need it")
+        overflowing = f"{layer or 'a layer that overflows'} in float32" + (f" ({'; '.join(notes)})" if notes else "")
         return self.advice.format(
             overflowing=overflowing,
-            forward=as_sentence(forward),
+            forward=_explain_forward(run_state, overflowing),
             raised=_raised_scale(run_state),
+            where=f" Gradients overflow first at layer {run_state.backward_layer}." if run_state.backward_layer else "",
             spoiled=", ".join(run_state.spoiled_state),
             why=f": {run_state.unchecked}" if run_state.unchecked else ".",
         )
+
+
+def _explain_forward(run_state: RunState, overflowing: str) -> str:
+    """Return why the loss itself was not finite, and what to do."""
+    if run_state.largest_input:
+        return (
+            f"inputs reach {run_state.largest_input:.6g}, and float16 holds none above 65504, whatever the loss scale. "
+            'Scale the inputs (before the model, or unless it is subclassed in a first layer with dtype="float32"), or '
+            "use the policy mixed_bfloat16 (not tried)."
+        )
+    first = f"Keep {overflowing},"
+    if run_state.forward_dtype in WIDE:
+        first = f"The first layer that returned inf or nan, {run_state.forward_layer}"
+        first = f"{first}, computes in {run_state.forward_dtype} already: look at its inputs,"
+    return (
+        f"the loss itself was not finite, which is not the loss scale's fault. {first} look for bad values in the "
+        "data (float16 holds none above 65504: scale them), or lower the learning rate."
+    )
 
 
 def as_sentence(text: str) -> str:
@@ -113,8 +132,7 @@ CAUSES = {
     ),
     FORWARD: Cause(
         lambda run_state, skips: run_state.forward_share(skips) > 0.5,
-        "the loss itself was not finite, which is not the loss scale's fault. {forward} look for bad values in the "
-        "data (float16 holds none above 65504: scale them), or lower the learning rate.",
+        "{forward}",
     ),
     NAN: Cause(
         lambda run_state, skips: run_state.is_nan(skips),
@@ -132,12 +150,12 @@ CAUSES = {
     BEYOND: Cause(
         lambda run_state, _: run_state.is_near_floor(2),
         "since no scale is low enough, the cause is nan or a value too large for float16. Try "
-        f"{OTHER_POLICY}, a lower learning rate, or clipping gradients by their global norm.",
+        f"{OTHER_POLICY}, a lower learning rate, or clipping gradients by their global norm.{{where}}",
     ),
     TOO_HIGH: Cause(
         _always,
         "lower the highest scale (loss_scale.max_scale), let it grow less often (loss_scale.growth_steps), or try the "
-        "policy mixed_bfloat16.",
+        "policy mixed_bfloat16.{where}",
     ),
     UNSETTLED: Cause(
         lambda run_state, _: run_state.applied_steps == 0,
@@ -161,7 +179,7 @@ CAUSES = {
         ),
         f"{KEPT_BY_MORE}raise the initial loss scale{{raised}}.",
     ),
-    NO_ROOM: Cause(_always, "a higher loss scale overflows: keep {overflowing}."),
+    NO_ROOM: Cause(_always, "a higher loss scale overflows: keep {overflowing}.{where}"),
     ZERO_LOSS: Cause(
         lambda run_state, _: run_state.scaling.is_needed and run_state.loss == 0,
         "the loss itself is exactly 0, which no loss scale changes. Unless the targets are met, compute it in float32: "

@@ -79,10 +79,11 @@ class Event:
     # the model again.
     variable: str | None = None
     cause: str | None = None  # forward: the loss was already not finite; backward: only gradients were not
-    layer: str | None = None  # the layer of that variable or output; "data" if the batch itself was not finite
+    layer: str | None = None  # of that variable or output; "data" if the batch itself was not finite, or not in float16
     fault: str | None = None  # what was found there: inf, or nan alone, which an overflow seldom causes
     optimizer: str | None = None  # with several optimizers: the attribute of the model whose scale this is
     dtype: str | None = None  # in which that layer computes, where the fault is of its output
+    largest_input: float | None = None  # magnitude in the batch, where "data" is finite but beyond float16
 
 
 # the kinds of a LayerSample

@@ -37,8 +37,9 @@ class _ScaleHistory:
 @dataclass
 class EventTally:
     """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending, `forward_steps` of
-    those whose loss was already not finite, and `forward_layer` the first layer that one of them names, which computes
-    in `forward_dtype`. `skip_scales` has the scale after each skip.
+    those whose loss was already not finite, `forward_layer` the first layer that one of them names, which computes in
+    `forward_dtype`, `largest_input` that of a batch beyond float16, and `backward_layer` that in which the latest
+    gradients overflowed first. `skip_scales` has the scale after each skip.
 
     `nan_steps` are those whose loss was finite and whose gradients held nan and no inf: an overflow far above what
     float16 holds leaves the same, once inf met inf on the way back. `persistent_nan_steps` are those of them that the
@@ -53,6 +54,8 @@ class EventTally:
     forward_steps: list[int] = field(default_factory=list)
     forward_layer: str | None = None
     forward_dtype: str | None = None
+    largest_input: float = 0.0
+    backward_layer: str | None = None
     nan_steps: list[int] = field(default_factory=list)
     persistent_nan_steps: list[int] = field(default_factory=list)
     _scale_histories: dict[str | None, _ScaleHistory] = field(
@@ -73,12 +76,14 @@ class EventTally:
         self.skip_scales.append(event.scale_after)
         if event.cause == FORWARD_PASS:
             self.forward_steps.append(event.step)
+            self.largest_input = max(self.largest_input, event.largest_input or 0.0)
             is_layer = event.layer not in (None, DATA, LOSS)
             if is_layer and self.forward_layer is None:
                 self.forward_layer, self.forward_dtype = event.layer, event.dtype
         elif event.nan and not event.inf:
             self._add_nan(event, scale_history)
         elif event.inf:
+            self.backward_layer = event.layer
             scale_history.overflowed = min(event.scale_before, scale_history.overflowed)
 
     def _add_nan(self, event: Event, scale_history: _ScaleHistory) -> None:
@@ -121,6 +126,8 @@ class RunState:
     forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
     forward_layer: str | None = None  # the first that one of these names, and in which dtype it computes
     forward_dtype: str | None = None
+    largest_input: float = 0.0  # of the batches found to be beyond float16
+    backward_layer: str | None = None  # where the latest gradients overflowed first
     persistent_nan_steps: Sequence[int] = ()  # with nan and no inf in gradients that the scale does not explain
     first_growth_step: int | None = None
     bad_steps: int = 0  # steps with non-finite gradients that were applied all the same
@@ -141,6 +148,7 @@ class RunState:
     peaks: StreakCounts[int] = NO_STREAKS  # the highest of the last call
     weights_are_finite: bool = True
     spoiled_state: Sequence[str] = ()  # paths of non-trainable weights that a skipped step left not finite
+    is_inspectable: bool = True  # whether mpt.diagnose takes the model
     unchecked: str = ""  # why nothing is known of what half precision does to the numbers; empty where it is known
 
     @property
@@ -248,6 +256,8 @@ OF_TALLY = (
     "forward_steps",
     "forward_layer",
     "forward_dtype",
+    "largest_input",
+    "backward_layer",
     "persistent_nan_steps",
 )
 OF_SAMPLE = ("flushed_share", "faults", "output_noise", "output_noise_left", "headroom_doublings")

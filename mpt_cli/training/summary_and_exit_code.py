@@ -67,6 +67,9 @@ def conclude(run_state: RunState, outcome: Outcome, passed_over: Stop | None = N
     if stop := outcome.stop or passed_over:
         explanation = f"{'Stopped' if outcome.stop else 'A run of mpt would have been stopped'}: {stop}"
         verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
+    spoiled = ", ".join(run_state.spoiled_metrics)
+    if run_state.applied_steps and spoiled not in explanation:
+        explanation += f" {spoiled} ended as inf or nan."
     ended_early = outcome.ended_early if status == "finished" else ""
     if ended_early:
         explanation += f" It ended early, in epoch {outcome.progress.epoch}: {ended_early}."

@@ -1,5 +1,7 @@
 """`mpt.diagnose(model, x, y)`: what `mpt diagnose` finds, of objects, which stay as they are."""
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,9 @@ from keras import ops
 
 import mpt_cli as mpt
 from mpt_cli.diagnose.report import sentences
+from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange
 from mpt_cli.errors import ConfigError
+from mpt_cli.precision.gradients.exponent_counts import EXPONENT_BIAS, SLOTS
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(64, 6)).astype("float32"), RNG.normal(size=(64, 2)).astype("float32")
@@ -124,7 +128,7 @@ def attending(**its_dtype: str) -> keras.Model:
 def test_what_overflows_inside_a_layer_of_keras_is_named_by_that_layer_and_mended_where_it_is_made():
     x = np.tile(100 * X.reshape(-1, 3, 2), (2, 1, 1))[:64]
     found = mpt.diagnose(attending(), x, Y, **QUIET)
-    assert str(found).startswith("finding: layer attend (its product of query and key) overflowed in the forward pass")
+    assert str(found).startswith("finding: layer attend overflowed in the forward pass")
     assert found.keep_in_float32 == ["attend"] and found.is_safe
     again = mpt.diagnose(attending(dtype="float32"), x, Y, **QUIET)
     assert not again.mended and not again.keep_in_float32 and again.is_safe
@@ -199,3 +203,30 @@ def test_what_can_not_be_diagnosed_is_said():
     }.items():
         with pytest.raises(ConfigError, match=words):
             call()
+
+
+@pytest.mark.slow
+def test_layers_whose_scales_exclude_each_other_are_named_with_what_each_needs():
+    found = mpt.diagnose(net(), X, Y, **QUIET)
+    rows = []
+    for name, exponent in (("large", 20), ("tiny", -60)):
+        counts = np.zeros(SLOTS)
+        counts[EXPONENT_BIAS + exponent] = 9
+        rows.append(LayerRange(name, "float16", None, GradientCounts(counts, "float16", of_weights=True)))
+    clash = replace(found, layers=rows, highest_safe=-7, recommended=None)
+    low = rows[1].window.lowest_power
+    assert low > 30
+    assert (
+        "finding: no loss scale fits: gradients overflow above 2**-7 (by their sizes, those of layer large first), and "
+        f"those of layer tiny need 2**{low}, below which float16 flushes them"
+    ) in str(clash)
+    assert "mixed_bfloat16, or inputs and targets scaled to about 1, may (not tried)" in str(clash)
+
+
+def test_a_model_with_its_own_train_step_is_refused_at_once_for_that_reason():
+    class Own(keras.Sequential):
+        def train_step(self, *data):
+            raise AssertionError("nothing is traced")
+
+    with pytest.raises(ConfigError, match="Own has its own train_step, whose gradients can't be inspected"):
+        mpt.diagnose(compiled(Own([keras.Input((6,)), keras.layers.Dense(2)])), X, Y, **QUIET)

@@ -110,6 +110,7 @@ CASES = {
     "no step": replace(CLEAN, steps_seen=0, applied_steps=0),
     "all skipped": skipping(ALL),
     "all skipped, bad loss": skipping(ALL, forward_steps=ALL),
+    "all skipped, inputs too large": skipping(ALL, forward_steps=ALL, forward_layer="net/cube", largest_input=113168.0),
     "all skipped, bad loss by a layer": skipping(ALL, forward_steps=ALL, forward_layer="net/cube"),
     "all skipped, bad loss by a layer in float32": skipping(
         ALL, forward_steps=ALL, forward_layer="net/log", forward_dtype="float32"

@@ -1,6 +1,7 @@
 """Faults put into a net of 12 layers at several depths, forward and backward: the event names the layer."""
 
 import itertools
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ from tiny import TinyRun, tiny_run
 
 from mpt_cli.data.examples import Examples
 from mpt_cli.engine.faults import DATA, FaultSearch, find_forward_fault
-from mpt_cli.precision import FixedScale
+from mpt_cli.precision import FixedScale, Policy
 from mpt_cli.precision.gradients.custom_gradients import custom_gradient
 
 pytestmark = pytest.mark.slow
@@ -84,12 +85,11 @@ def test_a_fault_at_any_depth_is_named_with_its_layer_or_the_next(spoiled):
 def test_a_batch_that_is_not_finite_is_named_before_any_layer(spoiled):
     model = spoiled[0].model
     spoiled[1].assign(np.array([NOWHERE, 0, 0], "float32"))
-    fault = find_forward_fault(model, (np.full((2, 16), np.nan, "float32"), np.zeros(2, "int32"), None))
+    fault = find_forward_fault(model, (keras.ops.full((2, 16), np.nan), np.zeros(2, "int32"), None))
     assert (fault.layer, fault.variable, fault.fault) == (DATA, None, "nan")
-    big = np.full((2, 16), 1e5, "float32")  # finite, and inf in float16
+    big = keras.ops.full((2, 16), 1e5)  # finite, and inf in float16
     fault = find_forward_fault(model, (big, np.zeros(2, "int32"), None))
-    assert (fault.layer.endswith("dense_0"), fault.variable.endswith("dense_0/kernel")) == (True, True)
-    assert fault.dtype == "float16"
+    assert fault == (DATA, None, "inf", None, 1e5)
     assert find_forward_fault(model, (np.zeros((2, 16), "float32"), np.zeros(2, "int32"), None)) is None
 
 
@@ -122,3 +122,27 @@ def test_a_layer_whose_weights_the_step_spoilt_is_not_named(spoiled):
     kernel.assign(np.full_like(before, np.nan))
     assert find_forward_fault(model, (np.ones((2, 16), "float32"), np.zeros(2, "int32"), None)) is None
     kernel.assign(before)
+
+
+def test_inputs_beyond_float16_are_named_after_a_branch_of_ids_and_not_where_float32_scales_them():
+    ids, raw = keras.Input((2,), dtype="int32"), keras.Input((3,))
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(10, 4)(ids))
+    batch = ((keras.ops.ones((2, 2), "int32"), keras.ops.full((2, 3), -113168.0)), None, None)
+    with Policy("mixed_float16").scope():
+        for first in (keras.layers.Activation("linear"), keras.layers.Rescaling(1e-5, dtype="float32")):
+            lifted = keras.layers.Dense(4, name="lift", kernel_initializer=keras.initializers.Constant(6e4))(first(raw))
+            model = keras.Model([ids, raw], keras.layers.Concatenate()([embedded, lifted]))
+            fault = find_forward_fault(model, batch)
+            expected = (DATA, 113168.0) if first.compute_dtype == "float16" else ("lift", None)
+            assert (fault.layer, fault.largest_input) == expected
+
+
+def test_only_the_searched_steps_count_and_the_first_model_named_stays(spoiled):
+    run, where = spoiled
+    where.assign(np.array([5, 0, np.nan], "float32"))
+    search, (event,) = FaultSearch(run.model, pytest.fail), [named(run, FaultSearch(run.model, pytest.fail))]
+    blank = replace(event, layer=None)
+    assert [search.name_layers([blank], lambda step: None)[0].layer for _ in range(9)] == [None] * 9
+    x = keras.ops.ones((4, 16))
+    assert search.name_layers([blank], lambda step: (x, None, None))[0].layer == event.layer
+    assert search.name_layers([event], lambda step: 1 / 0) == [event]
