@@ -56,7 +56,6 @@ APPLIED = {  # keys that have an effect, or are known, if mpt only records, by s
 }
 
 NO_SAMPLES = "losses of half precision by layer: mpt.fit samples them"
-LOOK = "mpt.diagnose(model, x, y) looks at a compiled model."
 UNSEEN = (
     "its step can't be repeated: it has a custom loss, derivatives in the loss, weights outside of its models, shapes "
     "that are unknown while tracing, or several replicas. mpt compare compares a script with float32."
@@ -69,7 +68,7 @@ HIDDEN = (
     "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale "
     '(loss_scale.initial_scale, not tried), and make the last layer with dtype="float32".'
 )
-OVERFLOWED = "the gradients of the last step overflowed. " + LOOK
+OVERFLOWED = "the gradients of the last step overflowed."
 UNFINISHED = "that is checked when the training ends."
 NO_PROGRAM = "settings of the program (loss, data, callbacks, schedule of the rate, seed), and the trained model"
 

@@ -61,11 +61,6 @@ class Diagnosis:
         return "\n".join(f"{label}: {text}" for label, text in lead_sentences(self))
 
     @property
-    def examines_run_policy(self) -> bool:
-        """Return whether the run itself uses float16; otherwise its model was examined under mixed_float16."""
-        return self.policy.name == self.settings.policy.name
-
-    @property
     def window(self) -> SafeScales | None:
         """Return the safe scales, up to the highest without an overflow: None if nothing is in float16, empty if no
         scale is safe for all layers.
@@ -84,7 +79,8 @@ class Diagnosis:
     def is_well(self) -> bool:
         """Return whether the run has float16 already and its scale suits every layer, as tried."""
         tried, window = self.trial_of_run, self.window
-        if tried is None or window is None or not self.examines_run_policy or not self.is_safe:
+        is_as_run = self.policy.name == self.settings.policy.name  # else its model was put under mixed_float16
+        if tried is None or window is None or not is_as_run or not self.is_safe:
             return False
         if self.loses_digits or self.keep_in_float32:
             return False
@@ -104,7 +100,7 @@ class Diagnosis:
     def is_safe(self) -> bool:
         """Return whether some scale suits every layer, both as predicted and as measured."""
         bad = self.forward_overflows or any(fault != DEAD for fault in self.faults.values())
-        bad = bad or (bool(self.trials) and self.highest_safe is None)
+        bad |= bool(self.trials) and self.highest_safe is None
         return self.window is None or not (self.window.empty or bad)
 
 

@@ -29,8 +29,8 @@ class Cause:
         layer = run_state.overflowing_layer
         notes = [f"{keep_in_float32([layer])}; this was not tried"] if layer else []
         if run_state.is_inspectable:
-            has_settled = run_state.applied_steps and run_state.skip_steps
-            after = f", after_steps={run_state.skip_steps[-1] - 1}" if has_settled else ""
+            skips = run_state.applied_steps and run_state.skip_steps
+            after = f", after_steps={skips[-1] - 1}" if skips else ""
             notes.append(f"mpt diagnose, in a script mpt.diagnose(model, x, y{after}), names those that need it")
         overflowing = f"{layer or 'a layer that overflows'} in float32" + (f" ({'; '.join(notes)})" if notes else "")
         return self.advice.format(

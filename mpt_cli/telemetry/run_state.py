@@ -77,8 +77,7 @@ class EventTally:
         if event.cause == FORWARD_PASS:
             self.forward_steps.append(event.step)
             self.largest_input = max(self.largest_input, event.largest_input or 0.0)
-            is_layer = event.layer not in (None, DATA, LOSS)
-            if is_layer and self.forward_layer is None:
+            if self.forward_layer is None and event.layer not in (None, DATA, LOSS):
                 self.forward_layer, self.forward_dtype = event.layer, event.dtype
         elif event.nan and not event.inf:
             self._add_nan(event, scale_history)

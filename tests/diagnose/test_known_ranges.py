@@ -72,5 +72,5 @@ def skipped_steps(scale: float) -> int:
 @pytest.mark.slow
 def test_a_bfloat16_run_is_examined_as_if_it_were_float16():
     found = diagnosed("sequential", "policy=mixed_bfloat16", batches=1)
-    assert not found.examines_run_policy and found.policy.name == "mixed_float16"
+    assert found.policy.name == "mixed_float16" != found.settings.policy.name
     assert found.loss_scale == 1.0 and found.recommended is not None
