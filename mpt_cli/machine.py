@@ -19,7 +19,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 def usable_cores() -> int:
     """Return the cores this process may run on, without regard to a container's limit of CPU time."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 @contextmanager
@@ -82,11 +82,8 @@ def cpu_description() -> str:
     )
 
 
-def memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
+def memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def cores_within_limit() -> int:
@@ -98,7 +95,7 @@ def cores_within_limit() -> int:
     return cores
 
 
-def memory_limit() -> int | None:
+def memory_limit() -> int:
     """Return how much memory this machine has, or this container may use."""
     limit = _read(_CGROUP / "memory.max").strip()
     return int(limit) if limit.isdigit() else memory_bytes()

@@ -45,9 +45,6 @@ class ProcessInfo:
         """Return whether this process writes the run directory and decides."""
         return self.rank == 0
 
-    def __str__(self) -> str:
-        return f"{self.rank}/{self.world_size}@{self.coordinator}"
-
     def own_gpus(self, visible: int) -> list[int] | None:
         """Return which of the visible GPUs this process uses: all of them, unless the processes of a machine see the
         same ones and share them. None if there are none, or if sharing would leave one unused.
@@ -196,8 +193,7 @@ def check_same_data(fingerprint: str) -> None:
 class ProcessGroup:
     """Keeps the processes of a run in agreement. `signal` is the signal of the first process, known to all."""
 
-    def __init__(self) -> None:
-        self.signal: Signals | None = None
+    signal: Signals | None = None
 
     def agree(self, count: int, requested: Signals | None) -> int:
         """Return the first process's number of steps for the next call; every process must ask."""

@@ -207,8 +207,8 @@ class LocalExecutor(Executor):
 
     def workers(self, jobs: int, wants_gpus: bool) -> int:
         """Return how many jobs the cores, the memory and the GPUs, if any, allow."""
-        gpus, memory = len(self.gpus) if wants_gpus else 0, memory_limit()
-        limits = [jobs, cores_within_limit(), *([gpus] if gpus else []), *([memory // JOB_BYTES] if memory else [])]
+        gpus = len(self.gpus) if wants_gpus else 0
+        limits = [jobs, cores_within_limit(), *([gpus] if gpus else []), memory_limit() // JOB_BYTES]
         return max(1, min(limits))
 
     def environment(self, workers: int) -> dict[str, str]:

@@ -27,7 +27,6 @@ from mpt_cli.telemetry.record_types import (
     UPDATES,
     WEIGHT_GRADIENTS,
     Summary,
-    as_number,
     record_from,
     required_fields,
 )
@@ -89,8 +88,7 @@ def environment_facts(history: RunHistory) -> list[tuple[str, str]]:
 
 def format_value(value: Any) -> str:
     """Return a value of the configuration or of a record as text; None becomes empty."""
-    number = as_number(value) if isinstance(value, float) else None
-    return "" if value is None else f"{number:.6g}" if number is not None and math.isfinite(number) else str(value)
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 LATEST_EVENTS = 30
@@ -250,8 +248,10 @@ def _curves(histories: Sequence[RunHistory], name: str) -> list[Curve]:
 
 def _curve(history: RunHistory, name: str) -> Curve | None:
     """Return the loss of every logged line if there are more lines than epochs; return metrics at the ends of epochs,
-    because within an epoch they are running means.
+    because within an epoch they are running means. The loss scale comes from the events, too.
     """
+    if name == "loss_scale":
+        return history.scale if history.has_scale else None
     lines, ends = history.steps.get(name), history.epochs.get(name)
     if lines is None or ends is None:
         return lines or ends
@@ -259,11 +259,7 @@ def _curve(history: RunHistory, name: str) -> Curve | None:
 
 
 def _scale_pictures(histories: Sequence[RunHistory]) -> list[Picture]:
-    curves = [
-        replace(history.scale, label=history.label, look=distinct_style(place), run=place)
-        for place, history in enumerate(histories)
-        if history.has_scale
-    ]
+    curves = _curves(histories, "loss_scale")
     skips = histories[0].skips if len(histories) == 1 and curves else ()
     note = f"Skipped steps, marked at the bottom: {len(skips):,}." if skips else ""
     scale = Picture("loss-scale", "Loss scale", "loss scale", curves, log_base=2, skips=skips, note=note)

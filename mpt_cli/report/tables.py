@@ -124,6 +124,6 @@ class PageTable(Generic[R]):
     is_explored: bool = False
 
 
-def text_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> PageTable[Any]:
+def text_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: int) -> PageTable[Any]:
     """Return a page table for rows of texts, with the columns of `text_columns`."""
     return PageTable(caption, text_columns(titles, numbers), rows)

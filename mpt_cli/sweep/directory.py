@@ -102,8 +102,6 @@ class SweepDirectory:
             **plan.facts,
             "recipe": plan.recipe,  # name of the recipe, or several names
             "varied": plan.varied,  # the varied keys, in their order
-            # for a search: trials, sampler, sampler_seed, pruner and words; else null
-            "search": None if plan.search is None else asdict(plan.search),
             **plan_dict(plan),
         }
         write_json(self.plan_json, content)
@@ -368,7 +366,7 @@ class SweepResults(JobResults):
         return not self.plan.missing and all(result.status not in (NOT_RUN, RUNNING) for result in self.results)
 
 
-def read_jobs(sweep: SweepDirectory, objective: str | None = None) -> JobResults:
+def read_jobs(sweep: SweepDirectory, objective: str | None) -> JobResults:
     """Return the results of all jobs from the directory alone, to be ranked by `objective` or that of the sweep;
     ConfigError for an objective that no job reports.
     """

@@ -236,11 +236,13 @@ def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None
 
 
 def plan_dict(plan: SweepPlan) -> dict[str, Any]:
-    """Return the jobs for --json, each with its command."""
+    """Return the jobs for --json, each with its command, and the search."""
     return {
         # the jobs known so far: number, name, overrides (of the varied keys), words, gpus (at most), environment (with
         # its share of the cores), command
         "jobs": [{**asdict(job), "command": job.command} for job in plan.jobs],
+        # for a search: trials, sampler, sampler_seed, pruner and words; else null
+        "search": None if plan.search is None else asdict(plan.search),
     }
 
 

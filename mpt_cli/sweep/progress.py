@@ -86,7 +86,7 @@ class JobLines:
         return f"{len(self._ended)} of {self._count} jobs done" + (f", {bad} not good" if bad else "")
 
 
-def format_job(sweep: SweepDirectory, job: Job, waits_for: str = "", seconds: float | None = None) -> str:
+def format_job(sweep: SweepDirectory, job: Job, waits_for: str, seconds: float | None) -> str:
     """Return one line on a job that has not ended: the cluster's word while it waits there, else its latest line in
     metrics.jsonl, which also has the seconds if nothing else counts them.
     """

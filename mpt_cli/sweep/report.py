@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from mpt_cli.files import write_json
 from mpt_cli.report.history import read_histories
@@ -28,16 +28,13 @@ from mpt_cli.telemetry.format import (
     format_signed,
 )
 
-R = TypeVar("R")
-
 
 def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     """Return all columns for these results: rank, varied keys, objective, then the numerics and the cost,
     what a narrow terminal should keep first."""
-    keys: list[TableColumn[Configuration]] = _key_columns(found.keys, lambda row: row.overrides)
     return [
         TableColumn("rank", lambda row: "-" if row.rank is None else str(row.rank)),
-        *keys,
+        *_key_columns(found.keys, lambda row: row.overrides),
         TableColumn(found.objective.name, _format_objective),
         *_COSTS,
         *(_SEEDS if SEED in found.plan.varied else ()),
@@ -86,12 +83,12 @@ def format_difference(mean: float, interval: tuple[float, float] | None) -> str:
     return f"{format_signed(mean)} ± {'?' if interval is None else format_number((interval[1] - interval[0]) / 2)}"
 
 
-def _key_columns(keys: Sequence[str], overrides: Callable[[R], Mapping[str, str]]) -> list[TableColumn[R]]:
+def _key_columns(keys: Sequence[str], overrides: Callable[[Any], Mapping[str, str]]) -> list[TableColumn[Any]]:
     """Return a column for each varied key, empty where a row does not have it. Its title is the short key where no
     other varied key has the same.
     """
 
-    def column(key: str) -> TableColumn[R]:
+    def column(key: str) -> TableColumn[Any]:
         short = short_key(key)
         title = short if [*map(short_key, keys)].count(short) == 1 else key
         return TableColumn(title, lambda row: overrides(row).get(key, ""), is_number=False)
@@ -299,12 +296,11 @@ def _jobs_table(
     found: SweepResults, page: Path, runs: Callable[[Sequence[JobResult]], list[int]]
 ) -> PageTable[JobResult]:
     """Return the table of all jobs by number, with what each varies; the number leads to the run."""
-    keys: list[TableColumn[JobResult]] = _key_columns(found.plan.varied, lambda result: result.job.overrides)
     return PageTable(
         f"All {len(found.results)} jobs with their commands",
         [
             TableColumn("job", lambda result: f"{result.job.number:03d}", is_number=False),
-            *keys,
+            *_key_columns(found.plan.varied, lambda result: result.job.overrides),
             TableColumn("status", lambda result: result.status, is_number=False),
             TableColumn(found.objective.name, lambda result: format_number(found.objective.value(result.summary))),
             TableColumn("time", lambda result: "-" if result.seconds is None else format_seconds(result.seconds)),

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -105,14 +106,15 @@ OPEN: dict[str, Callable[[Path, RunHeader], tuple[Log, End]]] = {
 }
 
 
+@dataclass
 class TrackerSink(Sink):
     """Sends the scalars of a run to the tracker of this name; DataError if the tracker rejects them."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
-        self._log: Log | None = None
-        self._end: End | None = None
-        self._outcome = "ended early", 1
+    name: str
+    folder: Path
+    _log: Log | None = None
+    _end: End | None = None
+    _outcome: tuple[str, int] = ("ended early", 1)
 
     def start(self, header: RunHeader) -> None:
         with self._named_errors():

@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, Problem, config_error, raise_problems, worst_code
@@ -104,11 +104,11 @@ def _names_and_changes(arguments: argparse.Namespace) -> tuple[list[str], list[s
     return [text for text in arguments.given if text not in changes], changes
 
 
+@dataclass
 class KillAt(Sink):
     """A callback that kills the process at the end of the call that reaches `step`: nothing is flushed or saved."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    step: int
 
     def progress(self, step: int, epoch: int, phase: str) -> None:
         if step >= self.step:

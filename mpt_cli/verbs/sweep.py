@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,8 +66,7 @@ def _dry_run(
         plan, _ = plan_new(words, options, search, console)
         left = plan.jobs
     if arguments.json:
-        content = plan_dict(replace(plan, jobs=left))
-        print_json({**content, "search": None if plan.search is None else asdict(plan.search)})
+        print_json(plan_dict(replace(plan, jobs=left)))
     else:
         say("\n".join(plan_lines(plan, left)))
     return OK

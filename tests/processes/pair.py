@@ -8,8 +8,6 @@ from typing import Any
 
 from command import start_program
 
-from mpt_cli.engine.distribution import ProcessInfo
-
 TINY = ["conf=digits_mlp", "model.hidden_units=[16]", "backend=jax"]
 TWO = ["distribute=data_parallel"]
 ONE_OF_TWO = str(Path(__file__).parent / "one_of_two.py")
@@ -24,7 +22,7 @@ def free_port() -> int:
 def start_two(program: str, *words: str, cwd: Path) -> "list[subprocess.Popen[str]]":
     """Two processes that meet on this machine."""
     meeting_point = f"127.0.0.1:{free_port()}"
-    places = [str(ProcessInfo(i, 2, meeting_point)) for i in range(2)]
+    places = [f"{i}/2@{meeting_point}" for i in range(2)]
     return [start_program(program, *words, backend="jax", cwd=cwd, MPT_PROCESS=place) for place in places]
 
 

@@ -16,7 +16,7 @@ def test_jobs_at_a_time_fit_cores_memory_and_gpus(monkeypatch):
         (100, 2, 2**40, 2),
         (100, 0, 2**32, 2),
         (100, 0, 1, 1),
-        (0, 0, None, 1),
+        (0, 0, 2**40, 1),
     ):
         monkeypatch.setattr(local_processes, "memory_limit", lambda memory=memory: memory)
         executor = LocalExecutor()

@@ -46,13 +46,13 @@ NARROWEST = 20  # columns for a text, whatever the terminal says
 
 
 def labelled_lines(rows: Sequence[tuple[str, str]], label_width: int, width: int | None = None) -> list[str]:
-    """Return a line for each label and text, wrapped if it must fit into `width`.
+    """Return a line for each label and text, wrapped if it must fit into `width`; none where there is no text.
 
     >>> labelled_lines([("data", "one two")], 6), labelled_lines([("data", "one two three four five six")], 6, 26)
     (['data  one two'], ['data  one two three four', '      five six'])
     """
     lines: list[str] = []
     for label, text in rows:
-        parts = [text] if width is None else wrap(text, max(width - label_width, NARROWEST)) or [""]
+        parts = wrap(text, max(width - label_width, NARROWEST)) if width else text.splitlines()
         lines += [f"{'' if place else label:<{label_width}}{part}" for place, part in enumerate(parts)]
     return lines

@@ -47,7 +47,7 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
         length += f" of {format_count(header.steps_per_epoch)} steps"
     if header.total_steps and header.total_steps != header.epochs * (header.steps_per_epoch or 0):
         length += f", ended after {format_count(header.total_steps)} steps in all"
-    rows = [
+    return [
         ("recipe", header.recipe),
         ("", header.description),
         *header.facts.items(),
@@ -55,7 +55,6 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
         ("writes to", header.run_dir),
         *(("warning", warning) for warning in header.warnings),
     ]
-    return [(label, text) for label, text in rows if text]
 
 
 def final_rows(summary: Summary) -> list[tuple[str, str]]:
@@ -68,8 +67,7 @@ def final_rows(summary: Summary) -> list[tuple[str, str]]:
         rows = [ended, *rows] if summary.steps_seen else [("ended", summary.explanation)]  # while it compiled, say
     rows += [*result_rows(summary), ("files", summary.run_dir)]
     rows += [("" if index else "not recorded", sentence) for index, sentence in enumerate(summary.not_recorded)]
-    rows += [("" if index else "next", command) for index, command in enumerate(next_commands(summary))]
-    return [(label, text) for label, text in rows if text]
+    return [*rows, *(("" if index else "next", command) for index, command in enumerate(next_commands(summary)))]
 
 
 def result_rows(summary: Summary) -> list[tuple[str, str]]:

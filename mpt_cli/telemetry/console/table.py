@@ -14,11 +14,6 @@ HEADING_ROWS = 40  # rows under one heading
 OPTIMIZER_PREFIXES = ("loss_scale/", "skipped_steps/", "applied_steps/")
 
 
-def other_optimizers(metrics: dict[str, float]) -> list[str]:
-    """Return the optimizers whose scales are among the metrics."""
-    return [name.partition("/")[2] for name in metrics if name.startswith("loss_scale/")]
-
-
 def model_metrics(metrics: dict[str, float]) -> dict[str, float]:
     """Return the metrics of the model, without the counters of further optimizers."""
     return {name: value for name, value in metrics.items() if not name.startswith(OPTIMIZER_PREFIXES)}
@@ -72,9 +67,11 @@ class EpochTable:
         for name in self._metrics:
             if name != "loss":  # the snapshot has its own
                 yield name, format_number(metrics[name]) if name in metrics else ""
-        for name in other_optimizers(metrics):
-            yield f"scale {name}", format_scale(metrics[f"loss_scale/{name}"])
-            yield f"skipped {name}", format_count(metrics.get(f"skipped_steps/{name}", 0.0))
+        for name in metrics:
+            kind, _, optimizer = name.partition("/")
+            if kind == "loss_scale":  # of one of several
+                yield f"scale {optimizer}", format_scale(metrics[name])
+                yield f"skipped {optimizer}", format_count(metrics.get(f"skipped_steps/{optimizer}", 0.0))
         if growth_steps := header.scaling.rule.growth_steps:
             yield "grows in", format_count(max(0, growth_steps - snapshot.scale_counter))
         yield "learning rate", f"{snapshot.learning_rate:.3g}"
