@@ -85,15 +85,15 @@ def explain(error: Exception, arguments: list[str]) -> int:
         if "--json" in arguments:
             _print_json(error)
         return error.exit_code
-    if fault := _fault_of_system(error):
-        _say(f"mpt {arguments[0]}: {fault}")
+    if reason := _system_error(error):
+        _say(f"mpt {arguments[0]}: {reason}")
         return BAD_DATA
     _say("".join(traceback.format_exception(error)))
     _say(f"This is a bug in mpt {__version__}: please report it with the lines above.")
     return BUG
 
 
-def _fault_of_system(error: Exception) -> str:
+def _system_error(error: Exception) -> str:
     """Return what the system lacks or refuses, in a sentence; empty for any other error."""
     is_of_fork = isinstance(error, BlockingIOError) and not error.filename
     if is_of_fork or (isinstance(error, RuntimeError) and "can't start new thread" in str(error)):

@@ -71,7 +71,7 @@ HIDDEN = (
 )
 OVERFLOWED = "the gradients of the last step overflowed. " + LOOK
 UNFINISHED = "that is checked when the training ends."
-NO_PROGRAM = "settings of the program (loss, data, callbacks, schedule of the rate, seed), and the trained model"
+NO_SETTINGS = "settings of the program (loss, data, callbacks, schedule of the rate, seed), and the trained model"
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Recording(RunRecord, ABC):
         """Begin a record. `missing` lists what this kind can't record, beside what no kind can."""
         settings = subject.settings
         self.subject, self.settings, self.scaling, self.optimizer = subject, settings, subject.scaling, optimizer
-        self.missing, self.is_announced = [*missing, NO_SAMPLES, NO_PROGRAM], False
+        self.missing, self.is_announced = [*missing, NO_SAMPLES, NO_SETTINGS], False
         self.offset, self.taken = int(optimizer.seen_steps), 0
         counters = StepCounters(self.counter_options())
         super().__init__(counters, HealthRules(settings.loss_scale, settings.trainer, self.scaling), Stopwatch())
