@@ -173,8 +173,8 @@ class SourcePlace:
 
 @dataclass(frozen=True)
 class Problem:
-    """An error of a configuration: what must hold at `key`, what was received, what to do about it, and the `place` of
-    a file where it stands.
+    """An error of a configuration: what must hold at `key`, what was received, what to do about it, and the `place`
+    of a file where it stands.
     """
 
     key: str

@@ -237,8 +237,7 @@ def call_user(
     except MptError:
         raise
     except _USER_ERRORS as error:
-        if (problem := model_problem(key, error)) is not None:
-            raise ConfigError(problem) from error
+        raise_model_problem(key, error)
         raise error_class(f"{key}: {_name(function)} raised {summarise_error(error)}.") from error
 
 
@@ -277,6 +276,12 @@ def model_problem(key: str, error: BaseException) -> Problem | None:
         if (problem := _dtype_problem(key, str(found), error)) is not None:
             return problem
     return None
+
+
+def raise_model_problem(key: str, error: BaseException) -> None:
+    """Raise ConfigError if `model_problem` knows what the exception means."""
+    if (problem := model_problem(key, error)) is not None:
+        raise ConfigError(problem) from error
 
 
 def _dtype_problem(key: str, text: str, error: BaseException) -> Problem | None:

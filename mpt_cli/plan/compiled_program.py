@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.engine.distribution import Distribution, undistributed
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
+from mpt_cli.errors import MptError, Problem, UserCodeError, summarise_error
 from mpt_cli.plan.device import Device, check_compiler
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.run_from_settings import RunDefinition
-from mpt_cli.user_code import model_problem
+from mpt_cli.user_code import raise_model_problem
 
 if TYPE_CHECKING:
     from mpt_cli.training.build_run_parts import Assembly
@@ -113,6 +113,5 @@ def tracing_errors() -> Iterator[None]:
     except MptError:
         raise
     except Exception as error:
-        if (problem := model_problem("model", error)) is not None:
-            raise ConfigError(problem) from error
+        raise_model_problem("model", error)
         raise UserCodeError(f"The model could not be compiled for planning: {summarise_error(error)[:400]}") from error

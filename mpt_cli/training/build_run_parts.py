@@ -56,7 +56,7 @@ from mpt_cli.training.model import (
 )
 from mpt_cli.training.model_saving import load_initial_weights, warn_of_saving
 from mpt_cli.training.run_from_settings import RunDefinition
-from mpt_cli.user_code import describe_layer, failed_layer, model_problem
+from mpt_cli.user_code import describe_layer, failed_layer, raise_model_problem
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
@@ -335,8 +335,7 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Examp
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
         if has_custom_train_step(model):
             return batch  # it may compare other outputs with other targets than its `call` and the data have
-        if (problem := model_problem("model", error)) is not None:
-            raise ConfigError(problem) from None
+        raise_model_problem("model", error)
         if (layer := failed_layer(error)) is not None:
             raise UserCodeError(f"model: {describe_layer(layer)}: {plain_message(error)}") from error
         shapes = [

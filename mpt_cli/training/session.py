@@ -74,7 +74,8 @@ class Session(Trainer):
 
     def __init__(self, parts: Assembly, telemetry: Telemetry, store: CheckpointStore, callbacks: Sequence[Any]) -> None:
         settings, scaling, has_own_step = parts.settings, parts.scaling, own_train_step(parts.model) is not None
-        trained = trained_paths(parts.model)
+        optimizers = optimizers_of(parts.model).items()
+        trained = {name: tuple(v.path for v in each.trained_variables) for name, each in optimizers}
         options = CounterOptions(
             variables=next(iter(trained.values())),
             min_scale=scaling.rule.lowest,
@@ -210,13 +211,6 @@ class Session(Trainer):
             metric_names=parts.metric_names,
             attempt=attempt,
         )
-
-
-def trained_paths(model: Any) -> dict[str, tuple[str, ...]]:
-    """Return the variables that each optimizer trains, by its name, in the order of their gradients."""
-    return {
-        name: tuple(v.path for v in optimizer.trained_variables) for name, optimizer in optimizers_of(model).items()
-    }
 
 
 def _describe_loss(model: Any) -> str:
