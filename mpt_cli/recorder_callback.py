@@ -140,7 +140,6 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         self.folder = Path.cwd()  # of relative paths, wherever the program goes
         self.runs: list[Run] = []
         self._session: _FitRecording | None = None
-        self._logs: dict[str, Any] = {}
 
     @property
     def run(self) -> Run:

@@ -17,6 +17,7 @@ import keras
 from keras import ops
 
 from mpt_cli.precision.gradient_check import GradientMeasurement, divide, measure, unscale
+from mpt_cli.precision.keras_internals import track_for_tensorflow
 from mpt_cli.precision.loss_gradients import scaled_gradients, share_of_a_replica, variables_in
 from mpt_cli.precision.optimizer_saving import InnerSavingMixin
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_count, check_scale
@@ -327,7 +328,8 @@ class LossScaleOptimizer(
         self.scale_state = self.scale_state or ScaleState(self.rule)
         if keras.backend.backend() == "tensorflow":
             backend_step().check_accumulation(self.inner_optimizer)
-            backend_step().track_in_checkpoints(self, self.scale_state)
+            for variable in self.scale_state.variables:  # from an earlier restored checkpoint they get values here
+                track_for_tensorflow(self, variable)
         var_list = list(var_list)
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(var_list)
