@@ -69,7 +69,7 @@ HIDDEN = (
     "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale ({raised}, not "
     'tried), and make the last layer with dtype="float32".'
 )
-OVERFLOWED = "the gradients of the last step overflowed. " + LOOK
+LAST_OVERFLOWED = "the gradients of the last step overflowed. " + LOOK
 UNFINISHED = "that is checked when the training ends."
 NO_SETTINGS = "settings of the program (loss, data, callbacks, schedule of the rate, seed), and the trained model"
 
@@ -315,7 +315,7 @@ class Recording(RunRecord, ABC):
         if is_spent or not all(sampler.is_affordable(seconds, EAGER_SECONDS) for sampler in samplers):
             self.unchecked = TOO_LONG
             return
-        self.unchecked = OVERFLOWED
+        self.unchecked = LAST_OVERFLOWED
         with budget.sampling():
             looks = [self.take_sample(each, step.batch) for each, step in zip(samplers, steps, strict=True)]
         if None not in looks:  # of a sample that overflowed, the layers are known

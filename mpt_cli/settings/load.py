@@ -344,7 +344,7 @@ def compose(files: ComposedFiles, given: ParsedOverrides) -> Composition:
         except COMPOSITION_ERRORS as error:
             problems.append(Problem(override.key_or_group, f"cannot be set: {reason_of(error)}."))
     is_plain = "${" not in str(tree)  # OmegaConf takes nine times as long
-    found = _variants(tree if is_plain else OmegaConf.create(tree), problems)
+    found = _known_variants(tree if is_plain else OmegaConf.create(tree), problems)
     variants = {section: name for section, name in found.items() if section not in files.unsure}
     unsure = files.unsure | (VARIANTS.keys() - variants)
     tree = {"recipe": files.recipe.path.stem} | tree
@@ -359,7 +359,7 @@ def compose(files: ComposedFiles, given: ParsedOverrides) -> Composition:
     return Composition(files, given, tree, settings, [*problems[:known], *wrong], unsure)
 
 
-def _variants(node: Any, problems: list[Problem]) -> dict[str, str]:
+def _known_variants(node: Any, problems: list[Problem]) -> dict[str, str]:
     """Return the variant of each section whose choice is known."""
     found = {}
     for section in VARIANTS:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli.telemetry.record_types import (
-    DATA,
     FORWARD_PASS,
     GROWTH,
-    LOSS,
+    IN_DATA,
+    IN_LOSS,
     NO_STREAKS,
     OVERFLOW,
     Event,
@@ -73,7 +73,7 @@ class EventTally:
         self.skip_scales.append(event.scale_after)
         if event.cause == FORWARD_PASS:
             self.forward_steps.append(event.step)
-            is_layer = event.layer not in (None, DATA, LOSS)
+            is_layer = event.layer not in (None, IN_DATA, IN_LOSS)
             if is_layer and self.forward_layer is None:
                 self.forward_layer, self.forward_dtype = event.layer, event.dtype
         elif event.nan and not event.inf:

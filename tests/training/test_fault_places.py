@@ -9,7 +9,7 @@ from keras import ops
 from tiny import TinyRun, tiny_run
 
 from mpt_cli.data.examples import Examples
-from mpt_cli.engine.faults import DATA, FaultSearch, find_forward_fault
+from mpt_cli.engine.faults import IN_DATA, FaultSearch, find_forward_fault
 from mpt_cli.precision import FixedScale
 from mpt_cli.precision.gradients.custom_gradients import custom_gradient
 
@@ -85,7 +85,7 @@ def test_a_batch_that_is_not_finite_is_named_before_any_layer(spoiled):
     model = spoiled[0].model
     spoiled[1].assign(np.array([NOWHERE, 0, 0], "float32"))
     fault = find_forward_fault(model, (np.full((2, 16), np.nan, "float32"), np.zeros(2, "int32"), None))
-    assert (fault.layer, fault.variable, fault.fault) == (DATA, None, "nan")
+    assert (fault.layer, fault.variable, fault.fault) == (IN_DATA, None, "nan")
     big = np.full((2, 16), 1e5, "float32")  # finite, and inf in float16
     fault = find_forward_fault(model, (big, np.zeros(2, "int32"), None))
     assert (fault.layer.endswith("dense_0"), fault.variable.endswith("dense_0/kernel")) == (True, True)
