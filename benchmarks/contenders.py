@@ -21,7 +21,7 @@ from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.training.checkpoint import CheckpointStore
 from mpt_cli.training.loss_and_optimizer import build_optimizer, compile_model
 from mpt_cli.training.model import build_under_policy
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 from mpt_cli.training.session import Session, prepare
 
 Turn = Callable[[int], float]
@@ -73,7 +73,7 @@ class TimedTelemetry(Telemetry):
 def prepared(cell: Cell, telemetry: Telemetry) -> Session:
     """A run before its first step, as `mpt train` prepares it."""
     store = CheckpointStore(cell.folder, 1, telemetry.message)
-    session = prepare(Program(cell.settings), cell.platform, telemetry, store)
+    session = prepare(RunDefinition(cell.settings), cell.platform, telemetry, store)
     telemetry.start(session.header(cell.folder))
     return session
 

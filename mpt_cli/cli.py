@@ -29,7 +29,7 @@ from mpt_cli.verbs import check_options, load_verb, options_before_script, split
 from mpt_cli.verbs.arguments import LISTED_VERBS, MERGED_VERBS, VERBS, Parser
 from mpt_cli.version import __version__
 
-EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files,
+EXIT_CODE_HELP = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files,
             4 numerical failure, 5 expectation not met, 130 interrupted,
             143 terminated or killed; mpt run: or that of the script"""
 
@@ -85,15 +85,15 @@ def explain(error: Exception, arguments: list[str]) -> int:
         if "--json" in arguments:
             _print_json(error)
         return error.exit_code
-    if fault := _fault_of_system(error):
-        _say(f"mpt {arguments[0]}: {fault}")
+    if reason := _system_error(error):
+        _say(f"mpt {arguments[0]}: {reason}")
         return BAD_DATA
     _say("".join(traceback.format_exception(error)))
     _say(f"This is a bug in mpt {__version__}: please report it with the lines above.")
     return BUG
 
 
-def _fault_of_system(error: Exception) -> str:
+def _system_error(error: Exception) -> str:
     """Return what the system lacks or refuses, in a sentence; empty for any other error."""
     is_of_fork = isinstance(error, BlockingIOError) and not error.filename
     if is_of_fork or (isinstance(error, RuntimeError) and "can't start new thread" in str(error)):
@@ -163,7 +163,7 @@ def _top_parser() -> argparse.ArgumentParser:
         epilog="\n".join(["verbs:", *lines]),
     )
     merged = [f"  {old:<15}mpt {new}" for old, new in MERGED_VERBS.items()]
-    parser.notes = "\n".join(["old words:", *merged, "", EXIT_CODES])
+    parser.notes = "\n".join(["old words:", *merged, "", EXIT_CODE_HELP])
     parser.add_argument("--version", action="version", version=f"mpt {__version__}", help=argparse.SUPPRESS)
     return parser
 

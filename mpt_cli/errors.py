@@ -173,7 +173,7 @@ class SourcePlace:
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault of a configuration: what must hold at `key`, what was received, what to do about it, and the `place`
+    """An error of a configuration: what must hold at `key`, what was received, what to do about it, and the `place`
     of a file where it stands.
     """
 

@@ -20,7 +20,7 @@ from mpt_cli.settings.schema import Settings, acts_on_record, all_keys, unknown_
 from mpt_cli.signals import raise_for
 from mpt_cli.telemetry.record_types import RunHeader
 from mpt_cli.telemetry.sink_interface import Sink
-from mpt_cli.training_run import Reporters, train_program
+from mpt_cli.training_run import Reporters, train_run
 
 if TYPE_CHECKING:
     from mpt_cli.data.examples import DataSet
@@ -104,7 +104,13 @@ def fit(
     run, then raises KeyboardInterrupt or SystemExit(143).
     """
     from mpt_cli.data.batch_streams import is_tf_dataset
-    from mpt_cli.training.run_from_model import DataArguments, ModelProgram, check_targets, check_trainable, read_given
+    from mpt_cli.training.run_from_model import (
+        DataArguments,
+        ModelRunDefinition,
+        check_targets,
+        check_trainable,
+        read_given,
+    )
 
     check_trainable(model)
     _check_arguments(settings, callbacks)
@@ -114,8 +120,8 @@ def fit(
     shuffles = shuffle and not is_tf_dataset(x)
     tree = {"epochs": epochs, "batch_size": _batch_size(batch_size, data), "shuffle": shuffles}
     asked = RunArguments(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
-    program = ModelProgram(given_settings(model, asked), model, data, policy, tuple(callbacks))
-    return _run(program)
+    definition = ModelRunDefinition(given_settings(model, asked), model, data, policy, tuple(callbacks))
+    return _run(definition)
 
 
 def _check_arguments(settings: Any, callbacks: Any) -> None:
@@ -242,14 +248,14 @@ class _Started(Sink):
         self.did = True
 
 
-def _run(program: Any) -> Run:
+def _run(definition: Any) -> Run:
     started = _Started()
-    quiet = program.settings.logger.console == "quiet"
+    quiet = definition.settings.logger.console == "quiet"
     with open(devnull, "w") if quiet else nullcontext(None) as stream:
-        summary = train_program(program, sys.argv, Reporters(stream, [started]))
+        summary = train_run(definition, sys.argv, Reporters(stream, [started]))
     run = load_run(summary.run_dir)
     if not started.did:
-        _take_weights(program.model, run)
+        _take_weights(definition.model, run)
     # now that the run is saved, end the caller's program as the signal asks
     raise_for({"interrupted": SIGINT, "terminated": SIGTERM}.get(summary.status))
     return run
@@ -304,7 +310,7 @@ def diagnose(
     policy = policy or (None if is_rounded(model) else "mixed_float16")
     tree = {"trainer": {"batch_size": size, "save_model": False}}
     settings = given_settings(model, RunArguments(policy, loss_scale, tree=tree))
-    program = given.ModelProgram(settings, model, data, policy)
+    definition = given.ModelRunDefinition(settings, model, data, policy)
     say: Callable[[str], None] = (lambda text: None) if quiet else partial(print, flush=True)
     with given.model_kept(model, data, size):
-        return examine(program, program.prepare_backend(), say, after_steps, batches)
+        return examine(definition, definition.prepare_backend(), say, after_steps, batches)

@@ -574,7 +574,7 @@ def _tapes(seen: ScriptRun) -> Iterator[Patch]:
 
             if found.scales and not is_scalable(target):
                 seen.note(NOT_SCALED)
-            return found.take(take, target, flat, output_gradients)
+            return found.take(take, target, output_gradients)
 
         return _as_it_is(scaled)
 

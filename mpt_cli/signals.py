@@ -169,7 +169,7 @@ class Watch:
                     stream.flush()
             os._exit(exit_code)
         if _main.is_heard:
-            _after(UNHEARD_SECONDS, os._exit, exit_code)
+            _after_a_while(os._exit, exit_code)
         sys.exit(exit_code)
 
     def _listen(self) -> None:
@@ -180,7 +180,7 @@ class Watch:
                 self._hang_up()
             if number in SIGNALS:
                 is_again = number == latest == signal.SIGINT
-                _after(UNHEARD_SECONDS, _end_unless_it_ends, signal.Signals(number), is_again, time.monotonic())
+                _after_a_while(_end_unless_it_ends, signal.Signals(number), is_again, time.monotonic())
                 latest = number
 
     def _hang_up(self) -> None:
@@ -193,8 +193,8 @@ class Watch:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _after(seconds: float, action: Callable[..., object], *arguments: object) -> None:
-    timer = threading.Timer(seconds, action, arguments)
+def _after_a_while(action: Callable[..., object], *arguments: object) -> None:
+    timer = threading.Timer(UNHEARD_SECONDS, action, arguments)
     timer.daemon = True
     timer.start()
 

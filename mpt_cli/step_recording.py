@@ -68,9 +68,9 @@ HIDDEN = (
     "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale "
     '(loss_scale.initial_scale, not tried), and make the last layer with dtype="float32".'
 )
-OVERFLOWED = "the gradients of the last step overflowed."
+LAST_OVERFLOWED = "the gradients of the last step overflowed."
 UNFINISHED = "that is checked when the training ends."
-NO_PROGRAM = "settings of the program (loss, data, callbacks, schedule of the rate, seed), and the trained model"
+NO_SETTINGS = "settings of the program (loss, data, callbacks, schedule of the rate, seed), and the trained model"
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Recording(RunRecord, ABC):
         """Begin a record. `missing` lists what this kind can't record, beside what no kind can."""
         settings = subject.settings
         self.subject, self.settings, self.scaling, self.optimizer = subject, settings, subject.scaling, optimizer
-        self.missing, self.is_announced = [*missing, NO_SAMPLES, NO_PROGRAM], False
+        self.missing, self.is_announced = [*missing, NO_SAMPLES, NO_SETTINGS], False
         self.offset, self.taken = int(optimizer.seen_steps), 0
         counters = StepCounters(self.counter_options())
         super().__init__(counters, HealthRules(settings.loss_scale, settings.trainer, self.scaling), Stopwatch())
@@ -311,7 +311,7 @@ class Recording(RunRecord, ABC):
         if is_spent or not all(sampler.is_affordable(seconds, EAGER_SECONDS) for sampler in samplers):
             self.unchecked = TOO_LONG
             return
-        self.unchecked = OVERFLOWED
+        self.unchecked = LAST_OVERFLOWED
         with budget.sampling():
             looks = [self.take_sample(each, step.batch) for each, step in zip(samplers, steps, strict=True)]
         if None not in looks:  # of a sample that overflowed, the layers are known

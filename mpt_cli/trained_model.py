@@ -14,7 +14,7 @@ from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import is_recorded, stored_settings
 from mpt_cli.settings.overrides import resume_command
 from mpt_cli.settings.schema import Settings
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 
 
 def evaluate(run_path: str, split: str = "validation") -> dict[str, float]:
@@ -28,7 +28,7 @@ def evaluate(run_path: str, split: str = "validation") -> dict[str, float]:
     from mpt_cli.training.build_run_parts import call_capacity, data_for, put_to_evaluation
     from mpt_cli.training.model import policy_of
 
-    data = Program(settings).load_data()
+    data = RunDefinition(settings).load_data()
     _split(data, split)  # that there is none is said before the model is built
     model = load_trained(run, settings, data)
     data = data_for(settings, model, data)

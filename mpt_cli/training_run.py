@@ -37,7 +37,7 @@ from mpt_cli.telemetry.sink_interface import Sink, Telemetry
 from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.trackers import chosen_trackers
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 from mpt_cli.training.summary_and_exit_code import (
     summarise,
     summarise_cut,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 class Start:
     """The start of a run: in a new directory, or in an earlier one at `checkpoint` (None: at its beginning)."""
 
-    program: Program
+    definition: RunDefinition
     run: RunDirectory
     attempt: int = 1
     checkpoint: Checkpoint | None = None
@@ -62,7 +62,7 @@ class Start:
 
     @property
     def settings(self) -> Settings:
-        return self.program.settings
+        return self.definition.settings
 
     @property
     def position(self) -> tuple[int, int]:
@@ -83,23 +83,26 @@ class Reporters:
 def train(
     settings: Settings, command_line: Sequence[str] = (), reporters: Reporters = Reporters(), notes: Sequence[str] = ()
 ) -> Summary:
-    """Train the run that `settings` describe, from start to end. See `train_program`.
+    """Train the run that `settings` describe, from start to end. See `train_run`.
 
     `command_line` goes into the record, and decides whether the recipe's expectations apply to this run. `notes` are
     printed above the header."""
     own = replace(settings, expect=applicable_expectations(settings.expect, keys_given(command_line)))
-    return train_program(Program(own), command_line, reporters, notes)
+    return train_run(RunDefinition(own), command_line, reporters, notes)
 
 
-def train_program(
-    program: Program, command_line: Sequence[str] = (), reporters: Reporters = Reporters(), notes: Sequence[str] = ()
+def train_run(
+    definition: RunDefinition,
+    command_line: Sequence[str] = (),
+    reporters: Reporters = Reporters(),
+    notes: Sequence[str] = (),
 ) -> Summary:
-    """Train any program once; every run happens here.
+    """Train what is defined, once; every run happens here.
 
     Raises MptError if the run can't start, and then leaves no files. A run that started ends with a summary, also if a
     health rule, a signal or an error ends it: `exit_code` says how.
     """
-    settings = program.settings
+    settings = definition.settings
     chosen_trackers(settings.logger)  # before a run directory exists
     earlier = find_run(settings)
     if earlier is not None:
@@ -107,13 +110,13 @@ def train_program(
             if (done := finished_summary(earlier, settings)) is not None:
                 print(f"{earlier.path} is finished: nothing is left to train", file=reporters.stream or sys.stdout)
                 return done
-            start = _continue(earlier, program)
+            start = _continue(earlier, definition)
             start.notes[:0] = notes
             return _train_from(start, command_line, reporters)
     settings, first = with_drawn_seed(settings), [*notes]
     first += ["resume=auto: there is no unfinished run to continue, so this is a new one"] if settings.resume else []
     with RunDirectory.begin(settings.run_dir, settings.recipe) as run:
-        return _train_from(Start(program.with_settings(settings), run, notes=first), command_line, reporters)
+        return _train_from(Start(definition.with_settings(settings), run, notes=first), command_line, reporters)
 
 
 def with_drawn_seed(settings: Settings) -> Settings:
@@ -123,8 +126,8 @@ def with_drawn_seed(settings: Settings) -> Settings:
     return dataclasses.replace(settings, seed=secrets.randbelow(2**32))
 
 
-def _continue(run: RunDirectory, program: Program) -> Start:
-    settings = with_stored_choices(program.settings, stored_settings(run, program.settings))
+def _continue(run: RunDirectory, definition: RunDefinition) -> Start:
+    settings = with_stored_choices(definition.settings, stored_settings(run, definition.settings))
     changes = check_resumable(run, settings)
     notes: list[str] = []
     checkpoint = CheckpointStore(run.checkpoints, 1, notes.append).newest()
@@ -138,11 +141,11 @@ def _continue(run: RunDirectory, program: Program) -> Start:
     notes += [f"changed since: {key} was {old!r}, is {new!r}" for key, (old, new) in changes.items()]
     if "loss_scale.initial_scale" in changes:
         notes.append("a loss scale that moves continues from its last value")
-    return Start(program.with_settings(settings), run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
+    return Start(definition.with_settings(settings), run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
 
 
 def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters) -> Summary:
-    start.program.check_present()
+    start.definition.check_present()
     telemetry = build_telemetry(start.run, start.settings.logger, reporters.stream)
     with telemetry, at_forced_end(lambda _: telemetry.close()):
         telemetry.sinks += tuple(reporters.sinks)
@@ -169,13 +172,13 @@ def _cut_short(session: "Session", run: RunDirectory, telemetry: Telemetry, end:
 
 def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     with telemetry.busy(f"importing {start.settings.backend.name}"):
-        platform = start.program.prepare_backend()  # chooses the Keras backend: before anything that imports it
+        platform = start.definition.prepare_backend()  # chooses the Keras backend: before anything that imports it
     if platform.process_info is not None:
         broadcast_from_rank0({"trains": True, "resume": start.checkpoint and str(start.run.path.absolute())})
     from mpt_cli.training.session import prepare
 
     store = CheckpointStore(start.run.checkpoints, start.settings.trainer.keep_checkpoints, telemetry.message)
-    session = prepare(start.program, platform, telemetry, store)
+    session = prepare(start.definition, platform, telemetry, store)
     if start.checkpoint is not None:
         # raises for a checkpoint of another model: then the files stay as they are
         session.resume(start.checkpoint)
@@ -196,7 +199,7 @@ def follow(settings: Settings) -> None:
     from mpt_cli.training.session import prepare
 
     telemetry = Telemetry([])
-    session = prepare(Program(settings), platform, telemetry, NoStore())
+    session = prepare(RunDefinition(settings), platform, telemetry, NoStore())
     if told["resume"] is not None:
         run = RunDirectory.open(told["resume"])
         checkpoint = CheckpointStore(run.checkpoints).newest()
@@ -231,16 +234,16 @@ def check_build(settings: Settings) -> "BuildCheck":
     """Prepare a run as `train` does, without any step; raise what `train` would raise before its first step, except for
     an existing run directory.
     """
-    program = Program(with_drawn_seed(settings))
+    definition = RunDefinition(with_drawn_seed(settings))
     chosen_trackers(settings.logger)
-    program.check_present()
-    platform = program.prepare_backend()
+    definition.check_present()
+    platform = definition.prepare_backend()
     from mpt_cli.training.build_run_parts import describe_build
     from mpt_cli.training.session import prepare
 
     with tempfile.TemporaryDirectory(prefix="mpt-check-") as folder:  # the {run_dir} of callbacks
         store = CheckpointStore(Path(folder) / "checkpoints")
-        return describe_build(prepare(program, platform, Telemetry([]), store).parts)
+        return describe_build(prepare(definition, platform, Telemetry([]), store).parts)
 
 
 def _environment(start: Start, session: "Session", command_line: Sequence[str]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _binds(function: Callable[..., Any], kwargs: dict[str, Any], arguments: int 
     return True
 
 
-_USERS_FAULTS = (Exception, SystemExit)  # a builder that calls sys.exit(0) must not end a run as a success
+_USER_ERRORS = (Exception, SystemExit)  # a builder that calls sys.exit(0) must not end a run as a success
 _OUR_FILES = str(Path(__file__).parent)
 
 
@@ -127,7 +127,7 @@ def load_named(reference: str, key: str) -> Any:
     place, _, name = reference.rpartition(":")
     try:
         found: Any = _module_of_file(_path_of(place)) if place.endswith(".py") else _imported(place, Path.cwd())
-    except _USERS_FAULTS as error:
+    except _USER_ERRORS as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
             raise ConfigError(_no_module(error.name, reference, key)) from None
         raise UserCodeError(f"{key}: importing {reference} raised {summarise_error(error)}.") from error
@@ -236,9 +236,8 @@ def call_user(
         return function(**arguments)
     except MptError:
         raise
-    except _USERS_FAULTS as error:
-        if (problem := model_problem(key, error)) is not None:
-            raise ConfigError(problem) from error
+    except _USER_ERRORS as error:
+        raise_model_problem(key, error)
         raise error_class(f"{key}: {_name(function)} raised {summarise_error(error)}.") from error
 
 
@@ -277,6 +276,12 @@ def model_problem(key: str, error: BaseException) -> Problem | None:
         if (problem := _dtype_problem(key, str(found), error)) is not None:
             return problem
     return None
+
+
+def raise_model_problem(key: str, error: BaseException) -> None:
+    """Raise ConfigError if `model_problem` knows what the exception means."""
+    if (problem := model_problem(key, error)) is not None:
+        raise ConfigError(problem) from error
 
 
 def _dtype_problem(key: str, text: str, error: BaseException) -> Problem | None:

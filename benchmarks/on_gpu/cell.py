@@ -52,13 +52,13 @@ class Contenders:
         from benchmarks.contenders import Cell, file_telemetry
         from mpt_cli.telemetry.sink_interface import Telemetry
         from mpt_cli.training.checkpoint import CheckpointStore
-        from mpt_cli.training.run_from_settings import Program
+        from mpt_cli.training.run_from_settings import RunDefinition
         from mpt_cli.training.session import prepare
 
         settings = replace(self.settings, loss_scale=replace(self.settings.loss_scale, mode=scaling))
         silent = Telemetry([])
         store = CheckpointStore(self.folder, 1, silent.message)
-        session = prepare(Program(settings), self.platform, silent, store)
+        session = prepare(RunDefinition(settings), self.platform, silent, store)
         session.checkpointer.save = lambda *_: None  # type: ignore[method-assign]
         cell = Cell(settings, self.platform, session.parts.data, self.folder)
         written = self.telemetry[scaling] = file_telemetry(cell)

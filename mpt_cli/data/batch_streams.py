@@ -152,7 +152,7 @@ def open_batches(source: Any, reopen: Callable[[], Any], seed: int, where: str) 
 
 
 def _count(source: Any, where: str) -> int:
-    with _users_faults(where):
+    with _user_errors(where):
         return len(source)
 
 
@@ -170,25 +170,25 @@ class _PyDatasetPasses:
         if reading.epoch < self.epoch:
             self.source, self.epoch = self.reopen(), 1
         while self.epoch < reading.epoch:
-            with _drawn_by(self.seed, self.epoch), _users_faults(self.where):
+            with _drawn_by(self.seed, self.epoch), _user_errors(self.where):
                 self.source.on_epoch_end()
             self.epoch += 1
         order = np.arange(_count(self.source, self.where))
         if reading.shuffle:
             np.random.default_rng([reading.seed, reading.epoch]).shuffle(order)
         for index in order.tolist():
-            with _drawn_by(self.seed, reading.epoch, index), _users_faults(self.where):
+            with _drawn_by(self.seed, reading.epoch, index), _user_errors(self.where):
                 batch = self.source[index]
             yield as_examples(batch, self.where)
 
 
 def _generated(reopen: Callable[[], Any], seed: int, where: str, reading: Reading) -> Iterator[Examples]:
     """Yield the batches of a generator, which is made anew for each pass."""
-    with _users_faults(where):
+    with _user_errors(where):
         source = reopen()
     end = object()
     for number in count():
-        with _drawn_by(seed, reading.epoch, number), _users_faults(where):
+        with _drawn_by(seed, reading.epoch, number), _user_errors(where):
             batch = next(source, end)
         if batch is end:
             return
@@ -231,7 +231,7 @@ def random_state_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _users_faults(where: str) -> Iterator[None]:
+def _user_errors(where: str) -> Iterator[None]:
     try:
         yield
     except MptError:

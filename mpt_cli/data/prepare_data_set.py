@@ -131,13 +131,7 @@ def is_one_hot(y: Arrays) -> bool:
     """Return whether each row of a matrix is zeros and a single one."""
     if not isinstance(y, np.ndarray) or y.ndim != 2 or y.shape[1] < 2 or not len(y):
         return False
-    first = y[0]
-    return bool(
-        first.sum() == 1
-        and first.max() == 1  # cheap: settles nearly all matrices that aren't one-hot
-        and ((y == 0) | (y == 1)).all()
-        and (y.sum(axis=1) == 1).all()
-    )
+    return bool(((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all())
 
 
 def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
@@ -318,16 +312,15 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
         validation: Examples | None = draw_examples(parts[1], settings.limit, seed, raw.in_order)
     else:
         train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
-    drawn = replace(raw, train=train, validation=validation)
-    return _described(drawn, target, [part for part in (drawn.train, drawn.validation) if part is not None])
+    parts = [train] if validation is None else [train, validation]
+    return _described(replace(raw, train=train, validation=validation), target, parts)
 
 
 def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
-    titles = [raw.title] if raw.validation is None else [raw.title, f"{raw.title} (validation)"]
-    sets = [raw.train] if raw.validation is None else [raw.train, raw.validation]
-    parts = [to_numbers(part, title) for part, title in zip(sets, titles, strict=True)]
-    target = read_target(parts, raw.num_classes, raw.targets_as_given)
-    parts = [prepare_examples(part, target, title) for part, title in zip(parts, titles, strict=True)]
+    sets = {raw.title: raw.train, f"{raw.title} (validation)": raw.validation}
+    read = {title: to_numbers(part, title) for title, part in sets.items() if part is not None}
+    target = read_target([*read.values()], raw.num_classes, raw.targets_as_given)
+    parts = [prepare_examples(part, target, title) for title, part in read.items()]
     _check_alike(parts, raw.title)
     return parts, target
 

@@ -16,7 +16,7 @@ from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.format import format_fraction, format_scale
 from mpt_cli.telemetry.health_and_verdict import name_layers
 from mpt_cli.telemetry.record_types import ACTIVATIONS, DEAD, FLUSHED, OVERFLOWED, VANISHED, LayerSample
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 
 ROUNDS = 5  # attempts to find the layers to keep in float32
 FORWARD_FAULTS = (OVERFLOWED, VANISHED)
@@ -105,7 +105,7 @@ class Diagnosis:
 
 
 def diagnose(
-    program: Program, platform: Platform, say: Callable[[str], None], after_steps: int = 0, batches: int = 8
+    definition: RunDefinition, platform: Platform, say: Callable[[str], None], after_steps: int = 0, batches: int = 8
 ) -> Diagnosis:
     """Measure `batches` batches after `after_steps` steps of training, recommend a scale and verify it. Writes no file;
     `say` gets the progress.
@@ -113,9 +113,9 @@ def diagnose(
     Raises ConfigError for settings that `mpt train` would refuse, NumericalError if the loss or its gradients are not
     finite in float32.
     """
-    settings = program.settings
+    settings = definition.settings
     say(f"{settings.recipe}: building the model and a copy to measure")
-    examination = Examination(program, platform, batches)
+    examination = Examination(definition, platform, batches)
     say(f"measuring {batches} batches after {after_steps} steps of training")
     examination.measure_at(after_steps)
     digits = examination.digits

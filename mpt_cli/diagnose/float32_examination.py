@@ -31,7 +31,7 @@ from mpt_cli.telemetry.record_types import (
     LayerSample,
 )
 from mpt_cli.training.build_run_parts import Assembly, assemble, build_metrics
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 from mpt_cli.user_code import model_problem
 
 
@@ -102,16 +102,16 @@ def check_inspectable(model: Any) -> None:
         )
 
 
-def build_copy(program: Program, policy: PolicySettings, data: DataSet) -> Any:
+def build_copy(definition: RunDefinition, policy: PolicySettings, data: DataSet) -> Any:
     """Build the model again under `policy`, with its loss and with layer names as in a fresh process.
 
     The random state of the run is unchanged.
     """
-    settings = program.settings
+    settings = definition.settings
     with random_state_kept(), names_as_in_a_fresh_process():
-        model = program.build_copy(replace(settings, policy=policy), data)
+        model = definition.build_copy(replace(settings, policy=policy), data)
     check_inspectable(model)
-    program.compile_copy(settings, model, data)
+    definition.compile_copy(settings, model, data)
     build_metrics(model, data.train, settings.trainer.batch_size)
     return model
 
@@ -145,10 +145,10 @@ class Examination:
     what half precision leaves of the outputs (of the run's model if that has half precision; None if they can't be
     compared), the `trials` of scales, and the `owners` of layers inside Keras's: the layers that a script can set."""
 
-    def __init__(self, program: Program, platform: Platform, batches: int) -> None:
-        assert program.settings.seed is not None
-        self.program, self.settings, self.platform, self.batches = program, program.settings, platform, batches
-        self.parts = assemble(program, platform, program.load_data())
+    def __init__(self, definition: RunDefinition, platform: Platform, batches: int) -> None:
+        assert definition.settings.seed is not None
+        self.definition, self.settings, self.platform, self.batches = definition, definition.settings, platform, batches
+        self.parts = assemble(definition, platform, definition.load_data())
         self.policy = self.settings.policy
         if not computes_in_float16(self.parts.model):
             self.policy = replace(self.policy, name="mixed_float16")
@@ -255,7 +255,7 @@ class Examination:
 
         ConfigError if the model mixes dtypes, or the device can't run it: JAX on a CPU has no float16 attention.
         """
-        self._examined = build_copy(self.program, self.policy, self.parts.data)
+        self._examined = build_copy(self.definition, self.policy, self.parts.data)
         put_weights(self._examined, self._weights)
         self.owners = outermost(self._examined)
         self._in_float16, self.trials = GradientPass(self._examined), dict[float, ScaleTrial]()

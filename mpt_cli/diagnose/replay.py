@@ -28,15 +28,15 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.build_run_parts import Assembly, assemble
 from mpt_cli.training.checkpoint import CheckpointStore, check_data, collect_state, restore_state
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 
 
 def rebuild_at_checkpoint(
     run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
 ) -> tuple[Assembly, RunStepper]:
     """Build the run again at its newest checkpoint before the overflow."""
-    program = Program(settings)
-    parts = assemble(program, platform, program.load_data())
+    definition = RunDefinition(settings)
+    parts = assemble(definition, platform, definition.load_data())
     checkpoint = CheckpointStore(run.checkpoints, say=say).newest(before=overflow.step)
     now = parts.data.fingerprint
     before = checkpoint.position["dataset"] if checkpoint else known_environment(run).get("dataset_fingerprint", now)

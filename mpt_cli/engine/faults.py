@@ -22,7 +22,7 @@ from mpt_cli.precision.gradients.custom_gradients import is_float_tensor, scale_
 from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training
 from mpt_cli.precision.train_step import custom_steps, optimizers_of
 from mpt_cli.settings.schema import FaultSettings
-from mpt_cli.telemetry.record_types import DATA, FORWARD_PASS, LOSS, Event
+from mpt_cli.telemetry.record_types import FORWARD_PASS, IN_DATA, IN_LOSS, Event
 
 Tensor = Any
 VALUES = {"overflow": float("inf"), "nan": float("nan"), "zero": 0.0}
@@ -145,7 +145,7 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
     """
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     if fault := _fault_of(x):
-        return ForwardFault(DATA, None, fault)
+        return ForwardFault(IN_DATA, None, fault)
     if _fault_of([variable.value for variable in model.trainable_variables]):
         return None
     layers, found = layers_of(model), list[ForwardFault]()
@@ -161,14 +161,14 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
             return
         # no layer made inf of its inputs yet: the cast to float16 did, of the batch if that is large
         if _fault_of(inputs) and (largest := largest_magnitude(x)) > LARGEST_FLOAT16 and computes_in_float16(model):
-            found.append(ForwardFault(DATA, None, INF, largest_input=largest))
+            found.append(ForwardFault(IN_DATA, None, INF, largest_input=largest))
         else:
             found.append(ForwardFault(layer.path or layer.name, variable, fault, layer.compute_dtype))
 
     with keras.StatelessScope(collect_losses=True), outputs_noted(layers, look):
         outputs = predict_in_training(model, x)
     if not found and (fault := _fault_of(outputs)):
-        return ForwardFault(LOSS, variable, fault)
+        return ForwardFault(IN_LOSS, variable, fault)
     return found[0] if found else None
 
 

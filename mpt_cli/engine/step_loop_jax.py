@@ -60,7 +60,12 @@ class JaxEngine(Engine):
     def rebuild(self) -> None:
         # lambdas, because JAX takes two references to one method for the same function, and its program with it
         self._compiled.clear()
-        self._evaluate_one = self._compile(lambda *given: self._evaluate_step(*given), donate_argnums=2)
+        self._evaluate_one = self._compile(
+            lambda weights, frozen, metrics, source, row: test_step(
+                self.model, (weights, frozen, metrics), self._batch(source, row)
+            ),
+            donate_argnums=2,
+        )
         self._train_many = self._compile(lambda *given: self._train_loop(*given), donate_argnums=0)
         self._train_one = self._compile(lambda *given: self._train_step(*given), donate_argnums=0)
 
@@ -149,11 +154,6 @@ class JaxEngine(Engine):
             if done < control.count:
                 streaks = np.asarray(carry.streaks)
         return carry.state, LoopResult(done, carry.floats, carry.ints)
-
-    def _evaluate_step(
-        self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, row: Tensor
-    ) -> list[Tensor]:
-        return test_step(self.model, (weights, frozen, metrics), self._batch(source, row))
 
 
 def _unshare(variables: list[Any]) -> None:

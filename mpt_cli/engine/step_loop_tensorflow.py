@@ -47,7 +47,7 @@ class TensorFlowEngine(Engine):
         return tf.function(loop, jit_compile=self.jit_compile, autograph=False, reduce_retracing=one_for_all)
 
     def to_device(self, arrays: Any) -> Any:
-        return tf.nest.map_structure(_tensor, arrays)
+        return tf.nest.map_structure(lambda each: None if each is None else tf.convert_to_tensor(each), arrays)
 
     def _run_training(self, source: Any, batch_indices: BatchIndices, control: LoopControl) -> LoopResult:
         last = tf.nest.map_structure(tf.constant, control)
@@ -134,10 +134,6 @@ class TensorFlowEngine(Engine):
 def _of_any_length(array: Any) -> Any:
     """Return what a function takes of any number of examples like these."""
     return None if array is None else tf.TensorSpec((None, *array.shape[1:]), array.dtype)
-
-
-def _tensor(array: Any) -> Any:
-    return None if array is None else tf.convert_to_tensor(array)
 
 
 def _batch(source: Any, rows: Tensor) -> Any:

@@ -81,7 +81,15 @@ class Cluster(Executor):
     def _submit(self, commands: Sequence[Command], at_a_time: int) -> list[str]:
         self.folder.mkdir(parents=True, exist_ok=True)
         list_file = (self.folder / f"{uuid.uuid4().hex}.jsonl").resolve()
-        handed = [_as_dict(command) for command in commands]
+        handed = [  # for another machine: without this one's environment and Python
+            {
+                "arguments": [*command.arguments[1:]],
+                "cwd": str((command.cwd or Path()).resolve()),
+                "environment": {**command.environment},
+                "log": str(command.log.resolve()),
+            }
+            for command in commands
+        ]
         list_file.write_text("".join(f"{json.dumps(each)}\n" for each in handed))
         for command in commands:
             CommandFiles(command.log).clear()
@@ -136,16 +144,6 @@ class Cluster(Executor):
 
     def look_soon(self) -> None:
         self._looked_at = min(self._looked_at, time.monotonic() - LOOK_SECONDS + SOON_SECONDS)
-
-
-def _as_dict(command: Command) -> dict[str, Any]:
-    """Return the command for another machine: absolute paths, without this machine's environment and Python."""
-    return {
-        "arguments": [*command.arguments[1:]],
-        "cwd": str((command.cwd or Path()).resolve()),
-        "environment": {**command.environment},
-        "log": str(command.log.resolve()),
-    }
 
 
 class ClusterCommand(Running):

@@ -126,7 +126,7 @@ def run_command(command: Mapping[str, Any]) -> int:
     code, note = process.returncode, ""
     if code != 0 and is_in_slurm and heard and not files.stop.exists():
         if signal.SIGUSR2 in heard and is_first:
-            note = _put_back(files, began)
+            note = _requeue(files, began)
         if not note:  # Slurm runs it again, or says why it ended it
             return code
     if is_first:
@@ -147,7 +147,7 @@ def _wait(process: "subprocess.Popen[bytes]") -> set[int]:
     return heard
 
 
-def _put_back(files: CommandFiles, began: Mapping[str, Any]) -> str:
+def _requeue(files: CommandFiles, began: Mapping[str, Any]) -> str:
     """Make Slurm requeue this job if its time is nearly over: it then continues by `resume=auto`. Return the reason if
     it is not requeued.
     """

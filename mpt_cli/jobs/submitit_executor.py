@@ -20,7 +20,7 @@ from mpt_cli.jobs.job_process import run_command
 from mpt_cli.jobs.local_processes import THREAD_VARIABLES, CannotStart, NoAnswer, helper_output
 from mpt_cli.settings.key_type import read_number
 
-_PROGRAMS = ("sbatch", "srun", "scancel", "squeue", "scontrol")
+_COMMANDS = ("sbatch", "srun", "scancel", "squeue", "scontrol")
 _ANSWER_SECONDS = 30.0
 _WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _IS_OVER = (
@@ -54,7 +54,7 @@ class SlurmCluster(Cluster):
     kind = "slurm"
 
     def check(self) -> None:
-        if missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
+        if missing := [command for command in _COMMANDS if shutil.which(command) is None]:
             rule = f"must have Slurm on this machine: there is no {', '.join(missing)}."
             remedy = "Start the sweep on a machine of the cluster, or leave it out."
             raise config_error("--launcher", rule, self.name, remedy)
@@ -83,8 +83,8 @@ class SlurmCluster(Cluster):
             values["srun_args"] = [f"--{name}" + ("" if text is True else f"={text}") for name, text in of_srun.items()]
         values["signal_delay_s"] = min(90, 15 * values["timeout_min"])  # before the end of its time, to save
         own = {name if name in _OF_ALL else f"slurm_{name}": value for name, value in {**values, **more}.items()}
-        program = f"{python} {shlex.quote(str(list_file))}"
-        executor = submitit.AutoExecutor(folder=folder, cluster=self.kind, slurm_python=program)
+        command = f"{python} {shlex.quote(str(list_file))}"
+        executor = submitit.AutoExecutor(folder=folder, cluster=self.kind, slurm_python=command)
         executor.update_parameters(**own)
         return executor
 
@@ -102,21 +102,21 @@ class SlurmCluster(Cluster):
         """Return the states from squeue, which keeps a job for some minutes after its end, and for older jobs from
         sacct, if there is accounting.
         """
-        found = self._ask_program(_QUEUE, job_ids)
+        found = self._ask_command(_QUEUE, job_ids)
         missing = {job_id for job_id in job_ids if job_id not in found}
         if missing:
             with suppress(NoAnswer):
-                found |= self._ask_program(_ACCOUNTS, missing)
+                found |= self._ask_command(_ACCOUNTS, missing)
         return found
 
-    def _ask_program(self, program: Sequence[str], job_ids: Collection[str]) -> dict[str, ClusterJobState]:
+    def _ask_command(self, command: Sequence[str], job_ids: Collection[str]) -> dict[str, ClusterJobState]:
         arrays = sorted({job_id.partition("_")[0] for job_id in job_ids})
         try:
-            answer = helper_output([*program, f"--jobs={','.join(arrays)}"], _ANSWER_SECONDS)
+            answer = helper_output([*command, f"--jobs={','.join(arrays)}"], _ANSWER_SECONDS)
         except NoAnswer as error:
             if "Invalid job id" in str(error):
                 return {}
-            raise NoAnswer(f"{program[0]}: {error}") from error
+            raise NoAnswer(f"{command[0]}: {error}") from error
         found = SlurmInfoWatcher().read_info(f"JobID|State|Reason\n{answer}")  # it knows what an array is called
         return {job_id: self._state(job_id, row["State"], row["Reason"]) for job_id, row in found.items()}
 

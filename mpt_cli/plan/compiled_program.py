@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.engine.distribution import Distribution, undistributed
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
+from mpt_cli.errors import MptError, Problem, UserCodeError, summarise_error
 from mpt_cli.plan.device import Device, check_compiler
 from mpt_cli.settings.schema import Settings
-from mpt_cli.training.run_from_settings import Program
-from mpt_cli.user_code import model_problem
+from mpt_cli.training.run_from_settings import RunDefinition
+from mpt_cli.user_code import raise_model_problem
 
 if TYPE_CHECKING:
     from mpt_cli.training.build_run_parts import Assembly
@@ -92,16 +92,16 @@ class Planned:
             return engine.lower_training(replace(chunk, batch_indices=indices)).compile()
 
 
-def assemble_program(program: Program, target: CompileTarget, platform: Platform) -> Planned:
+def assemble_planned(definition: RunDefinition, target: CompileTarget, platform: Platform) -> Planned:
     """Assemble the run with everything but values; ConfigError where the model can't be built or traced."""
     from mpt_cli.plan.lowering import PlannedEngine
     from mpt_cli.precision.keras_internals import large_variables_without_values
     from mpt_cli.training.build_run_parts import assemble
 
-    data = program.load_data()
+    data = definition.load_data()
     with large_variables_without_values(MOST_REAL_ELEMENTS), target.answering(), tracing_errors():
-        program = program.with_settings(undistributed(program.settings))
-        parts = assemble(program, platform, data, target.distribution(), PlannedEngine)
+        definition = definition.with_settings(undistributed(definition.settings))
+        parts = assemble(definition, platform, data, target.distribution(), PlannedEngine)
     return Planned(target, parts)
 
 
@@ -113,6 +113,5 @@ def tracing_errors() -> Iterator[None]:
     except MptError:
         raise
     except Exception as error:
-        if (problem := model_problem("model", error)) is not None:
-            raise ConfigError(problem) from error
+        raise_model_problem("model", error)
         raise UserCodeError(f"The model could not be compiled for planning: {summarise_error(error)[:400]}") from error

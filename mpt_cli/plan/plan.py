@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.plan.compiled_program import CompileTarget, Planned, assemble_program, plan_problems, prepare_compiler
+from mpt_cli.plan.compiled_program import CompileTarget, Planned, assemble_planned, plan_problems, prepare_compiler
 from mpt_cli.plan.device import Device, load_device
 from mpt_cli.plan.program_text import ArrayGroup, Exchange, Products, StepReader
 from mpt_cli.report.tables import print_labelled, print_table, text_columns
@@ -17,7 +17,7 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.overrides import read_grid, varied_values
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import format_bytes
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 
 Say = Callable[[str], None]
 
@@ -100,7 +100,7 @@ def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda 
         platform = prepare_compiler(settings, target)
         name = ", ".join(f"{key}={value}" for key, value in overrides.items()) or settings.recipe
         say(f"compiling {name} for {devices} x {gpu.name}")
-        plans.append(compile_plan(assemble_program(Program(settings), target, platform), overrides))
+        plans.append(compile_plan(assemble_planned(RunDefinition(settings), target, platform), overrides))
     return plans
 
 

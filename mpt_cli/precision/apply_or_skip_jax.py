@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer
 
 Tensor = Any
+Tensors = list[Any]
 
 
 class StepGradients(NamedTuple):
@@ -42,7 +43,7 @@ class StepGradients(NamedTuple):
     `measured` decides whether the step is applied; on several devices it must come from the global gradients.
     """
 
-    values: list[Tensor]
+    values: Tensors
     variables: list[Any]
     measured: GradientMeasurement
     unscaled: bool = False
@@ -70,7 +71,7 @@ def cond_or_select(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[]
     return jax.tree.map(lambda new, old: jnp.where(flag, new, old), then(), otherwise())
 
 
-def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
+def apply(optimizer: "LossScaleOptimizer", grads: Tensors, variables: list[Any], unscaled: bool) -> None:
     """Apply `grads` where they are finite, then move the scale.
 
     With traced values (a `keras.StatelessScope` inside `jax.jit`) the variables are read, mapped and assigned in that
@@ -95,9 +96,7 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
         assign(log.variables, _next_log(optimizer, start, [v.value for v in log.variables], gradients))
 
 
-def _next_log(
-    optimizer: "LossScaleOptimizer", start: StepStart, log: list[Tensor], gradients: StepGradients
-) -> list[Tensor]:
+def _next_log(optimizer: "LossScaleOptimizer", start: StepStart, log: Tensors, gradients: StepGradients) -> Tensors:
     """Return the values of the step log after a step, in the scope of the variables after it."""
     defects = gradients.defects or describe_gradients(gradients.values, gradients.measured, cond)
     defects = defects._replace(nearest=index_of(defects.nearest, gradients.variables, optimizer))
@@ -109,8 +108,8 @@ def _next_log(
 
 
 def stateless_apply(
-    optimizer: "LossScaleOptimizer", optimizer_values: list[Tensor], gradients: StepGradients, values: list[Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
+    optimizer: "LossScaleOptimizer", optimizer_values: Tensors, gradients: StepGradients, values: Tensors
+) -> tuple[Tensors, Tensors]:
     """Return new values of `gradients.variables`, which have `values`, and of `optimizer.variables`."""
     state = optimizer.scale_state
     assert state is not None
@@ -120,7 +119,7 @@ def stateless_apply(
     own_by_name = dict(zip(state.by_name, own, strict=True))
     scale, variables, measured = own_by_name["scale"], gradients.variables, gradients.measured
 
-    def use() -> tuple[list[Tensor], list[Tensor]]:
+    def use() -> tuple[Tensors, Tensors]:
         grads, slots = gradients.values, inner
         if not optimizer.scales and gradients.defects is not None:
             slots = _after_description(inner, gradients.defects)
@@ -151,7 +150,7 @@ def stateless_apply(
     return new_values, after
 
 
-def _after_description(inner_values: list[Tensor], defects: GradientDefects) -> list[Tensor]:
+def _after_description(inner_values: Tensors, defects: GradientDefects) -> Tensors:
     """Return the same values, with a learning rate and step count that depend on the description of the gradients.
 
     This shows XLA that nothing reads a weight or a gradient after its update, so that it updates in place. Otherwise a
@@ -165,10 +164,10 @@ def _after_description(inner_values: list[Tensor], defects: GradientDefects) -> 
 class TrainState(NamedTuple):
     """The values of a model's variables, each in the order of the model's own list."""
 
-    trainable: list[Tensor]
-    non_trainable: list[Tensor]
-    optimizer: list[Tensor]
-    metrics: list[Tensor]
+    trainable: Tensors
+    non_trainable: Tensors
+    optimizer: Tensors
+    metrics: Tensors
 
 
 def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tensor], TrainState, StepRow]:
@@ -203,7 +202,7 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
         applied = optimizer.applies(finite)
     new_frozen = _kept_where(applied, model, frozen, new_frozen)
 
-    def update_metrics() -> list[Tensor]:
+    def update_metrics() -> Tensors:
         return updated_metrics(model, new_metrics, loss, (x, y, weight), y_pred)
 
     new_metrics = cond_or_select(applied, update_metrics, lambda: list(metrics))
@@ -214,11 +213,11 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     return logs, TrainState(new_weights, new_frozen, new_own, new_metrics), row
 
 
-def _scope(variables: list[Any], values: list[Tensor]) -> Any:
+def _scope(variables: list[Any], values: Tensors) -> Any:
     return keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True)))
 
 
-def _kept_where(applied: Tensor, model: Any, before: list[Tensor], after: list[Tensor]) -> list[Tensor]:
+def _kept_where(applied: Tensor, model: Any, before: Tensors, after: Tensors) -> Tensors:
     kept = {id(variable) for variable in state_to_keep(model)}
     return [
         jnp.where(applied, new, old) if id(variable) in kept else new
@@ -250,7 +249,7 @@ def _custom_train_step(
     return logs, new._replace(non_trainable=frozen, metrics=[*new_metrics, *logged[1:]]), row
 
 
-def test_step(model: Any, state: tuple[list[Tensor], list[Tensor], list[Tensor]], data: Any) -> list[Tensor]:
+def test_step(model: Any, state: tuple[Tensors, Tensors, Tensors], data: Any) -> Tensors:
     """Return the metrics after a test_step of the model, followed by `CustomSteps.variables`, if any."""
     weights, frozen, metrics = state
     custom, count = custom_steps(model), len(model.metrics_variables)

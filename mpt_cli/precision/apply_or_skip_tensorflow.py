@@ -16,12 +16,10 @@ from mpt_cli.precision.keras_internals import (
     lacks_variables,
     loss_tracker,
     predict_in_training,
-    track_for_tensorflow,
     training_loss,
     unscale_loss_for_distribution,
 )
 from mpt_cli.precision.scale_state import (
-    ScaleState,
     StepRow,
     StepStart,
     index_of,
@@ -179,9 +177,13 @@ def build_outside(build: Callable[[], None], variables: list[Any]) -> None:
 
 def are_made_here(variables: list[Any]) -> bool:
     """Return whether some variables are made in the function that is being traced, and have no values yet."""
-    own = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
     with tf.init_scope():
-        return not all(bool(variable.is_initialized()) for variable in own)
+        return not all(bool(native(variable).is_initialized()) for variable in variables)
+
+
+def native(variable: Any) -> Any:
+    """Return TensorFlow's variable inside one of Keras's."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def check_accumulation(inner_optimizer: Any) -> None:
@@ -193,15 +195,6 @@ def check_accumulation(inner_optimizer: Any) -> None:
             f"accumulators inside a condition. Received: gradient_accumulation_steps={steps} on "
             f"{count} replicas. Use a larger batch, or one replica."
         )
-
-
-def track_in_checkpoints(optimizer: Any, state: ScaleState) -> None:
-    """Let `tf.train.Checkpoint` find the scale's variables, which TensorFlow sees only as attributes of the optimizer.
-
-    Values from a checkpoint that was restored earlier are assigned here.
-    """
-    for variable in state.variables:
-        track_for_tensorflow(optimizer, variable)
 
 
 def _apply_on_replicas(
@@ -260,7 +253,9 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
     custom = custom_steps(model)
     if custom is not None and custom.optimizers:
         return _custom_train_step(model, custom, data)
-    _build(model, data)
+    if lacks_variables(model):  # a subclassed model before its first batch: the step looks at them
+        with tf.init_scope():
+            build_for_batch(model, data)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer, variables = model.optimizer, model.trainable_weights
     kept = [v.value for v in state_to_keep(model)]
@@ -291,13 +286,6 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
     else:
         _update_or_put_back(applied, update_metrics, kept, before)
     return logs_of(model, true_loss), row_of_step(optimizer, start, true_loss, (finite, *defects))
-
-
-def _build(model: Any, data: Any) -> None:
-    """Create all variables before the step looks at them: subclassed models have none before their first batch."""
-    if lacks_variables(model):
-        with tf.init_scope():
-            build_for_batch(model, data)
 
 
 def _update_or_put_back(

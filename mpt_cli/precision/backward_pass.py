@@ -8,7 +8,6 @@ decision; if a step of several passes is skipped, its changes of weights are put
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 from keras import ops
 
@@ -16,6 +15,7 @@ from mpt_cli.precision.apply_or_skip_tensorflow import (
     apply,
     are_made_here,
     is_readable,
+    native,
     outside,
     replicas,
     then_nothing,
@@ -44,7 +44,7 @@ class BackwardPass:
         self._scale = outside(lambda: tf.Variable(scale or 1.0, trainable=False, dtype="float32", name="pass_scale"))
         self._state = outside(lambda: tf.Variable(USED, trainable=False, dtype="float32", name="pass_state"))
         self._compiled_finish = tf.function(self._finish, autograph=False, reduce_retracing=True)
-        self._own = [each for each in map(_native, sources) if hasattr(each, "assign")]
+        self._own = [each for each in map(native, sources) if hasattr(each, "assign")]
         self._kept: list[Any] = []  # what may be put back
         self.given: list[Tensor] = []  # gradients since its last use, known to be finite or not
         self._optimizers: list[LossScaleOptimizer] = []  # that have used it
@@ -53,7 +53,7 @@ class BackwardPass:
         self._count = 0  # of passes since an optimizer used one
         self.is_over = False  # used, and later gradients have begun another step: its decision does not hold there
 
-    def take(self, gradient: Callable[[Any], Any], target: Any, sources: list[Any], output_gradients: Any) -> Any:
+    def take(self, gradient: Callable[[Any], Any], target: Any, output_gradients: Any) -> Any:
         """Return the true gradients of `target`, summed. `gradient` returns those for `output_gradients`."""
         if not self.scales or not is_scalable(target):
             return gradient(output_gradients)
@@ -228,7 +228,3 @@ def _ones(target: Tensor) -> Tensor | float:
 def _mean(target: Tensor) -> Tensor:
     target = tf.cast(target, "float32")
     return target if target.shape.rank == 0 else tf.reduce_mean(target)
-
-
-def _native(variable: Any) -> Any:
-    return variable.value if isinstance(variable, keras.Variable) else variable

@@ -17,12 +17,14 @@ import keras
 from keras import ops
 
 from mpt_cli.precision.gradient_check import GradientMeasurement, divide, measure, unscale
+from mpt_cli.precision.keras_internals import track_for_tensorflow
 from mpt_cli.precision.loss_gradients import scaled_gradients, share_of_a_replica, variables_in
 from mpt_cli.precision.optimizer_saving import InnerSavingMixin
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_count, check_scale
 from mpt_cli.precision.scale_state import ScaleAttributesMixin, ScaleState, StepLog
 
 Tensor = Any
+Tensors = list[Any]
 
 
 BASE_OPTIONS = {
@@ -291,7 +293,7 @@ class LossScaleOptimizer(
         drop_inner_scaling(inner_optimizer)
         self._warned: set[str] = set()
         self._loss_was_scaled = False
-        self._scaled_gradients: list[Tensor] | None = None
+        self._scaled_gradients: Tensors | None = None
         self._unscaled: bool | None = None  # whether gradients come divided by the scale, as last noted
         self._rule = rule
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
@@ -326,14 +328,15 @@ class LossScaleOptimizer(
         self.scale_state = self.scale_state or ScaleState(self.rule)
         if keras.backend.backend() == "tensorflow":
             backend_step().check_accumulation(self.inner_optimizer)
-            backend_step().track_in_checkpoints(self, self.scale_state)
+            for variable in self.scale_state.variables:  # from an earlier restored checkpoint they get values here
+                track_for_tensorflow(self, variable)
         var_list = list(var_list)
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(var_list)
         self._trainable_variables = var_list
         self.built = True
 
-    def measure(self, grads: list[Tensor], variables: list[Any], unscaled: bool = False) -> GradientMeasurement:
+    def measure(self, grads: Tensors, variables: list[Any], unscaled: bool = False) -> GradientMeasurement:
         """Measure whether `grads` are finite and how large, scaled gradients of `variables` unless they are
         `unscaled`."""
         measured = measure(grads, variables, self.rule.reads_largest)
@@ -374,9 +377,7 @@ class LossScaleOptimizer(
             self.apply(list(grads), list(variables), **given)
         return self.iterations
 
-    def apply(
-        self, grads: list[Tensor], trainable_variables: list[Any] | None = None, unscaled: bool | None = None
-    ) -> None:
+    def apply(self, grads: Tensors, trainable_variables: list[Any] | None = None, unscaled: bool | None = None) -> None:
         """Unscale `grads` and hand them to the inner optimizer, or skip the step; then move the scale.
 
         `unscaled` says whether they are divided by the scale already; None: as `scale_loss`, `get_scaled_loss` and
@@ -389,11 +390,11 @@ class LossScaleOptimizer(
         told = self._take_unscaled(grads) if unscaled is None else unscaled
         backend_step().apply(self, grads, variables, told)
 
-    def apply_scaled(self, grads: list[Tensor], variables: list[Any]) -> None:
+    def apply_scaled(self, grads: Tensors, variables: list[Any]) -> None:
         """Apply scaled gradients, regardless of what was noted about the last ones."""
         backend_step().apply(self, *self._matched(grads, variables), unscaled=False)
 
-    def _matched(self, grads: list[Tensor], variables: list[Any] | None) -> tuple[list[Tensor], list[Any]]:
+    def _matched(self, grads: Tensors, variables: list[Any] | None) -> tuple[Tensors, list[Any]]:
         grads, variables = list(grads), list(self._trainable_variables if variables is None else variables)
         if len(grads) != len(variables):
             raise ValueError(
@@ -412,7 +413,7 @@ class LossScaleOptimizer(
             return
         backend_step().build_outside(lambda: self.build(variables), variables)
 
-    def apply_inner(self, grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
+    def apply_inner(self, grads: Tensors, variables: list[Any], unscaled: bool) -> None:
         """Let the inner optimizer use `grads`, divided by the scale unless they are `unscaled` already."""
         if not unscaled:
             grads = unscale(grads, variables, self.loss_scale if self.scales else None)
@@ -433,11 +434,11 @@ class LossScaleOptimizer(
 
     def stateless_apply(
         self,
-        optimizer_variables: list[Tensor],
-        grads: list[Tensor],
-        trainable_variables: list[Tensor],
+        optimizer_variables: Tensors,
+        grads: Tensors,
+        trainable_variables: Tensors,
         unscaled: bool = False,
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    ) -> tuple[Tensors, Tensors]:
         """Apply as a pure function, for JAX; return new values of the trainable variables and of `self.variables`.
 
         It knows nothing but its arguments: `unscaled` for gradients that are divided by the scale already.
@@ -462,7 +463,7 @@ class LossScaleOptimizer(
             measured = self.measure(grads, variables, unscaled)
         step = backend_step()
         gradients = step.StepGradients(list(grads), variables, measured, unscaled)
-        applied: tuple[list[Tensor], list[Tensor]] = step.stateless_apply(
+        applied: tuple[Tensors, Tensors] = step.stateless_apply(
             self, optimizer_variables, gradients, trainable_variables
         )
         return applied
@@ -504,7 +505,7 @@ class LossScaleOptimizer(
         self._tell(unscaled=True)
         return self.multiply_by_scale(loss)
 
-    def get_unscaled_gradients(self, grads: list[Tensor]) -> list[Tensor]:
+    def get_unscaled_gradients(self, grads: Tensors) -> Tensors:
         """Return `grads / loss_scale` in float32; None stays None, and sparse gradients stay sparse."""
         if not self._loss_was_scaled:
             self._warn("get_scaled_loss", "gradients are unscaled, but the loss they came from was not scaled")
@@ -528,7 +529,7 @@ class LossScaleOptimizer(
             self.apply_scaled(scaled_gradients(self.multiply_by_scale, loss, variables, tape, grad_loss), variables)
         return self.iterations
 
-    def get_gradients(self, loss: Any, params: Any) -> list[Tensor]:
+    def get_gradients(self, loss: Any, params: Any) -> Tensors:
         """Return the gradients of `loss` with respect to the variables `params`, unscaled, for `apply_gradients`.
 
         `loss` is a function without arguments that returns a scalar, or (in a `tf.function`) a tensor. Raise ValueError

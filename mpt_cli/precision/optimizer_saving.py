@@ -8,13 +8,13 @@ import keras
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule, find_installed_rule
 from mpt_cli.precision.scale_state import ScaleState
 
-SCALE_RULES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, NoScale, DynamicScale, LogMaxScale)}
+RULE_CLASSES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, NoScale, DynamicScale, LogMaxScale)}
 
 
 def rule_from_config(config: dict[str, Any], custom_objects: Any) -> ScaleRule:
     """Return the rule that `ScaleRule.optimizer_config` described; ValueError if its class is not installed here."""
     name = config["class_name"]
-    known = {**SCALE_RULES, **(custom_objects or {}), **keras.saving.get_custom_objects()}
+    known = {**RULE_CLASSES, **(custom_objects or {}), **keras.saving.get_custom_objects()}
     rule = known.get(name) or find_installed_rule(name)
     if rule is None:
         raise ValueError(f"Unknown scale rule {name!r}. Pass custom_objects={{{name!r}: its class}}.")

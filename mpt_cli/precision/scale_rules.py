@@ -143,7 +143,7 @@ class ScaleRule(ABC):
 
     def resumed_scale(self, saved: float | None) -> float:
         """Return the scale of a resumed run; `saved` is the last scale, None if that was of another mode."""
-        return self.initial_scale if saved is None else min(max(saved, self.lowest), self.highest)
+        return self.initial_scale if saved is None or not self.moves else min(max(saved, self.lowest), self.highest)
 
     def optimizer_config(self) -> dict[str, Any]:
         """Return the arguments of `LossScaleOptimizer` that make this rule again, as model files store them."""
@@ -306,9 +306,6 @@ class FixedScale(ScaleRule):
     def describe(self, scale: str) -> str:
         return f"{self.mode} at {scale}, overflow steps are skipped"
 
-    def resumed_scale(self, saved: float | None) -> float:
-        return self.initial_scale
-
     def optimizer_config(self) -> dict[str, Any]:
         """Return the config in Keras's names; a subclass is stored under its own class."""
         if type(self) is not FixedScale:
@@ -357,9 +354,6 @@ class NoScale(ScaleRule):
     def describe(self, scale: str) -> str:
         return self.mode
 
-    def resumed_scale(self, saved: float | None) -> float:
-        return self.initial_scale
-
 
 EXPONENT_BITS_AT = 23  # float32: the biased exponent starts at this bit
 EXPONENT_BIAS = 127
@@ -407,13 +401,8 @@ class LogMaxScale(ScaleRule):
     def initial(self) -> RuleState:
         import numpy as np
 
-        zeros = dict.fromkeys(("fast", "slow", "square", "beta1_left", "beta2_left"), np.float32(0.0))
-        return {
-            **super().initial(),
-            **zeros,
-            "beta1_left": np.float32(1.0),
-            "beta2_left": np.float32(1.0),
-        }
+        zeros = dict.fromkeys(("fast", "slow", "square"), np.float32(0.0))
+        return {**super().initial(), **zeros, **dict.fromkeys(("beta1_left", "beta2_left"), np.float32(1.0))}
 
     def advance(self, state: RuleState, measured: "GradientMeasurement") -> RuleState:
         from keras import ops

@@ -65,7 +65,7 @@ class ResultPrinter:
         rows = [
             (result.target.name, check.name, check.expected, check.got_text, "ok" if check.passed else missed)
             for result in results
-            for missed in ["NO RESULT" if result.fault else "MISSED"]
+            for missed in ["NO RESULT" if result.crash else "MISSED"]
             for check in result.checks
         ]
         if not rows:
@@ -83,7 +83,7 @@ class ResultPrinter:
 
 
 def _outcome(result: Reproduction) -> str:
-    if result.fault:
+    if result.crash:
         return "without a result"
     if not result.passed:
         return "missed"
@@ -154,9 +154,9 @@ def write_junit(path: Path, found: Collection, outcomes: Outcomes) -> None:
 def _add_result(root: ElementTree.Element, result: Reproduction) -> None:
     """Add the suite of one run. A failure is a missed expectation; an error is a run that has no result."""
     child, target, details = result.child, result.target, [*_details(result)]
-    kind = "error" if result.fault else "failure"
+    kind = "error" if result.crash else "failure"
     cases = [
-        (check.name, "" if check.passed else kind, [result.failure if result.fault else str(check), *details])
+        (check.name, "" if check.passed else kind, [result.failure if result.crash else str(check), *details])
         for check in result.checks
     ]
     seconds = round(sum(each.child.seconds for each in (*result.earlier, result)), 3)

@@ -68,7 +68,7 @@ class FinishedProcess:
         return str(self.environment.get("dataset_fingerprint", ""))
 
     @property
-    def fault(self) -> str:
+    def crash(self) -> str:
         """Return why the run can't be compared; empty unless it crashed or left no summary."""
         if self.timeout:
             return self.timeout
@@ -77,11 +77,11 @@ class FinishedProcess:
         return signal_name(-self.exit_code) if self.exit_code < 0 else f"exit code {self.exit_code}"
 
     @property
-    def fault_sentence(self) -> str:
-        """Return `fault` with the message of the run."""
+    def crash_sentence(self) -> str:
+        """Return `crash` with the message of the run."""
         reason = (self.words.splitlines() or [""])[0].removeprefix("mpt train: ")
         begun = "did not finish" if self.run_dir else "did not run"
-        return f"{begun}: {self.fault}{': ' if reason else ''}{reason}"
+        return f"{begun}: {self.crash}{': ' if reason else ''}{reason}"
 
 
 def command_in(
@@ -116,15 +116,15 @@ class Reproduction:
     earlier: tuple["Reproduction", ...] = ()  # the attempts before this one, which failed
 
     @property
-    def fault(self) -> str:
+    def crash(self) -> str:
         """Return why there is nothing to compare; empty for a crash that the recipe expects (`exit_code`)."""
         is_expected = self.child.summary is not None and "exit_code" in self.target.expect
-        return "" if is_expected else self.child.fault
+        return "" if is_expected else self.child.crash
 
     @cached_property
     def checks(self) -> list[ExpectationCheck]:
-        if self.fault:
-            return [ExpectationCheck("run", "a finished run", self.fault, False)]
+        if self.crash:
+            return [ExpectationCheck("run", "a finished run", self.crash, False)]
         expect = {"exit_code": 0, **self.target.expect}  # a run that fails reproduces nothing, unless that is expected
         checks = check_expectations(self.child.summary or {}, expect)
         return checks[1:] if "exit_code" not in self.target.expect and checks[0].passed else checks
@@ -144,7 +144,7 @@ class Reproduction:
         missed = [
             f"{check.name} {check.got_text}, expected {check.expected}" for check in self.checks if not check.passed
         ]
-        return self.child.fault_sentence if self.fault else "; ".join(missed)
+        return self.child.crash_sentence if self.crash else "; ".join(missed)
 
     @property
     def passed(self) -> bool:
@@ -155,7 +155,7 @@ class Reproduction:
         """Return 0 if it passed, 5 if the results differ, else the exit code of the failed run, with 3 instead of 2,
         which stands for recipes that can't be read.
         """
-        if not self.fault:
+        if not self.crash:
             return OK if self.passed else MISMATCH
         return BAD_DATA if self.child.code in (OK, BAD_CONFIG) else self.child.code
 

@@ -2,7 +2,6 @@
 back to the checkpoint.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -213,16 +212,11 @@ def truncate_telemetry(run: RunDirectory, step: int, epochs_completed: int) -> l
     """
     paths = run.metrics_jsonl, run.events_jsonl, run.layers_jsonl
     for path, lines in [(path, read_whole_lines(path)) for path in paths]:  # all are read before any is cut
-        kept = _lines_before(lines, step, epochs_completed)
+        kept = [  # without the end of an epoch that was not completed
+            line
+            for line in lines
+            if line["step"] <= step and not (line.get("epoch_end") and line["epoch"] > epochs_completed)
+        ]
         if len(kept) < len(lines):
             write_atomic(path, "".join(f"{strict_json(line)}\n" for line in kept))
     return [record_from(Event, event) for event in read_whole_lines(run.events_jsonl)]
-
-
-def _lines_before(lines: Sequence[dict[str, Any]], step: int, epochs_completed: int) -> list[dict[str, Any]]:
-    """Return the lines up to the step, without the end of an epoch that was not completed."""
-    return [
-        line
-        for line in lines
-        if line["step"] <= step and not (line.get("epoch_end") and line["epoch"] > epochs_completed)
-    ]

@@ -19,7 +19,10 @@ from mpt_cli.telemetry.health_and_verdict import FLUSHED_SHARE
 Tensor = Any
 BATCH = "mpt_latest_batch"  # among the logs of a compiled step
 EAGER_STEPS = 20  # keep one eager step in so many: it costs that step a fifth of its time
-SMALLEST_NORMAL, NEAR_ZERO_SHARE = 2.0**-14, 0.01  # of float16; of values below that, where zeros may be flushed ones
+SMALLEST_NORMAL_FLOAT16, NEAR_ZERO_SHARE = (
+    2.0**-14,
+    0.01,
+)  # of values below it, where zeros may be flushed ones
 
 
 class LatestStep(NamedTuple):
@@ -36,7 +39,7 @@ class LatestStep(NamedTuple):
         given = [gradient for _, gradients, _ in self.batch for gradient in gradients] if self.is_seeded else []
         halves = [each for each in given if keras.backend.standardize_dtype(each.dtype) == "float16"]
         found = np.concatenate([np.ones(1), *(np.abs(ops.convert_to_numpy(each)).ravel() for each in halves)])
-        is_near = (found > 0) & (found < SMALLEST_NORMAL)
+        is_near = (found > 0) & (found < SMALLEST_NORMAL_FLOAT16)
         return bool((found == 0).mean() > FLUSHED_SHARE and is_near.mean() > NEAR_ZERO_SHARE)
 
 

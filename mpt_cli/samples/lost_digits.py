@@ -68,7 +68,7 @@ def measure_digits(model: Any, batch: Any, has_loss: bool = True) -> LostDigits 
     inference or can't be called for it.
     """
     with suppress(Exception):  # an error of the model's code: a sample must never end the run
-        batch = _first_examples(batch)
+        batch = keras.tree.map_structure(lambda array: None if array is None else array[:MOST_EXAMPLES], batch)
         found, stale = _measure(model, batch, has_loss and model.compiled), _stale_layers(model, batch)
         return (found or LostDigits(0.0))._replace(stale=stale) if stale else found
     return None
@@ -164,11 +164,6 @@ def _both_ways(model: Any, look: Callable[[], Any]) -> tuple[Any, Any]:
     rounded = look()
     with computing_in_float32(model):
         return rounded, look()
-
-
-def _first_examples(arrays: Any) -> Any:
-    """Return at most `MOST_EXAMPLES` of each array; None stays."""
-    return keras.tree.map_structure(lambda array: None if array is None else array[:MOST_EXAMPLES], arrays)
 
 
 def _outputs(model: Any, x: Any, dtypes: list[set[str]], training: bool = False) -> Outputs:

@@ -240,7 +240,7 @@ def read_value(key: Key, value: Any) -> Any:
             [_as_meant(key, part) for part in value] if is_list else _as_meant(key, value)
         )
     except ValidationError as error:
-        raise _bad_value(key, value, {fault["type"]: fault["input"] for fault in error.errors()}) from error
+        raise _bad_value(key, value, {each["type"]: each["input"] for each in error.errors()}) from error
 
 
 def _as_meant(key: Key, value: Any) -> Any:
@@ -253,21 +253,21 @@ def _as_meant(key: Key, value: Any) -> Any:
     return as_whole(value) if int in key.kinds else value
 
 
-def _bad_value(key: Key, value: Any, faults: dict[str, Any]) -> BadValue:
-    """Return the message for a value; `faults` maps each kind of pydantic's errors to the part that has it."""
+def _bad_value(key: Key, value: Any, errors: dict[str, Any]) -> BadValue:
+    """Return the message for a value; `errors` maps each kind of pydantic's errors to the part that has it."""
     if value is None:
         return BadValue(f"must be {format_type(key)}, not null.", f"The default is {key.default!r}.")
-    if "finite_number" in faults:
+    if "finite_number" in errors:
         return BadValue("must be a finite number.")
-    if faults.keys() & {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
-        is_too_large = "at_most" not in key.bounds and "less_than_equal" in faults
+    if errors.keys() & {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
+        is_too_large = "at_most" not in key.bounds and "less_than_equal" in errors
         range_ = f"<= {_format_bound(LARGEST_COUNT)}" if is_too_large else format_range(key)
         return BadValue(f"must be {'each ' if key.is_list else ''}{range_}.")
-    if "literal_error" in faults:
+    if "literal_error" in errors:
         names = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in key.choices]
         others = f"{', '.join(names)} or {format_range(key)}" if key.bounds else f"one of {', '.join(names)}"
-        return BadValue(f"must be {others}.", did_you_mean(faults["literal_error"], names))
-    remedy = f"Write {key.path}=[{value}]." if "list_type" in faults and not isinstance(value, dict) else ""
+        return BadValue(f"must be {others}.", did_you_mean(errors["literal_error"], names))
+    remedy = f"Write {key.path}=[{value}]." if "list_type" in errors and not isinstance(value, dict) else ""
     needs_quotes = key.options == (str,) and isinstance(value, int | float)
     return BadValue(f"must be {format_type(key)}.", "Put it in quotes." if needs_quotes else remedy)
 

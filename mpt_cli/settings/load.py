@@ -30,7 +30,7 @@ from mpt_cli.settings.key_type import (
     read_value,
     section_content,
 )
-from mpt_cli.settings.model_data_optimizer_keys import PROGRAM_VARIANTS, PYTHON, LossScaleSettings
+from mpt_cli.settings.model_data_optimizer_keys import PYTHON, PYTHON_VARIANTS, LossScaleSettings
 from mpt_cli.settings.overrides import (
     ParsedOverrides,
     escape_interpolation,
@@ -39,7 +39,7 @@ from mpt_cli.settings.overrides import (
     with_override,
 )
 from mpt_cli.settings.recipes import (
-    FAULTS,
+    COMPOSITION_ERRORS,
     ConfigFile,
     GroupChoice,
     Recipe,
@@ -144,7 +144,7 @@ def _defaults_of_user(recipe: Recipe) -> Recipe:
 def _variant_problem(section: str, name: str) -> Problem | None:
     if name in VARIANTS[section] or name in variants_of(section):
         return None
-    if name == PYTHON and section in PROGRAM_VARIANTS:  # of a record
+    if name == PYTHON and section in PYTHON_VARIANTS:  # of a record
         return None
     written, valid = f"{section}.{choosing_key(section)}", variants_of(section)
     problem = Problem(written, f"must be one of {', '.join(valid)}.", name, did_you_mean(name, valid))
@@ -168,7 +168,7 @@ def _resolved(node: DictConfig | ListConfig, path: str, problems: list[Problem])
             return REQUIRED
         try:
             found = node[name]
-        except FAULTS as error:
+        except COMPOSITION_ERRORS as error:
             problems.append(Problem(inner, f"cannot be resolved: {reason_of(error)}."))
             return None
         return _resolved(found, inner, problems) if isinstance(found, DictConfig | ListConfig) else found
@@ -341,10 +341,10 @@ def compose(files: ComposedFiles, given: ParsedOverrides) -> Composition:
     for override in given.overrides:
         try:
             tree = with_override(tree, override)
-        except FAULTS as error:
+        except COMPOSITION_ERRORS as error:
             problems.append(Problem(override.key_or_group, f"cannot be set: {reason_of(error)}."))
     is_plain = "${" not in str(tree)  # OmegaConf takes nine times as long
-    found = _variants(tree if is_plain else OmegaConf.create(tree), problems)
+    found = _known_variants(tree if is_plain else OmegaConf.create(tree), problems)
     variants = {section: name for section, name in found.items() if section not in files.unsure}
     unsure = files.unsure | (VARIANTS.keys() - variants)
     tree = {"recipe": files.recipe.path.stem} | tree
@@ -359,11 +359,11 @@ def compose(files: ComposedFiles, given: ParsedOverrides) -> Composition:
     return Composition(files, given, tree, settings, [*problems[:known], *wrong], unsure)
 
 
-def _variants(node: Any, problems: list[Problem]) -> dict[str, str]:
+def _known_variants(node: Any, problems: list[Problem]) -> dict[str, str]:
     """Return the variant of each section whose choice is known."""
     found = {}
     for section in VARIANTS:
-        with suppress(*FAULTS):  # a bad reference, which is reported when it is resolved
+        with suppress(*COMPOSITION_ERRORS):  # a bad reference, which is reported when it is resolved
             name = chosen_variant(section, node[section])
             if problem := _variant_problem(section, name):
                 problems.append(problem)
@@ -389,7 +389,7 @@ def _backend(tree: dict[str, Any], recipe: Recipe, given: ParsedOverrides, probl
     None if the files name one, as the record of a run does.
     """
     asked, of_keras, chosen = given.choices.get("backend"), os.environ.get(VARIABLE), None
-    with suppress(*FAULTS):  # a bad reference, which is reported when it is resolved
+    with suppress(*COMPOSITION_ERRORS):  # a bad reference, which is reported when it is resolved
         chosen = OmegaConf.select(OmegaConf.create(tree), "backend.name")
     if recipe.is_record if asked is None else asked.name != "auto" and chosen not in (None, "auto"):
         return None

@@ -283,7 +283,7 @@ class GivenOptimizer(OptimizerSettings):
     class_name: str = key("", "its class")
 
 
-PROGRAM_VARIANTS: dict[str, type] = {"model": GivenModel, "data": GivenData, "optimizer": GivenOptimizer}
+PYTHON_VARIANTS: dict[str, type] = {"model": GivenModel, "data": GivenData, "optimizer": GivenOptimizer}
 
 
 AUTO = "auto"

@@ -55,7 +55,7 @@ IMPLIED_CHOICES = {
     "optimizer.object": "object",
 }
 # RecursionError of files that start from one another
-FAULTS = (HydraException, OmegaConfBaseException, ValueError, RecursionError)
+COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def read_recipe(path: Path | None, choices: Iterable[GroupChoice] = ()) -> Recip
             recipe.config_files = files.config_files([files.name_of(path)] if path else [])
         except ConfigError as error:
             recipe.problems += error.problems
-        except FAULTS as error:
+        except COMPOSITION_ERRORS as error:
             recipe.problems.append(files.problem_of(error))
         recipe.problems += filter(None, [choice.problem() for choice in in_order])
     for base in [file for file in recipe.config_files if file.path != path and not file.group]:
@@ -210,16 +210,16 @@ class _HydraFiles(ConfigRepository):
 
     def problem_of(self, error: Exception) -> Problem:
         """Return what is wrong with the lists together, at the list of the file that must be changed."""
-        said, faulty = reason_of(error), [*self.contents][-1 if isinstance(error, RecursionError) else 0]
+        said, wrong = reason_of(error), [*self.contents][-1 if isinstance(error, RecursionError) else 0]
         for name, entries in self.groups.items():
             named = [f"In '{name}'", f"_self_ defined in {name}."]
             named += [f"'override {_group_key(entry)}: {entry.value}'" for entry in entries]
-            faulty = name if any(text in f"{said}." for text in named) else faulty
+            wrong = name if any(text in f"{said}." for text in named) else wrong
         rule = f"cannot be composed: {said}.".replace("'override ", "'override /")
         remedy = (
             "In a group's file write `/GROUP`; `override` needs a list that has the group." if "Could" in said else ""
         )
-        return Problem("defaults", rule, None, remedy, places_of(self.contents[faulty][0]).get(("defaults",)))
+        return Problem("defaults", rule, None, remedy, places_of(self.contents[wrong][0]).get(("defaults",)))
 
     def _load(self, name: str) -> ConfigResult | None:
         if name == _GROUPS:  # asked for last: Hydra reads a list from its end. They are there to be overridden

@@ -18,8 +18,8 @@ from mpt_cli.settings.model_data_optimizer_keys import (
     MLP,
     MODELS,
     OPTIMIZERS,
-    PROGRAM_VARIANTS,
     PYTHON,
+    PYTHON_VARIANTS,
     SCALE_MODES,
     CustomOptimizer,
     DataSettings,
@@ -278,8 +278,8 @@ def chosen_variant(section: str, given: Any) -> str:
 
 def variant_class(section: str, name: str) -> type:
     """Return the class with the keys of a variant; PluginError for a mode of another package that can't be used."""
-    if name == PYTHON and section in PROGRAM_VARIANTS:
-        return PROGRAM_VARIANTS[section]
+    if name == PYTHON and section in PYTHON_VARIANTS:
+        return PYTHON_VARIANTS[section]
     return mode_settings(name) if section == "loss_scale" else VARIANTS[section][name]
 
 

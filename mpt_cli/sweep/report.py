@@ -25,7 +25,6 @@ from mpt_cli.telemetry.format import (
     format_number,
     format_scale,
     format_seconds,
-    format_signed,
 )
 
 
@@ -80,7 +79,8 @@ def _behind_cell(row: Configuration) -> str:
 
 def format_difference(mean: float, interval: tuple[float, float] | None) -> str:
     """Return the difference with half of its interval; ? where that is not known."""
-    return f"{format_signed(mean)} ± {'?' if interval is None else format_number((interval[1] - interval[0]) / 2)}"
+    half = None if interval is None else (interval[1] - interval[0]) / 2
+    return f"{'' if mean < 0 else '+'}{format_number(mean)} ± {'?' if half is None else format_number(half)}"
 
 
 def _key_columns(keys: Sequence[str], overrides: Callable[[Any], Mapping[str, str]]) -> list[TableColumn[Any]]:

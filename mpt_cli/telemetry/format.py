@@ -38,15 +38,6 @@ def format_number(value: float | None) -> str:
     return f"{value:.2e}"
 
 
-def format_signed(value: float) -> str:
-    """Return the number as `format_number` does, with a plus where it is not below 0.
-
-    >>> format_signed(0.5), format_signed(-2)
-    ('+0.5000', '-2.0000')
-    """
-    return f"{'' if value < 0 else '+'}{format_number(value)}"
-
-
 def format_bytes(count: int | None) -> str:
     """
     >>> format_bytes(900), format_bytes(1_500_000_000), format_bytes(None)

@@ -17,7 +17,7 @@ from mpt_cli.precision.scale_rules import NoScale, ScaleRule
 # the kinds of an Event
 OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
 FORWARD_PASS, BACKWARD_PASS = "forward", "backward"  # what an overflow began in: whether the loss itself was not finite
-DATA, LOSS = "data", "loss"  # stand for the layer of an event where no layer did it
+IN_DATA, IN_LOSS = "data", "loss"  # stand for the layer of an event where no layer did it
 DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
 
 NEVER = 2**30  # a step or count that is not reached
@@ -234,19 +234,19 @@ class Summary:
     steps_per_second: float | None = None  # for a Recorder or `mpt run`: without the first call
 
 
-Count = TypeVar("Count")
+Number = TypeVar("Number")
 R = TypeVar("R")
 
 
-class StreakCounts(NamedTuple, Generic[Count]):
+class StreakCounts(NamedTuple, Generic[Number]):
     """Counts of bad steps, or the counts at which a call ends early. Vectors have this order everywhere.
 
     Steps in a row that were skipped; that were applied with a non-finite loss; that were applied with all gradients 0.
     """
 
-    skips: Count
-    non_finite_losses: Count
-    zero_steps: Count
+    skips: Number
+    non_finite_losses: Number
+    zero_steps: Number
 
 
 NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0)
@@ -310,14 +310,14 @@ def field_problem(
     missing = [name for name in required if name not in tree]
     if missing:
         return f"{missing[0]} is missing"
-    wrong = [name for name, hint in hints.items() if name in tree and not _fits(hint, tree[name])]
+    wrong = [name for name, hint in hints.items() if name in tree and not _is_of_type(hint, tree[name])]
     return f"{wrong[0]} must not be {reprlib.repr(tree[wrong[0]])}" if wrong else None
 
 
-def _fits(hint: Any, value: Any) -> bool:
+def _is_of_type(hint: Any, value: Any) -> bool:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return any(_fits(each, value) for each in arguments)
+        return any(_is_of_type(each, value) for each in arguments)
     if isinstance(value, bool) or hint is bool:
         return hint is Any or (hint is bool and isinstance(value, bool))
     if isinstance(value, int) and not -LARGEST_WHOLE <= value <= LARGEST_WHOLE:
@@ -329,9 +329,9 @@ def _fits(hint: Any, value: Any) -> bool:
     if hint is None or hint is type(None):
         return value is None
     if is_dataclass(hint) or origin is dict or hint is dict:
-        return isinstance(value, dict) and all(_fits(arguments[1], v) for v in value.values() if arguments)
+        return isinstance(value, dict) and all(_is_of_type(arguments[1], v) for v in value.values() if arguments)
     if origin in (tuple, list):
-        return isinstance(value, list | tuple) and all(_fits(arguments[0], part) for part in value)
+        return isinstance(value, list | tuple) and all(_is_of_type(arguments[0], part) for part in value)
     return True
 
 

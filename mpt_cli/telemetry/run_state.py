@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli.telemetry.record_types import (
-    DATA,
     FORWARD_PASS,
     GROWTH,
-    LOSS,
+    IN_DATA,
+    IN_LOSS,
     NO_STREAKS,
     OVERFLOW,
     Event,
@@ -77,7 +77,7 @@ class EventTally:
         if event.cause == FORWARD_PASS:
             self.forward_steps.append(event.step)
             self.largest_input = max(self.largest_input, event.largest_input or 0.0)
-            if self.forward_layer is None and event.layer not in (None, DATA, LOSS):
+            if self.forward_layer is None and event.layer not in (None, IN_DATA, IN_LOSS):
                 self.forward_layer, self.forward_dtype = event.layer, event.dtype
         elif event.nan and not event.inf:
             self._add_nan(event, scale_history)

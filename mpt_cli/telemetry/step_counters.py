@@ -210,7 +210,7 @@ class StepCounters:
             if finite[i]:
                 events.append(Event(kind=GROWTH if rises else DECLINE, **where))
             else:
-                events.append(Event(kind=OVERFLOW, **where, **_fault_of(block, i, variables)))
+                events.append(Event(kind=OVERFLOW, **where, **_overflow_fields(block, i, variables)))
             if falls and after[i] <= lowest:
                 events.append(Event(kind=FLOOR, **where))
             if rises and after[i] >= highest:
@@ -218,7 +218,7 @@ class StepCounters:
         return events
 
 
-def _fault_of(block: StepRecords, i: int, variables: tuple[str, ...]) -> dict[str, Any]:
+def _overflow_fields(block: StepRecords, i: int, variables: tuple[str, ...]) -> dict[str, Any]:
     """Return the fields of an overflow event about the fault in row `i`."""
     nearest, is_backward = int(block.nearest[i]), bool(np.isfinite(block.loss[i]))
     is_known = is_backward and 0 <= nearest < len(variables)  # a loss that is not finite spoils every gradient

@@ -55,8 +55,8 @@ from mpt_cli.training.model import (
     replace_optimizers,
 )
 from mpt_cli.training.model_saving import load_initial_weights, warn_of_saving
-from mpt_cli.training.run_from_settings import Program
-from mpt_cli.user_code import describe_layer, failed_layer, model_problem
+from mpt_cli.training.run_from_settings import RunDefinition
+from mpt_cli.user_code import describe_layer, failed_layer, raise_model_problem
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
@@ -68,7 +68,7 @@ RESIDENT_CAPACITY, STREAM_CAPACITY = 256, 64
 class Assembly:
     """Everything one run works with."""
 
-    program: Program
+    definition: RunDefinition
     platform: Platform
     data: DataSet
     model: Any
@@ -83,7 +83,7 @@ class Assembly:
 
     @property
     def settings(self) -> Settings:
-        return self.program.settings
+        return self.definition.settings
 
     @property
     def optimizer(self) -> LossScaleOptimizer:
@@ -117,7 +117,7 @@ class Assembly:
 
 
 def assemble(
-    program: Program,
+    definition: RunDefinition,
     platform: Platform,
     data: DataSet,
     distribution: Distribution | None = None,
@@ -127,16 +127,16 @@ def assemble(
 
     `distribution` and `make_engine` are given where the steps do not run where the settings say.
     """
-    settings = program.settings
+    settings = definition.settings
     with policy_of(settings).scope():
         distribution = distribution or build_distribution(settings, platform.gpus)
         with distribution.scope():
-            model = program.build_model(data)
+            model = definition.build_model(data)
         chosen = chosen_policies(model) if settings.policy.is_auto else None
         if chosen is not None:
             policy = replace(settings.policy, name=settings.policy.base, overrides=chosen.overrides)
             settings = replace(settings, policy=policy)
-            program = program.with_settings(settings)
+            definition = definition.with_settings(settings)
         data = data_for(settings, model, data)
         check_layers(settings.backend.name, model)
         scaling = scaling_for(settings.loss_scale, computes_in_float16(model))
@@ -163,7 +163,7 @@ def assemble(
             warnings.append(f"policy.name: {AUTO_FLOAT16} leaves {text}: cast it to float32 (docs/guides/policy.md).")
         warnings += warn_of_saving(model) if settings.trainer.save_model else []
         return Assembly(
-            program,
+            definition,
             platform,
             data,
             model,
@@ -335,8 +335,7 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Examp
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
         if has_custom_train_step(model):
             return batch  # it may compare other outputs with other targets than its `call` and the data have
-        if (problem := model_problem("model", error)) is not None:
-            raise ConfigError(problem) from None
+        raise_model_problem("model", error)
         if (layer := failed_layer(error)) is not None:
             raise UserCodeError(f"model: {describe_layer(layer)}: {plain_message(error)}") from error
         shapes = [

@@ -143,7 +143,9 @@ class CallbackState:
         new = {
             name: value
             for name, value in others.items()
-            if not (name in self._said or self._is_of_keras or _is_function(value))
+            if not (name in self._said or self._is_of_keras)
+            # what is called, such as a model, has no state of the callback's
+            and (not callable(value) or isinstance(value, keras.metrics.Metric))
         }
         self._said.update(new)
         return plain, [
@@ -152,11 +154,6 @@ class CallbackState:
             "and set_state"
             for name, value in new.items()
         ]
-
-
-def _is_function(value: Any) -> bool:
-    """Return whether what an attribute holds, such as a model, is called and has no state of the callback's."""
-    return callable(value) and not isinstance(value, keras.metrics.Metric)
 
 
 def _cut_off(logger: Any, size: int) -> None:
@@ -233,14 +230,10 @@ def _own_method(callback: Any, name: str) -> bool:
     return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, name)
 
 
-def batch_callbacks(callbacks: Iterable[Any]) -> list[str]:
-    """Return the classes of those that want to be called at every training batch."""
-    return [type(each).__name__ for each in callbacks if any(declares(each, hook) for hook in BATCH_HOOKS)]
-
-
 def with_short_calls(settings: Settings, callbacks: Sequence[Any]) -> Settings:
     """Return `settings` with one step a call where a callback has batch hooks and nobody chose another number."""
-    if settings.trainer.steps_per_execution != "auto" or not batch_callbacks(callbacks):
+    has_hooks = any(declares(each, hook) for each in callbacks for hook in BATCH_HOOKS)
+    if settings.trainer.steps_per_execution != "auto" or not has_hooks:
         return settings
     return replace(settings, trainer=replace(settings.trainer, steps_per_execution=1))
 

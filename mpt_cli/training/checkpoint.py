@@ -177,14 +177,10 @@ def collect_state(model: Any) -> NamedArrays:
     return {name: np.asarray(variable.numpy()) for name, variable in _variables(model).items()}
 
 
-def collect_weights(model: Any) -> NamedArrays:
-    """Copy what a model computes with: weights, statistics, seed generators."""
-    return {name: np.asarray(variable.numpy()) for name, variable in _model_variables(model).items()}
-
-
 def fingerprint_weights(model: Any) -> str:
-    """Return 16 letters of a digest of what `collect_weights` returns: one bit more or less changes them."""
-    return digest_of(collect_weights(model))[:16]
+    """Return 16 letters of a digest of what a model computes with (weights, statistics, seed generators): one bit more
+    or less changes them."""
+    return digest_of({name: np.asarray(each.numpy()) for name, each in _model_variables(model).items()})[:16]
 
 
 def digest_of(arrays: NamedArrays, text: str = "") -> str:
@@ -196,7 +192,7 @@ def digest_of(arrays: NamedArrays, text: str = "") -> str:
 
 
 def restore_weights(model: Any, arrays: NamedArrays) -> None:
-    """Load arrays of `collect_weights`, perhaps from a file, into the same model; DataError for another model."""
+    """Load the weights of a checkpoint, perhaps from a file, into the same model; DataError for another model."""
     _assign(_model_variables(model), arrays)
 
 

@@ -122,9 +122,11 @@ def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: s
         outputs can't be told apart (in a subclassed model).
         """
         call = call_behind(outputs[output]) if output in outputs else None
-        part, count = model, 0 if output is not None else _count_outputs(model)
+        part, count = model, 0
         if call is not None:
             part, count = call[0], _width(outputs[output])
+        elif output is None:  # a subclassed model has only the output of its last symbolic call, a cloned one `outputs`
+            count = _width((tensors or keras.tree.flatten(model.output))[-1])
         logits = gives_logits(part) if trainer.from_logits == "auto" else bool(trainer.from_logits)
         return _LossContext(key, task, count, logits, Policy(policy_name).loss_dtype, names)
 
@@ -181,11 +183,6 @@ def _last_parts(part: Any) -> Iterator[Any]:
 def _gives_probabilities(operation: Any) -> bool:
     activation = getattr(getattr(operation, "activation", None), "__name__", "")
     return activation in PROBABILITY_ACTIVATIONS or type(operation).__name__.lower() in PROBABILITY_ACTIVATIONS
-
-
-def _count_outputs(model: keras.Model) -> int:
-    # a subclassed model has only the output of its last symbolic call, a cloned one only `outputs`
-    return _width(keras.tree.flatten(getattr(model, "outputs", None) or model.output)[-1])
 
 
 def _width(tensor: Any) -> int:

@@ -32,7 +32,7 @@ from mpt_cli.precision.train_step import (
 from mpt_cli.samples.lost_digits import measure_digits
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings
 from mpt_cli.telemetry.record_types import Scaling
-from mpt_cli.user_code import model_problem
+from mpt_cli.user_code import model_problem, raise_model_problem
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -95,8 +95,7 @@ def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> No
     except ValueError as error:
         raise config_error("policy.overrides", str(error)) from error
     except Exception as error:
-        if (problem := model_problem("model", error)) is not None:
-            raise ConfigError(problem) from None
+        raise_model_problem("model", error)
         rule = "the forward pass of the model can't be traced, so that what its layers do is not seen "
         rule += f"({summarise_error(error)[:200]})."
         remedy = "Use mixed_float16 with policy.overrides."

@@ -35,7 +35,7 @@ from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
 from mpt_cli.training.build_run_parts import build_metrics
 from mpt_cli.training.loss_and_optimizer import COMMON_ARGUMENTS
 from mpt_cli.training.model import policy_of, put_under_policy, replace_optimizers
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 
 Array = NDArray[Any]
 
@@ -52,7 +52,7 @@ class DataArguments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ModelProgram(Program):
+class ModelRunDefinition(RunDefinition):
     """A compiled `model`, trained on `data`. `policy` None leaves its layers in the dtypes they have."""
 
     model: Any

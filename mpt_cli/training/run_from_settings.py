@@ -1,7 +1,7 @@
-"""The program that a run trains, from settings or from objects: model, dtypes, loss, metrics, optimizer and data.
+"""What a run trains, from settings or from objects: model, dtypes, loss, metrics, optimizer and data.
 
-Everything after it (engine, feeds, trainer, checkpoints, telemetry) is the same for every program. Keras is imported
-inside functions, because a program exists before the backend is chosen.
+Everything after it (engine, feeds, trainer, checkpoints, telemetry) is the same for every run. Keras is imported
+inside functions, because a definition exists before the backend is chosen.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.settings.model_data_optimizer_keys import PROGRAM_VARIANTS, PYTHON, GivenModel
+from mpt_cli.settings.model_data_optimizer_keys import PYTHON, PYTHON_VARIANTS, GivenModel
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import shell_command
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Program:
-    """A program that its settings, from YAML and a command line, describe in full. ConfigError for the recorded
-    settings of a program of objects, which is a subclass.
+class RunDefinition:
+    """The definition of a run that its settings, from YAML and a command line, describe in full. ConfigError for
+    recorded settings of objects, which are for a subclass.
     """
 
     settings: Settings
@@ -32,7 +32,7 @@ class Program:
 
     @property
     def repeatable(self) -> bool:
-        """Return whether the settings describe the program in full."""
+        """Return whether the settings describe the run in full."""
         return True
 
     @property
@@ -95,7 +95,7 @@ class Program:
 
 
 def repeat_problems(settings: Settings, run: str = "") -> list[Problem]:
-    """Return the problems of settings that record a program of objects: which program, and how to run it again.
+    """Return the problems of settings that record objects of a Python program: which, and how to run it again.
 
     `run` is the name of the run, if that was given rather than its configuration.
     """
@@ -104,7 +104,7 @@ def repeat_problems(settings: Settings, run: str = "") -> list[Problem]:
         rule = "is the record of a script: the script makes the model and data, which no configuration holds."
         words = shell_command(*model.command)
         return [Problem(run or "model.name", rule, None if run else PYTHON, f"Run the script again: {words}")]
-    given = [section for section in PROGRAM_VARIANTS if getattr(settings, section).name == PYTHON]
+    given = [section for section in PYTHON_VARIANTS if getattr(settings, section).name == PYTHON]
     return [
         Problem(
             run or f"{section}.name",

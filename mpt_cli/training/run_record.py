@@ -24,7 +24,7 @@ from mpt_cli.training.progress import Conclusion, Progress, Stopwatch
 # An update of less than half a unit in the last place of a weight, 2^-25 to 2^-24 of a float32 one, is rounded away. At
 # a learning rate that is too small all updates are.
 LEAST_UPDATES = 10  # before anything is said
-MOST_BYTES = 2**26  # of kernels, the smallest first
+MOST_KERNEL_BYTES = 2**26  # of kernels, the smallest first
 NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto samples it."  # why half precision was not checked
 
 
@@ -82,7 +82,7 @@ def _kernels(optimizers: Sequence[LossScaleOptimizer]) -> list[Any]:
     return [
         each
         for each, total in zip(found, np.cumsum([_bytes(each) for each in found]), strict=True)
-        if total <= MOST_BYTES
+        if total <= MOST_KERNEL_BYTES
     ]
 
 

@@ -44,7 +44,7 @@ from mpt_cli.training.loss_and_optimizer import describe_scaling
 from mpt_cli.training.model import own_train_step
 from mpt_cli.training.model_saving import save_trained
 from mpt_cli.training.progress import Outcome, Progress
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 from mpt_cli.training.run_record import NO_SAMPLES_ASKED
 
 # why half precision was not checked
@@ -54,18 +54,18 @@ NO_SAMPLE_YET = (
 LOSS_IS_ITS_OWN = "only the model's train_step can compute its loss. mpt compare compares the model with float32."
 
 
-def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> "Session":
+def prepare(definition: RunDefinition, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> "Session":
     """Load the data, build and check everything; nothing is trained yet."""
-    settings = program.settings
-    callbacks = [*build_callbacks(settings.trainer, str(store.folder.parent)), *program.callbacks]
+    settings = definition.settings
+    callbacks = [*build_callbacks(settings.trainer, str(store.folder.parent)), *definition.callbacks]
     check_schedule(settings, callbacks)
-    program = program.with_settings(with_short_calls(settings, callbacks))
+    definition = definition.with_settings(with_short_calls(settings, callbacks))
     with telemetry.busy("loading the data"):
-        data = program.load_data()
+        data = definition.load_data()
     if platform.process_info is not None:
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None), telemetry.busy("building the model"):
-        parts = assemble(program, platform, data)
+        parts = assemble(definition, platform, data)
     return Session(parts, telemetry, store, callbacks)
 
 
@@ -74,7 +74,8 @@ class Session(Trainer):
 
     def __init__(self, parts: Assembly, telemetry: Telemetry, store: CheckpointStore, callbacks: Sequence[Any]) -> None:
         settings, scaling, has_own_step = parts.settings, parts.scaling, own_train_step(parts.model) is not None
-        trained = trained_paths(parts.model)
+        optimizers = optimizers_of(parts.model).items()
+        trained = {name: tuple(v.path for v in each.trained_variables) for name, each in optimizers}
         options = CounterOptions(
             variables=next(iter(trained.values())),
             min_scale=scaling.rule.lowest,
@@ -191,9 +192,9 @@ class Session(Trainer):
             description=settings.description,
             run_dir=str(run_dir),
             facts={
-                "policy": parts.program.describe_policy(parts.model),
+                "policy": parts.definition.describe_policy(parts.model),
                 "loss scale": describe_scaling(parts.scaling, None if math.isnan(scale) else scale),
-                "model": f"{parts.program.model_name}, {count_parameters(parts.model):,} parameters",
+                "model": f"{parts.definition.model_name}, {count_parameters(parts.model):,} parameters",
                 "data": parts.data.description,
                 "loss": _describe_loss(parts.model),
                 "optimizer": _describe_optimizers(parts.model),
@@ -210,13 +211,6 @@ class Session(Trainer):
             metric_names=parts.metric_names,
             attempt=attempt,
         )
-
-
-def trained_paths(model: Any) -> dict[str, tuple[str, ...]]:
-    """Return the variables that each optimizer trains, by its name, in the order of their gradients."""
-    return {
-        name: tuple(v.path for v in optimizer.trained_variables) for name, optimizer in optimizers_of(model).items()
-    }
 
 
 def _describe_loss(model: Any) -> str:

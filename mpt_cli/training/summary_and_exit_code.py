@@ -97,5 +97,5 @@ def _summary(session: "Session", run_dir: Path, ending: Conclusion) -> Summary:
         parts.settings,
         run_dir,
         starter=processes.starter if processes else "",
-        repeatable=parts.program.repeatable,
+        repeatable=parts.definition.repeatable,
     )

@@ -46,10 +46,10 @@ MERGED_VERBS = {
 OVERRIDES = "conf=... key=value"  # metavars, which tell the completion what a word may be
 SCRIPT = "[key=value …] SCRIPT.py args …"
 MODULE = "MODULE args …"
-TARGETS = "NAME|FILE|RUN_DIR … key=value …"
+REPRODUCE_TARGETS = "NAME|FILE|RUN_DIR … key=value …"
 
 PAGE = "report.html"
-KINDS = ("recipes", "models", "data", "policies", "groups", "optimizers", "modes", "keys")  # of `mpt list`
+LIST_KINDS = ("recipes", "models", "data", "policies", "groups", "optimizers", "modes", "keys")  # of `mpt list`
 
 
 class Parser(argparse.ArgumentParser):
@@ -358,7 +358,7 @@ def configure_reproduce(parser: Parser) -> None:
     parser.add_argument(
         "given",
         nargs="*",
-        metavar=TARGETS,
+        metavar=REPRODUCE_TARGETS,
         help="recipes, files, folders, patterns, run directories; then changes to all of them",
     )
     parser.add_argument("--all", action="store_true", help="every recipe that can run on this machine")
@@ -439,12 +439,14 @@ prepares the run as `mpt train` does, up to its first step, and reports what tha
 
 def configure_list(parser: Parser) -> None:
     """List recipes, or what you can choose in one."""
-    parser.add_argument("kind", nargs="?", choices=KINDS, default="recipes", help="default: recipes", metavar="KIND")
+    parser.add_argument(
+        "kind", nargs="?", choices=LIST_KINDS, default="recipes", help="default: recipes", metavar="KIND"
+    )
     parser.add_argument("section", nargs="?", metavar="SECTION", help="with keys: only this section")
     parser.add_argument("--schema", action="store_true", help="with keys: the JSON Schema of a recipe, for editors")
     add_config_dir(parser)
     add_json(parser)
-    parser.epilog = f"""kinds: {", ".join(KINDS)}
+    parser.epilog = f"""kinds: {", ".join(LIST_KINDS)}
 
 examples:
   mpt list                     the recipes

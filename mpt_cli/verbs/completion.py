@@ -17,7 +17,7 @@ from mpt_cli.errors import ConfigError
 from mpt_cli.settings.schema import CHOOSING_KEYS, all_keys, sections
 from mpt_cli.settings.search_path import add_config_directories, group_choices, group_names, recipe_paths
 from mpt_cli.verbs import split_config_directories, verb_parser
-from mpt_cli.verbs.arguments import LISTED_VERBS, MODULE, OVERRIDES, SCRIPT, TARGETS
+from mpt_cli.verbs.arguments import LISTED_VERBS, MODULE, OVERRIDES, REPRODUCE_TARGETS, SCRIPT
 
 _KEYS_WITH_PATHS = ("conf", "run_dir", "resume", "data.path", "model.path")
 _files = FilesCompleter()
@@ -65,7 +65,7 @@ def _sections(prefix: str, parsed_args: Any, **_: Any) -> list[str]:
 # By the metavar of an argument, which says what it takes. Of arguments with choices argcomplete offers those itself.
 OFFERS: dict[str, Any] = {
     OVERRIDES: _words_or_files,
-    TARGETS: _targets,
+    REPRODUCE_TARGETS: _targets,
     "RECIPE": _recipes,
     SCRIPT: _words_or_files,
     MODULE: _files,

@@ -17,7 +17,7 @@ from mpt_cli.settings.model_data_optimizer_keys import GivenModel
 from mpt_cli.settings.search_path import conf_override, recipe_paths, shell_command
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 from mpt_cli.training_run import with_drawn_seed
 from mpt_cli.verbs import minimum_problems, print_json, say
 
@@ -51,7 +51,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
         from mpt_cli.diagnose.diagnosis import diagnose
         from mpt_cli.diagnose.report import diagnosis_content, print_diagnosis
 
-        found = diagnose(Program(settings), platform, say, arguments.after_steps or 0, arguments.batches or 8)
+        found = diagnose(RunDefinition(settings), platform, say, arguments.after_steps or 0, arguments.batches or 8)
         content = {**diagnosis_content(found), "directory": str(directory)}
         write_json(directory / DIAGNOSIS, content)
     if arguments.json:

@@ -44,7 +44,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     is_module = rest[0] == "-m"
     again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then
     options = [STRICT] * strict + [ALLOW_UNCHECKED] * allows_unchecked
-    program = ScriptProgram(settings, script_title(rest), ("run", *options, *again, *rest), tuple(overrides))
+    script = ScriptCommand(settings, script_title(rest), ("run", *options, *again, *rest), tuple(overrides))
 
     def run() -> None:
         with _as_main_module(
@@ -55,7 +55,7 @@ def run_run(arguments: argparse.Namespace) -> int:
             else:
                 runpy.run_path(os.path.abspath(name), run_name="__main__")
 
-    seen, error = run_program(program, run)
+    seen, error = run_script(script, run)
     code = _script_exit_code(error, settings.policy.name)
     _print_notes(seen)
     if isinstance(error, (MptError, KeyboardInterrupt)):  # the former is mpt's, about what the script asked for
@@ -75,7 +75,7 @@ def _check_place(settings: Settings, title: str) -> None:
 
 
 @dataclass(frozen=True)
-class ScriptProgram:
+class ScriptCommand:
     """A script or module, its name in runs, and the words after `mpt` that run it again, overrides among them."""
 
     settings: Settings
@@ -84,13 +84,13 @@ class ScriptProgram:
     overrides: tuple[str, ...]
 
 
-def run_program(program: ScriptProgram, run: Callable[[], None]) -> tuple["ScriptRun | None", BaseException | None]:
+def run_script(script: ScriptCommand, run: Callable[[], None]) -> tuple["ScriptRun | None", BaseException | None]:
     """Call `run` and wrap Keras when it is imported. Return what was recorded (None if Keras was not imported) and the
     exception (SystemExit included).
     """
     from mpt_cli.engine.backend import set_import_variables
 
-    settings, folder, process = program.settings, Path.cwd(), os.getpid()
+    settings, folder, process = script.settings, Path.cwd(), os.getpid()
     backend = os.environ.get("KERAS_BACKEND")
     set_import_variables(replace(settings, backend=replace(settings.backend, name=backend or "tensorflow")))
     found: list[ScriptRun] = []
@@ -100,9 +100,9 @@ def run_program(program: ScriptProgram, run: Callable[[], None]) -> tuple["Scrip
         def attach(keras: Any) -> None:
             from mpt_cli.script import ScriptRun, watched
 
-            is_seeded = any(word.startswith("seed=") for word in program.overrides)
+            is_seeded = any(word.startswith("seed=") for word in script.overrides)
             own = settings if os.getpid() == process else _of_process(settings)
-            found.append(ScriptRun(own, program.title, program.command, folder, is_seeded))
+            found.append(ScriptRun(own, script.title, script.command, folder, is_seeded))
             stack.enter_context(watched(found[0]))
             if backend is not None and (chosen := keras.backend.backend()) != backend:
                 found[0].note(f"the script sets its own backend, {chosen}, which is used")
@@ -119,7 +119,7 @@ def run_program(program: ScriptProgram, run: Callable[[], None]) -> tuple["Scrip
 
         # called while this function holds it, at the end of each process that `multiprocessing` forks
         util.register_after_fork(end_forked, lambda action: util.Finalize(None, action, exitpriority=0))
-        stack.enter_context(_spawning(program, folder))
+        stack.enter_context(_spawning(script, folder))
         try:
             with heard_by_script(), at_forced_end(lambda end: end_loops(end.error)), mpt_cli.on_keras(attach):
                 run()
@@ -130,17 +130,17 @@ def run_program(program: ScriptProgram, run: Callable[[], None]) -> tuple["Scrip
 
 
 @contextmanager
-def _spawning(program: ScriptProgram, folder: Path) -> Iterator[None]:
+def _spawning(script: ScriptCommand, folder: Path) -> Iterator[None]:
     """Run processes that `multiprocessing` spawns under the same settings, each in its own run directories. Those of
     its fork server, which differ in nothing that they see, are spawned too."""
-    words = [word for word in program.overrides if not word.startswith("run_dir=")]
-    if program.settings.run_dir is not None:
-        words.append(f"run_dir={folder / program.settings.run_dir}")
+    words = [word for word in script.overrides if not word.startswith("run_dir=")]
+    if script.settings.run_dir is not None:
+        words.append(f"run_dir={folder / script.settings.run_dir}")
     command_line, of_server = spawn.get_command_line, vars(ForkServerProcess)["_Popen"]
 
     def other(**given: Any) -> list[str]:
         line: list[str] = command_line(**given)
-        call = f"run_spawned({words!r}, {program.title!r}, {program.command!r}, {given!r})"
+        call = f"run_spawned({words!r}, {script.title!r}, {script.command!r}, {given!r})"
         line[line.index("-c") + 1] = f"from mpt_cli.verbs.run import run_spawned; {call}"
         return line
 
@@ -156,8 +156,8 @@ def _spawning(program: ScriptProgram, folder: Path) -> Iterator[None]:
 def run_spawned(words: list[str], title: str, command: tuple[str, ...], given: dict[str, Any]) -> NoReturn:
     """Run a process that `multiprocessing` spawned; `given` is what its parent passed on."""
     settings = _of_process(script_settings(words))
-    program = ScriptProgram(settings, title, command, tuple(words))
-    seen, error = run_program(program, lambda: spawn.spawn_main(**given))
+    script = ScriptCommand(settings, title, command, tuple(words))
+    seen, error = run_script(script, lambda: spawn.spawn_main(**given))
     _print_notes(seen)
     if (
         isinstance(error, Terminated) or getattr(error, "code", None) == TERMINATED

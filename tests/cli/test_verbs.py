@@ -10,7 +10,7 @@ from mpt_cli import __version__, errors
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.verbs import verb_parser
-from mpt_cli.verbs.arguments import KINDS, LISTED_VERBS
+from mpt_cli.verbs.arguments import LIST_KINDS, LISTED_VERBS
 from mpt_cli.verbs.inspection import LISTINGS
 
 
@@ -68,7 +68,7 @@ def test_show_names_the_objects_that_a_recipe_imports_at_every_depth(mpt) -> Non
 
 
 def test_list_shows_each_with_a_description(mpt) -> None:
-    assert tuple(LISTINGS) == KINDS
+    assert tuple(LISTINGS) == LIST_KINDS
     for kind, name in (("policies", "auto_float16"), ("keys", "loss_scale.backoff_factor")):
         (line,) = [line for line in mpt("list", kind).out.splitlines() if line.split()[:1] == [name]]
         assert len(line.split()) > 1

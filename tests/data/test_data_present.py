@@ -9,7 +9,7 @@ from mpt_cli.data.paths import check_run_present
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Digits, Loader, Text
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 from mpt_cli.training_run import train
 
 
@@ -64,7 +64,7 @@ def test_a_function_that_a_file_does_not_have_is_named_without_running_it() -> N
 
 def test_what_else_a_run_names_is_looked_for_before_keras_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """All functions that are nowhere at once; then files."""
-    monkeypatch.setattr(Program, "prepare_backend", lambda self: pytest.fail("Keras would be imported"))
+    monkeypatch.setattr(RunDefinition, "prepare_backend", lambda self: pytest.fail("Keras would be imported"))
     own = ["model.builder=./nets.py:build", "trainer.loss=losses:mine", "optimizer.object=optims:Own"]
     with pytest.raises(ConfigError) as caught:
         train(load_settings(["conf=digits_mlp", *own]))

@@ -10,7 +10,7 @@ from mpt_cli.diagnose.diagnosis import Diagnosis, diagnose
 from mpt_cli.engine.backend import Platform
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 
 NETS = Path(__file__).with_name("nets.py")
 PLATFORM = Platform(BACKEND, "CPU", ("CPU",), 0)
@@ -28,7 +28,7 @@ def net_settings(net: str, *words: str) -> Settings:
 
 
 def diagnosed(net: str, *words: str, **request: Any) -> Diagnosis:
-    return diagnose(Program(net_settings(net, *words)), PLATFORM, lambda text: None, **request)
+    return diagnose(RunDefinition(net_settings(net, *words)), PLATFORM, lambda text: None, **request)
 
 
 def unnamed(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:

@@ -15,7 +15,7 @@ from mpt_cli.errors import ConfigError, NumericalError
 from mpt_cli.samples.gradient_pass import GradientPass
 from mpt_cli.training.build_run_parts import assemble
 from mpt_cli.training.checkpoint import collect_state
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 
 pytestmark = pytest.mark.slow
 
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.slow
 def test_weights_are_bit_identical_with_and_without_measuring_between_the_steps():
     settings = net_settings("subclassed", "optimizer=adam", "optimizer.learning_rate=1e-2", "trainer.batch_size=500")
     keras.utils.set_random_seed(0)
-    plain = assemble(Program(settings), PLATFORM, load_data(settings.data, 0))
+    plain = assemble(RunDefinition(settings), PLATFORM, load_data(settings.data, 0))
     RunStepper(plain).train_to(5)
     keras.utils.set_random_seed(0)
-    measured = Examination(Program(settings), PLATFORM, 2)
+    measured = Examination(RunDefinition(settings), PLATFORM, 2)
     for step in (0, 2, 5):  # an epoch has 3 steps
         measured.measure_at(step)
     measured.try_scale(2.0**30)
@@ -66,7 +66,7 @@ def test_a_device_that_cannot_do_float16_is_said_without_a_traceback(monkeypatch
         return call(own, batch, scale)
 
     call, settings = GradientPass.__call__, net_settings("sequential")
-    examination = Examination(Program(settings), PLATFORM, 1)
+    examination = Examination(RunDefinition(settings), PLATFORM, 1)
     monkeypatch.setattr(GradientPass, "__call__", refuse)
     rule = "policy.name: can't be computed on this device: .* Diagnose it on a GPU, or with the other backend."
     with pytest.raises(ConfigError, match=rule):

@@ -13,7 +13,7 @@ from mpt_cli.diagnose.safe_windows import GradientCounts
 from mpt_cli.precision.gradients.exponent_counts import INFS, largest_exponent, share_flushed
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.training.build_run_parts import assemble
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 
 POWER = -15  # gradients below the gate lie 2**POWER under those above it
 BATCHES = 3
@@ -63,7 +63,7 @@ def skipped_steps(scale: float) -> int:
     jit = "trainer.jit_compile=false"  # XLA may keep float32 between the operations it fuses
     settings = net_settings("subclassed", jit, "optimizer.learning_rate=1e-30")
     settings = replace(settings, loss_scale=LossScaleSettings(mode="fixed", initial_scale=scale))
-    parts = assemble(Program(settings), PLATFORM, load_data(settings.data, 0))
+    parts = assemble(RunDefinition(settings), PLATFORM, load_data(settings.data, 0))
     RunStepper(parts).train_to(BATCHES)
     assert int(parts.optimizer.seen_steps) == BATCHES
     return int(parts.optimizer.skipped_steps)

@@ -7,11 +7,11 @@ import pytest
 from backends import only_on
 
 from mpt_cli.errors import ConfigError, UserCodeError
-from mpt_cli.plan.compiled_program import CompileTarget, assemble_program, prepare_compiler, tracing_errors
+from mpt_cli.plan.compiled_program import CompileTarget, assemble_planned, prepare_compiler, tracing_errors
 from mpt_cli.plan.device import load_device
 from mpt_cli.plan.plan import compile_plan, details
 from mpt_cli.settings.load import load_settings
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 
 on_jax = only_on("jax")
 GPT = [
@@ -39,7 +39,7 @@ WIDE = [
 
 def planned_on_cpu(words: list[str]):
     settings, target = load_settings(words), CompileTarget(None)
-    return assemble_program(Program(settings), target, prepare_compiler(settings, target))
+    return assemble_planned(RunDefinition(settings), target, prepare_compiler(settings, target))
 
 
 @pytest.mark.long

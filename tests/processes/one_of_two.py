@@ -18,11 +18,11 @@ def main() -> None:
     settings = load_settings(sys.argv[1:])
     platform = prepare_backend(settings)
     from mpt_cli.training.checkpoint import NoStore
-    from mpt_cli.training.run_from_settings import Program
+    from mpt_cli.training.run_from_settings import RunDefinition
     from mpt_cli.training.session import prepare
 
     telemetry = Telemetry([])
-    session = prepare(Program(settings), platform, telemetry, NoStore())
+    session = prepare(RunDefinition(settings), platform, telemetry, NoStore())
     assert session.sampler is not None and platform.process_info is not None
     is_rank0 = platform.process_info.is_rank0
     session.sampler.is_affordable = lambda *_, **__: is_rank0  # type: ignore[method-assign]  # by clocks that differ

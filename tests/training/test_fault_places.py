@@ -10,7 +10,7 @@ from keras import ops
 from tiny import TinyRun, tiny_run
 
 from mpt_cli.data.examples import Examples
-from mpt_cli.engine.faults import DATA, FaultSearch, find_forward_fault
+from mpt_cli.engine.faults import IN_DATA, FaultSearch, find_forward_fault
 from mpt_cli.precision import FixedScale, Policy
 from mpt_cli.precision.gradients.custom_gradients import custom_gradient
 
@@ -86,10 +86,10 @@ def test_a_batch_that_is_not_finite_is_named_before_any_layer(spoiled):
     model = spoiled[0].model
     spoiled[1].assign(np.array([NOWHERE, 0, 0], "float32"))
     fault = find_forward_fault(model, (keras.ops.full((2, 16), np.nan), np.zeros(2, "int32"), None))
-    assert (fault.layer, fault.variable, fault.fault) == (DATA, None, "nan")
+    assert (fault.layer, fault.variable, fault.fault) == (IN_DATA, None, "nan")
     big = keras.ops.full((2, 16), 1e5)  # finite, and inf in float16
     fault = find_forward_fault(model, (big, np.zeros(2, "int32"), None))
-    assert fault == (DATA, None, "inf", None, 1e5)
+    assert fault == (IN_DATA, None, "inf", None, 1e5)
     assert find_forward_fault(model, (np.zeros((2, 16), "float32"), np.zeros(2, "int32"), None)) is None
 
 
@@ -133,7 +133,7 @@ def test_inputs_beyond_float16_are_named_after_a_branch_of_ids_and_not_where_flo
             lifted = keras.layers.Dense(4, name="lift", kernel_initializer=keras.initializers.Constant(6e4))(first(raw))
             model = keras.Model([ids, raw], keras.layers.Concatenate()([embedded, lifted]))
             fault = find_forward_fault(model, batch)
-            expected = (DATA, 113168.0) if first.compute_dtype == "float16" else ("lift", None)
+            expected = (IN_DATA, 113168.0) if first.compute_dtype == "float16" else ("lift", None)
             assert (fault.layer, fault.largest_input) == expected
 
 

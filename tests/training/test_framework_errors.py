@@ -14,7 +14,7 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.telemetry.sink_interface import Telemetry
 from mpt_cli.training import session
 from mpt_cli.training.checkpoint import NoStore
-from mpt_cli.training.run_from_settings import Program
+from mpt_cli.training.run_from_settings import RunDefinition
 
 TABLE = [
     ("UNKNOWN: Gloo all-reduce failed:\nreset by peer", True, DataError, r"another process .* broke.*resume="),
@@ -76,7 +76,7 @@ def test_our_own_errors_pass() -> None:
         raise DataError("a connection of our own")
 
 
-class TooLarge(Program):
+class TooLarge(RunDefinition):
     def build_model(self, data: Any) -> None:
         raise RuntimeError("{{function_node}} OOM when allocating tensor with shape[1000000,1000000]")
 

@@ -18,7 +18,7 @@ SUBNORMALS, INFS, NANS, ZEROS = 0, 255, 256, 257
 SLOTS = 258
 EXPONENT_BIAS = 127
 # of float16: where its normal numbers begin, what is flushed to zero (2**-25 is a tie, rounded to even), what overflows
-FLUSHED, OVERFLOWING = -25, 16
+FLUSHED_BELOW, OVERFLOWING = -25, 16
 
 
 def statistics_of_each(tensors: list[Tensor]) -> Tensor:
@@ -94,7 +94,7 @@ def share_flushed(statistics: Counts, scale: float = 1.0) -> float:
         >>> share_flushed(counts), share_flushed(counts, scale=2.0**15)
         (0.5, 0.0)
     """
-    return _share_below(statistics, FLUSHED + 1 - frexp(scale)[1])
+    return _share_below(statistics, FLUSHED_BELOW + 1 - frexp(scale)[1])
 
 
 def safe_scales(statistics: Counts, largest_share_flushed: float = 0.001) -> SafeScales | None:
@@ -119,7 +119,7 @@ def safe_scales(statistics: Counts, largest_share_flushed: float = 0.001) -> Saf
     if top is None:
         return None
     powers = range(-126, 128)
-    enough = [k for k in powers if _share_below(statistics, FLUSHED - k) <= largest_share_flushed]
+    enough = [k for k in powers if _share_below(statistics, FLUSHED_BELOW - k) <= largest_share_flushed]
     return SafeScales(enough[0] if enough else powers[-1] + 1, min(OVERFLOWING - 1 - top, powers[-1]))
 
 
