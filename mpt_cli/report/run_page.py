@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from mpt_cli.precision.scale_rules import format_power
 from mpt_cli.report.history import STEP_FIELDS, RunHistory
 from mpt_cli.report.page import render_page
 from mpt_cli.report.picture import CURVE_COLORS, Curve, CurveStyle, Picture, distinct_style
@@ -27,7 +28,6 @@ from mpt_cli.telemetry.record_types import (
     UPDATES,
     WEIGHT_GRADIENTS,
     Summary,
-    as_number,
     record_from,
     required_fields,
 )
@@ -90,8 +90,7 @@ def environment_facts(history: RunHistory) -> list[tuple[str, str]]:
 
 def format_value(value: Any) -> str:
     """Return a value of the configuration or of a record as text; None becomes empty."""
-    number = as_number(value) if isinstance(value, float) else None
-    return "" if value is None else f"{number:.6g}" if number is not None and math.isfinite(number) else str(value)
+    return "" if value is None else format_power(value) if isinstance(value, float) else str(value)
 
 
 LATEST_EVENTS = 30
@@ -134,7 +133,7 @@ def layers_table(history: RunHistory) -> PageTable[Any]:
             line["dtype"],
             "all 0"
             if (lowest := line.get("lowest_exponent")) is None
-            else f"2^{lowest} … 2^{lowest + len(line['exponents'])}",
+            else f"2**{lowest} … 2**{lowest + len(line['exponents'])}",
             *(format_fraction(line[name]) for name in ("flushed", "subnormal", "overflowed")),
         ]
         for line in found[:_MOST_LAYERS]

@@ -123,11 +123,11 @@ class TestScaling:
             (
                 LossScaleSettings("dynamic", growth_steps=9),
                 "float16",
-                "dynamic from 32768, grows after 9 applied steps",
+                "dynamic from 2**15, grows after 9 applied steps",
                 [],
             ),
             (LossScaleSettings("fixed", 2.0**30), "float16", "fixed at 1073741824, overflow steps are skipped", []),
-            (LossScaleSettings("logmax"), "float16", "logmax from 32768, follows the largest gradient", []),
+            (LossScaleSettings("logmax"), "float16", "logmax from 2**15, follows the largest gradient", []),
             (LossScaleSettings(), "float32", "none (nothing computes in float16)", []),
             (
                 LossScaleSettings("none"),
@@ -141,7 +141,7 @@ class TestScaling:
             (
                 LossScaleSettings("dynamic"),
                 "float32",
-                "dynamic from 32768, grows after 2000 applied steps",
+                "dynamic from 2**15, grows after 2000 applied steps",
                 ["loss_scale.mode=dynamic has no use here: nothing computes in float16."],
             ),
         ):
