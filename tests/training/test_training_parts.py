@@ -126,7 +126,7 @@ class TestScaling:
                 "dynamic from 2**15, grows after 9 applied steps",
                 [],
             ),
-            (LossScaleSettings("fixed", 2.0**30), "float16", "fixed at 1073741824, overflow steps are skipped", []),
+            (LossScaleSettings("fixed", 2.0**30), "float16", "fixed at 2**30, overflow steps are skipped", []),
             (LossScaleSettings("logmax"), "float16", "logmax from 2**15, follows the largest gradient", []),
             (LossScaleSettings(), "float32", "none (nothing computes in float16)", []),
             (
