@@ -134,7 +134,7 @@ class TestScaling:
                 "mixed_float16",
                 "none, though layers compute in float16",
                 [
-                    "loss_scale.mode=none: layers compute in float16, where gradients below 2^-24 become 0. "
+                    "loss_scale.mode=none: layers compute in float16, where gradients below 2**-24 become 0. "
                     "loss_scale=dynamic keeps them (docs/explanation/loss-scaling.md)."
                 ],
             ),
