@@ -10,7 +10,7 @@ from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
 from mpt_cli.engine.backend import Platform
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision.gradients.exponent_counts import SafeScales
-from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
+from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule, format_power
 from mpt_cli.samples.lost_digits import LostDigits
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.format import format_fraction, format_scale
@@ -200,7 +200,7 @@ def _verify(examination: Examination, kept: list[str], say: Callable[[str], None
     )
     if (predicted := found.window) is None:
         return found
-    say(f"trying scales around 2^{predicted.highest_power} in real float16 passes")
+    say(f"trying scales around 2**{predicted.highest_power} in real float16 passes")
     found = replace(found, highest_safe=examination.highest_safe(predicted))
     recommended = recommended_scale(found.window or predicted, *scale_bounds(settings.loss_scale.rule))
     for scale in (1.0, found.loss_scale, recommended / 2, recommended):
@@ -326,23 +326,15 @@ def config_words(found: Diagnosis) -> list[str]:
     return [f"{section}.{name}={value}".replace("'", "") for section, keys in sections for name, value in keys.items()]
 
 
-def format_power(scale: float) -> str:
-    """
-    >>> format_power(1024.0)
-    '2**10'
-    """
-    return f"2**{int(log2(scale))}"
-
-
 def format_window(window: SafeScales | None) -> str:
     """
     >>> format_window(SafeScales(-3, 20)), format_window(SafeScales(5, 4))
-    ('2^-3 … 2^20', 'none')
+    ('2**-3 … 2**20', 'none')
     """
     if window is None:
         return "any"
-    lowest = "any" if window.lowest_power <= -126 else f"2^{window.lowest_power}"
-    return "none" if window.empty else f"{lowest} … 2^{window.highest_power}"
+    lowest = "any" if window.lowest_power <= -126 else f"2**{window.lowest_power}"
+    return "none" if window.empty else f"{lowest} … 2**{window.highest_power}"
 
 
 KEEP_IN_FLOAT32 = "keep {it} in float32 (policy.overrides), "

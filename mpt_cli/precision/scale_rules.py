@@ -132,10 +132,10 @@ class ScaleRule(ABC):
         """Yield what is wrong with its numbers together, the attributes of `values`; each alone is in range."""
         low, high = getattr(values, "min_scale", SMALLEST_SCALE), getattr(values, "max_scale", LARGEST_SCALE)
         if not low <= high:
-            yield InvalidNumber("min_scale", f"must be <= loss_scale.max_scale, which is {high:g}.")
+            yield InvalidNumber("min_scale", f"must be <= loss_scale.max_scale, which is {format_power(high)}.")
         elif not low <= values.initial_scale <= high:
-            rule = f"must lie within loss_scale.min_scale={low:g} and loss_scale.max_scale={high:g}."
-            yield InvalidNumber("initial_scale", rule, "Move the bound if this is intended.")
+            bounds = f"loss_scale.min_scale={format_power(low)} and loss_scale.max_scale={format_power(high)}"
+            yield InvalidNumber("initial_scale", f"must lie within {bounds}.", "Move the bound if this is intended.")
 
     def describe(self, scale: str) -> str:
         """Return one line on the mode for the header; `scale` is its initial scale."""
@@ -164,6 +164,16 @@ def find_installed_rule(class_name: str) -> type[ScaleRule] | None:
     """Return the class of this name among the modes of other packages, None where there is none that can be used."""
     rules = plugins.loadable(ScaleRule).values()
     return next((rule for rule in rules if rule.__name__ == class_name), None)
+
+
+def format_power(number: float) -> str:
+    """Return a number as it may be pasted as a value, from 16 on and below 1/8 as a power of two where it is one.
+
+    >>> format_power(32768.0), format_power(2.0**-14), format_power(0.5), format_power(3.0e7), format_power(1234.5)
+    ('2**15', '2**-14', '0.5', '30000000', '1234.5')
+    """
+    mantissa, exponent = math.frexp(number)
+    return f"2**{exponent - 1}" if mantissa == 0.5 and abs(exponent - 1) > 3 else f"{number:.10g}"
 
 
 def check_scale(name: str, value: object) -> float:

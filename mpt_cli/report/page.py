@@ -12,6 +12,7 @@ import os
 import time
 from base64 import b64encode
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,30 +25,6 @@ from mpt_cli.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-# Contrast of every text color to its background is at least 4.5 in both schemes; a test reckons it out.
-LIGHT_PAGE = {
-    "page": "#ffffff",
-    "ink": "#1f2328",
-    "faint": "#59636e",
-    "line": "#d8dee4",
-    "soft": "#f3f5f7",
-    "good": "#1a7f37",
-    "bad": "#c5221f",
-    "warn": "#8a5a00",
-    "link": "#0a5fb4",
-}
-DARK_PAGE = {
-    "page": "#14171a",
-    "ink": "#e3e6e9",
-    "faint": "#a2abb5",
-    "line": "#343a41",
-    "soft": "#1f2429",
-    "good": "#4cc36a",
-    "bad": "#ff8f87",
-    "warn": "#e3b341",
-    "link": "#6cb6ff",
-}
 
 GENERATOR = '<meta name="generator" content="mpt'  # written by page.html: marks a page as ours
 SCRIPTS = ("uplot/uPlot.iife.min.js", "templates/charts.js")
@@ -70,8 +47,6 @@ def render_page(
             charts=[*chart_data(pictures), *other_charts],
             version=__version__,
             made_at=time.strftime("%Y-%m-%d %H:%M"),
-            light=LIGHT_PAGE,
-            dark=DARK_PAGE,
             **values,
         )
     )
@@ -114,12 +89,6 @@ def write_page(path: Path, text: str) -> None:
 
 def check_replaceable(path: Path) -> None:
     """Raise DataError if `path` is something that mpt did not write."""
-    try:
-        with open_file(path) as file:
-            is_ours = GENERATOR.encode() in file.read(2000)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror}. Give another --out.") from error
-    if not is_ours:
-        raise DataError(f"{path} exists and is no page of mpt. Nothing was changed; give another --out.")
+    with naming(path, "Give another --out."), suppress(FileNotFoundError), open_file(path) as file:
+        if GENERATOR.encode() not in file.read(2000):
+            raise DataError(f"{path} exists and is no page of mpt. Nothing was changed; give another --out.")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from mpt_cli.precision.scale_rules import format_power
 from mpt_cli.report.history import STEP_FIELDS, RunHistory
 from mpt_cli.report.page import render_page
 from mpt_cli.report.picture import CURVE_COLORS, Curve, CurveStyle, Picture, distinct_style
@@ -88,7 +89,7 @@ def environment_facts(history: RunHistory) -> list[tuple[str, str]]:
 
 def format_value(value: Any) -> str:
     """Return a value of the configuration or of a record as text; None becomes empty."""
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return "" if value is None else format_power(value) if isinstance(value, float) else str(value)
 
 
 LATEST_EVENTS = 30
@@ -131,7 +132,7 @@ def layers_table(history: RunHistory) -> PageTable[Any]:
             line["dtype"],
             "all 0"
             if (lowest := line.get("lowest_exponent")) is None
-            else f"2^{lowest} … 2^{lowest + len(line['exponents'])}",
+            else f"2**{lowest} … 2**{lowest + len(line['exponents'])}",
             *(format_fraction(line[name]) for name in ("flushed", "subnormal", "overflowed")),
         ]
         for line in found[:_MOST_LAYERS]

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.telemetry.console import PrintableConsole, labelled_lines
+from mpt_cli.telemetry.console import PrintableConsole
 
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
@@ -97,11 +96,11 @@ def print_table(
 SHORTEST_LABEL = 9
 
 
-def print_labelled(rows: Sequence[tuple[str, str]], console: Console) -> None:
+def print_labelled(rows: Sequence[tuple[str, str]], console: PrintableConsole) -> None:
     """Print labels with their texts."""
     label_width = max([SHORTEST_LABEL, *map(len, dict(rows))]) + 2
-    for line in labelled_lines(rows, label_width, console.width if console.is_terminal else None):
-        console.out(line, highlight=False)
+    for label, text in rows:
+        console.say(f"{label:<{label_width}}{text}", indent=label_width)
 
 
 def _cells(columns: Sequence[TableColumn[R]], row: R) -> list[str]:

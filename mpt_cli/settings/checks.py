@@ -53,10 +53,8 @@ def check_shapes(settings: Settings) -> Iterator[Problem]:
         yield Problem("data.input_shape", "must have at least one entry.", data.input_shape)
     if isinstance(model, Transformer) and model.width % model.heads:
         yield Problem("model.width", f"must be a multiple of model.heads={model.heads}.", model.width)
-    if isinstance(model, ResNet) and not model.filters:
-        yield Problem("model.filters", "must have at least one stage.", model.filters)
-    elif isinstance(model, ResNet) and len(model.filters) != len(model.blocks):
-        rule = f"must have as many entries as model.filters={model.filters}, one per stage."
+    if isinstance(model, ResNet) and not 0 < len(model.filters) == len(model.blocks):
+        rule = f"must have as many entries as model.filters={model.filters}, one per stage, at least one."
         yield Problem("model.blocks", rule, model.blocks)
 
 
@@ -235,16 +233,14 @@ def check_weights(settings: Settings) -> Iterator[Problem]:
     if weights is not None and not all(map(is_finite_number, values)):
         yield Problem("trainer.loss_weights", "must be a number for each output, as a mapping or list.", weights)
     elif isinstance(weights, dict) and isinstance(loss, dict) and (unknown := [*weights.keys() - loss.keys()]):
-        remedy = did_you_mean(unknown[0], map(str, loss)) or f"trainer.loss has {', '.join(map(str, loss))}."
+        remedy = f"trainer.loss has {', '.join(map(str, loss))}."
         yield Problem("trainer.loss_weights", f"must name outputs that have a loss, not {unknown[0]}.", None, remedy)
     if classes is not None and not (isinstance(classes, dict) and classes):
         yield Problem("trainer.class_weight", "must map classes to factors.", classes, "For example {0: 1, 1: 5}.")
         return
     for name, value in (classes or {}).items():
-        if not str(name).isdigit():
-            yield Problem("trainer.class_weight", "must name classes by number, starting at 0.", name)
-        if not is_finite_number(value) or value < 0:
-            yield Problem(f"trainer.class_weight.{name}", "must be a number >= 0.", value)
+        if not (str(name).isdigit() and is_finite_number(value) and value >= 0):
+            yield Problem(f"trainer.class_weight.{name}", "must be NUMBER_OF_THE_CLASS: FACTOR, both >= 0.", value)
 
 
 REFUSED_CALLBACKS = {  # Keras's classes that do what a run does itself, and what to do instead

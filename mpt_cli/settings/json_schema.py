@@ -17,7 +17,7 @@ from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, variants_o
 SCHEMA_FILE = "mpt.schema.json"  # beside a recipe whose first line is MODELINE, which editors read
 MODELINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
 Schema = dict[str, Any]
-_NUMBER_AS_TEXT = {"type": "string", "pattern": r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?(\s*(\*\*|\^)\s*[+-]?\d+)?\s*$"}
+_NUMBER_AS_TEXT = {"type": "string", "pattern": r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?(\s*\*\*\s*[+-]?\d+)?\s*$"}
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
 
 

@@ -7,7 +7,6 @@ write scales: 32768, 3.3e4, 2**15.
 """
 
 import copy
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from annotated_types import Interval
 
 from mpt_cli.errors import did_you_mean
+from mpt_cli.precision.scale_rules import format_power
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -35,7 +35,6 @@ def read_number(text: str) -> int | float | None:
     >>> read_number("2**15"), read_number("2**-1"), read_number("3.3e4"), read_number("high")
     (32768, 0.5, 33000.0, None)
     """
-    text = text.replace("^", "**")  # as verdicts write powers
     if power := _POWER.fullmatch(text):
         sign, base, exponent = power.groups()
         with suppress(ArithmeticError, ValueError):  # the latter of thousands of digits
@@ -261,7 +260,7 @@ def _bad_value(key: Key, value: Any, errors: dict[str, Any]) -> BadValue:
         return BadValue("must be a finite number.")
     if errors.keys() & {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
         is_too_large = "at_most" not in key.bounds and "less_than_equal" in errors
-        range_ = f"<= {_format_bound(LARGEST_COUNT)}" if is_too_large else format_range(key)
+        range_ = f"<= {format_power(LARGEST_COUNT)}" if is_too_large else format_range(key)
         return BadValue(f"must be {'each ' if key.is_list else ''}{range_}.")
     if "literal_error" in errors:
         names = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in key.choices]
@@ -277,14 +276,7 @@ _SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
 
 def format_range(key: Key) -> str:
     """Return the bounds of a key as text, as in "> 0 and <= 1"."""
-    return " and ".join(f"{_SIGNS[kind]} {_format_bound(bound)}" for kind, bound in key.bounds.items())
-
-
-def _format_bound(bound: float) -> str:
-    """Write 2**127 rather than its 39 digits."""
-    mantissa, exponent = math.frexp(bound)
-    is_large = mantissa == 0.5 and abs(exponent) > 20
-    return f"2**{exponent - 1}" if is_large else str(as_whole(bound))
+    return " and ".join(f"{_SIGNS[kind]} {format_power(bound)}" for kind, bound in key.bounds.items())
 
 
 _NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

@@ -163,12 +163,9 @@ def object_problem(key: str, value: Any, listing: str) -> Problem | None:
     list.
     """
     if isinstance(value, dict):
-        if HYDRA_TARGET in value:
-            rule, remedy = f"must name an object without Hydra's {HYDRA_TARGET}.", "{object: module:name, kwargs: {…}}"
-            return Problem(key, rule, value, f"Write {remedy}.")
         if unknown := [name for name in value if name not in ("object", "kwargs")]:
-            remedy = did_you_mean(unknown[0], ["object", "kwargs"]) or "Its arguments go into kwargs."
-            return Problem(key, f"there is no {unknown[0]} beside object and kwargs.", value, remedy)
+            rule, remedy = f"there is no {unknown[0]} beside object and kwargs.", "{object: module:name, kwargs: {…}}"
+            return Problem(key, rule, value, f"Write {remedy}.")
         if not isinstance(value.get("kwargs") or {}, dict):
             return Problem(f"{key}.kwargs", "must be a mapping from names to values.", value["kwargs"])
         key, value = f"{key}.object", value.get("object")
@@ -184,12 +181,9 @@ def object_problem(key: str, value: Any, listing: str) -> Problem | None:
 def form_problem(reference: str, key: str) -> Problem | None:
     """Return what is wrong with the form of a reference, told without importing anything."""
     place, colon, name = reference.rpartition(":")
-    if not (colon and place and name):
-        return Problem(key, "must be package.module:function or path/to/file.py:function.", reference)
-    if place.startswith(".") and not place.endswith(".py"):
-        rule = f"{place} is no module name; a file is named by its path, as in ./my_file.py:function."
-        return Problem(key, rule, reference)
-    return None
+    if colon and name and place and (place[0] != "." or place.endswith(".py")):
+        return None
+    return Problem(key, "must be package.module:function or path/to/file.py:function.", reference)
 
 
 def located(value: Any, folders: Sequence[Path], is_name: bool = True) -> Any:
@@ -213,7 +207,7 @@ def file_of(reference: str, folder: Path) -> Path | None:
     none.
     """
     place, _, name = reference.rpartition(":")
-    if not name or form_problem(reference, "") or "${" in f"{reference}{folder}":
+    if not name or form_problem(reference, ""):
         return None
     is_path = place.endswith(".py")
     inside = folder / expanded(place if is_path else place.replace(".", "/"))

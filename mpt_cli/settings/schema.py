@@ -320,8 +320,6 @@ def remedy_for(path: str, value: Any) -> str:
     >>> remedy_for("precision", "16-mixed"), remedy_for("model._target_", "nets.deep.build")
     ('Did you mean policy=mixed_float16?', 'Write model.builder: nets.deep:build.')
     """
-    if path == "sweep":
-        return "Give its keys to `mpt sweep` as words, as in seed=0,1,2."
     section, _, written = path.rpartition(".")
     leaf = OTHER_WORDS.get(written, written)
     if leaf == HYDRA_TARGET and section:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from mpt_cli import plugins
-from mpt_cli.errors import config_error, did_you_mean, nearest
+from mpt_cli.errors import config_error, did_you_mean
 
 CONFIG_DIR = "MPT_CONFIG_DIR"  # folders with colons between them
 DEFAULTS = "MPT_DEFAULTS"  # a file that replaces `user_defaults`; empty: none
@@ -202,9 +202,6 @@ def find_recipe(name_or_path: str) -> Path:
     near = [path / "config.yaml", *(path.with_suffix(suffix) for suffix in SUFFIXES if path.name)]
     own = next(filter(os.path.isfile, near), None)
     remedy = recipe_remedy(path.stem) if own is None else f"Write {shlex.quote(conf_override(own))}."
-    beside = {other.stem: other for other in path.parent.glob("*.y*ml")}
-    if path.suffix in SUFFIXES and (other := nearest(path.stem, beside)):
-        remedy = f"Did you mean {shlex.quote(conf_override(beside[other]))}?"
     raise config_error("conf", "must name a recipe or a YAML file.", name_or_path, remedy)
 
 

@@ -80,9 +80,6 @@ _CAUSES = (
     (r"character '\\t'", "this line is indented with a tab; YAML needs spaces", False),
     ("quoted scalar.*(stream|document)", "the quote that opens here is never closed", True),
     ("expected ',' or", "the bracket that opens here is never closed, or a comma is missing in it", True),
-    ("found '-'", "a list entry (-) is among keys: put the list below a key of its own", False),
-    ("found '[]}]'", "this bracket has no opening bracket", False),
-    ("found '<scalar>'", "text follows the closing quote; to write a quote inside of quotes, double it", False),
     ("<block", "the indentation of this line matches no line above", False),
     ("expected ':'", "a key needs a colon and a space behind it", True),
     (
@@ -96,7 +93,6 @@ _CAUSES = (
         "a text that begins with this character needs quotes",
         False,
     ),
-    ("escape character", "a backslash in double quotes begins an escape; use single quotes", False),
 )
 
 

@@ -19,7 +19,6 @@ from mpt_cli.runs.directory import (
     LOCK_FILE,
     RunDirectory,
     default_parent,
-    latest_line,
     random_name,
     read_holder,
     read_json,
@@ -61,8 +60,7 @@ class SweepDirectory:
         """Return the directory of an earlier sweep; DataError when there is none or it isn't one."""
         found, verb = cls(expanded(path)), cls.verb
         if not found.plan_json.is_file():
-            why = f"it has no {found.plan_json.name}" if found.path.is_dir() else "it does not exist"
-            raise DataError(f"{found.path} is not a {verb} directory: {why}. Give the folder that `mpt {verb}` wrote.")
+            raise DataError(f"{found.plan_json} does not exist. Give the folder that `mpt {verb}` wrote.")
         return found
 
     def lock(self) -> AbstractContextManager[None]:
@@ -192,8 +190,7 @@ class JobResult:
 
     def number(self, name: str) -> float | None:
         """Return a field of the summary as a number; None where there is none."""
-        value = self.summary.get(name)
-        return None if value is None or isinstance(value, bool) else float(value)
+        return as_number(self.summary.get(name))
 
     @property
     def skipped_share(self) -> float | None:
@@ -227,9 +224,7 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
     if ending.cause == "interrupt":
         return INTERRUPTED, TERMINATED, "it was interrupted"
     if ending.cause == "timeout":
-        line = latest_line(sweep.run(job).metrics_jsonl)
-        place = "no step was logged" if line is None else f"its log ends at step {line['step']}"
-        return TIMED_OUT, TERMINATED, f"it was ended after {after} (--timeout); {place}"
+        return TIMED_OUT, TERMINATED, f"it was ended after {after} (--timeout)"
     if code is None:
         return FAILED, BAD_DATA, ending.note
     if code < 0 or code in _SIGNALLED:

@@ -26,7 +26,6 @@ from mpt_cli.settings.load import missing_backend
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.settings.yaml_reader import MOST_JOBS
-from mpt_cli.sweep import SAMPLERS
 from mpt_cli.sweep.overrides import (
     Grid,
     each_once,
@@ -37,6 +36,7 @@ from mpt_cli.sweep.overrides import (
     varied_keys,
     varied_values,
 )
+from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds, needed_size
 from mpt_cli.telemetry.record_types import as_number
 from mpt_cli.training.progress import MONITORED, falls, tells_direction
 from mpt_cli.training.run_from_settings import check_repeatable
@@ -82,9 +82,8 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
         raise config_error("--objective", "must end in :min or :max, or in neither.", word)
     objective = Objective(name, direction == "min") if colon else Objective(word, falls(word))
     if known and not any(objective.name in names for names in known):
-        everything = sorted(set().union(*known))
-        listed = f"They have {', '.join(name for name in everything if not name.startswith('metrics.'))}."
-        remedy = did_you_mean(objective.name, everything) or listed
+        everything = sorted(name for name in set().union(*known) if not name.startswith("metrics."))
+        remedy = did_you_mean(objective.name, everything) or f"They have {', '.join(everything)}."
         raise config_error("--objective", "must be a number that the jobs report.", objective.name, remedy)
     if not (colon or tells_direction(word)):
         rule = "must end in :min or :max: the name does not tell whether lower or higher is better."
@@ -153,8 +152,6 @@ class Search:
         """Raise ConfigError where it can't be run here."""
         if importlib.util.find_spec("optuna") is None:
             raise config_error("--trials", "optuna is not installed.", None, install_command("optuna"))
-        if self.sampler not in SAMPLERS:  # of a sweep.json from another version
-            raise config_error("--sampler", f"must be one of {', '.join(SAMPLERS)}.", self.sampler)
 
 
 @dataclass(frozen=True)
@@ -252,10 +249,25 @@ def plan_lines(plan: SweepPlan, left: Sequence[Job]) -> list[str]:
     """
     lines = [" ".join([f"{job.name} ", *map("=".join, job.overrides.items())]).rstrip() for job in left]
     if (search := plan.search) is None:
-        return [*lines, job_count(len(left))]
-    pruner = f", {search.pruner}" if search.pruner else ""
+        return [*lines, job_count(len(left)), *filter(None, [seeds_sentence(plan.jobs)])]
     words = search.words if plan.missing else []
-    return [*lines, *words, f"{len(left) + plan.missing} trials, {search.sampler}{pruner}"]
+    return [*lines, *words, f"{len(left) + plan.missing} trials, {search.sampler}"]
+
+
+def seeds_sentence(jobs: Sequence[Job]) -> str:
+    """Return a sentence on what the seeds of these jobs can show; empty for fewer than two configurations."""
+    seeds: dict[tuple[tuple[str, str], ...], set[str | None]] = {}
+    for job in jobs:
+        seeds.setdefault(tuple(job.without_seed.items()), set()).add(job.overrides.get("seed"))
+    if len(seeds) < 2:
+        return ""
+    if not (common := len(set.intersection(*seeds.values()))):
+        return "No seed is common to all configurations: what shares none with the first can't be compared with it."
+    sizes = ", ".join(f"{needed_size(count, len(seeds) - 1):.1f} with {count}" for count in (FEWEST_SEEDS, 5, 10))
+    return (
+        f"{len(seeds)} configurations with {count_seeds(common)} in common: a mean difference is told from chance if "
+        f"it is so many times its standard deviation over the seeds: {sizes} seeds, with fewer never."
+    )
 
 
 def job_count(count: int) -> str:
@@ -285,6 +297,6 @@ def job_name(number: int, overrides: dict[str, str]) -> str:
 def _plain(key: str, value: str) -> str:
     """Return the value as part of a file name: 2**15 as 32768, a path as its last part."""
     number = read_number(value) if "**" in value else None
-    text = f"{number:.6g}" if isinstance(number, float) else str(number) if number is not None else value
+    text = value if number is None else f"{number:.10g}"
     last = Path(text).stem if key == "conf" else text
     return re.sub(r"[^\w.+-]+", "_", last).strip("_")

@@ -18,7 +18,6 @@ from mpt_cli.settings.overrides import conf_of, parse_override, without_quotes
 from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key
 from mpt_cli.settings.search_path import (
     group_choices,
-    group_names,
     project_folders,
     recipe_paths,
     searching,
@@ -132,8 +131,7 @@ def _swept_words(override: Override, base: str, problems: list[Problem]) -> list
         return []
     if isinstance(value, RangeSweep):
         start, stop, step = float(value.start or 0), float(value.stop or 0), float(value.step)
-        is_finite = all(map(math.isfinite, (start, stop, step)))
-        if not is_finite or step == 0 or (stop - start) / step > MOST_JOBS or "log" in value.tags:
+        if not step or not (stop - start) / step <= MOST_JOBS or "log" in value.tags:  # nor of inf or nan
             rule = f"range() must have at most {MOST_JOBS:,} values, in equal steps other than 0:"
             problems.append(Problem(key, f"{rule} tag(log,…) is for interval().", received))
             return []
@@ -146,22 +144,18 @@ def _swept_words(override: Override, base: str, problems: list[Problem]) -> list
 
 
 def _matches(key: str, glob: Glob, problems: list[Problem]) -> list[str]:
-    names, received = _names_for(key), f"glob({','.join(glob.include)})"
-    if names is None:
-        rule = "must be conf or a group for glob()."
-        problems.append(Problem(key, rule, received, f"Groups: {', '.join(group_names())}."))
-        return []
-    found = glob.filter(names)
+    found = glob.filter(names := _names_for(key))
     if not found:
-        problems.append(Problem(key, f"must match at least one of {', '.join(names)}.", received))
+        rule = f"glob() must match a recipe (conf) or a file of a group, here of: {', '.join(names) or 'none'}."
+        problems.append(Problem(key, rule, f"glob({','.join(glob.include)})"))
     return found
 
 
-def _names_for(key: str) -> list[str] | None:
+def _names_for(key: str) -> list[str]:
     if key == "conf":
         return list(recipe_paths())
     is_group = key in CHOOSING_KEYS or find_key(key) is None
-    return (group_choices(CHOOSING_KEYS.get(key, key)) or None) if is_group else None
+    return group_choices(CHOOSING_KEYS.get(key, key)) if is_group else []
 
 
 def read_interval(word: str) -> IntervalSweep | None:

@@ -14,6 +14,7 @@ When several configurations are compared with the best one, the level is divided
 scipy, which takes most of a second to import, is imported where something is computed.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,13 @@ _FLOAT32 = 2.0**-20  # a few roundings of a sum in float32
 
 def count_seeds(seeds: int) -> str:
     return f"{seeds} seeds" if seeds > 1 else "one seed"
+
+
+def needed_size(seeds: int, comparisons: int) -> float:
+    """Return how many times its standard deviation over these seeds a mean difference must be to be shown."""
+    from scipy.special import stdtrit
+
+    return float(-stdtrit(seeds - 1, LEVEL / comparisons / 2)) / math.sqrt(seeds)
 
 
 @dataclass(frozen=True)

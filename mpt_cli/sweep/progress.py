@@ -17,10 +17,10 @@ from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.launchers import recorded_launcher
 from mpt_cli.jobs.local_processes import Running
 from mpt_cli.runs.directory import latest_line
-from mpt_cli.sweep.directory import RUNNING, WAITING, JobResult, SweepDirectory, read_job
+from mpt_cli.sweep.directory import NOT_ENDED, RUNNING, WAITING, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.job_list import Job
 from mpt_cli.telemetry.console import PrintableConsole
-from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
+from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds
 from mpt_cli.training.progress import MONITORED
 
 PLAIN_SECONDS, LIVE_SECONDS = 30.0, 0.5  # between two updates: as lines that stay, as lines that change
@@ -54,7 +54,7 @@ class JobLines:
         if self._ended.get(result.job.name) != result:
             self._ended[result.job.name] = result
             place = f"[{len(self._ended):>{len(str(self._count))}}/{self._count}]"
-            self._console.say(f"{place} {format_result(result)}", None if result.is_good else "red")
+            self._console.say(f"{place} {format_result(result)}", None if result.is_good else "red", 2)
 
     def tick(self, running: Sequence[Running]) -> None:
         """Show what runs in the queue of this process, now and then."""
@@ -81,9 +81,10 @@ class JobLines:
             self._console.say(line)
 
     def overall(self) -> str:
-        """Return how many jobs are done."""
-        bad = sum(not result.is_good for result in self._ended.values())
-        return f"{len(self._ended)} of {self._count} jobs done" + (f", {bad} not good" if bad else "")
+        """Return how many jobs ended well, how many did not, and how many have not ended."""
+        ended = [result for result in self._ended.values() if result.status not in NOT_ENDED]
+        good = sum(result.is_good for result in ended)
+        return f"{self._count} jobs: {good} good, {len(ended) - good} not good, {self._count - len(ended)} not ended"
 
 
 def format_job(sweep: SweepDirectory, job: Job, waits_for: str, seconds: float | None) -> str:
@@ -101,12 +102,11 @@ def format_state(line: dict[str, Any] | None, seconds: float) -> list[str]:
     if line is None:
         return ["starting", format_seconds(seconds) if seconds else ""]
     loss, scale = line.get("loss"), line.get("loss_scale")
-    skipped = f"{format_count(line['skipped_steps'])} skipped ({format_share(line['skipped_steps'], line['step'])})"
     return [
         f"step {format_count(line['step'])}",
         f"loss {format_number(None if loss is None else float(loss))}",
         f"scale {format_scale(None if scale is None else float(scale))}",
-        skipped,
+        f"{format_count(line['skipped_steps'])} skipped",
         format_seconds(seconds),
     ]
 

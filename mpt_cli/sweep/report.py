@@ -132,7 +132,7 @@ _NUMERICS = (
 
 _STYLES = {"best": "bold green", "bad": "red", "": ""}  # on the console, by the kind of a row
 MOST_NAMED = 4  # configurations that a sentence names
-MOST_FAILURES = 20  # on the console; the files have all
+TITLE_WIDTH = 11  # of a line
 
 
 def print_results(found: SweepResults, console: PrintableConsole, page: Path | None = None) -> None:
@@ -145,7 +145,7 @@ def print_results(found: SweepResults, console: PrintableConsole, page: Path | N
         fixed=len(found.keys) + 2,  # rank, varied keys, objective
     )
     for line in [*best_lines(found), *ending_lines(found, page)]:
-        console.say(line)
+        console.say(line, indent=0 if "mpt " in line else TITLE_WIDTH)
 
 
 def best_lines(found: SweepResults) -> list[str]:
@@ -210,10 +210,8 @@ def failure_lines(found: JobResults) -> list[str]:
     left = [result for result in found.results if result.status in NOT_ENDED]
     failed = [result for result in found.results if not result.is_good and result not in left]
     lines = []
-    for result in failed[:MOST_FAILURES]:
+    for result in failed:
         lines += [_line(result.status, f"{result.job.name}: {result.reason}"), _line("", result.job.command)]
-    if len(failed) > MOST_FAILURES:
-        lines.append(_line("", f"and {len(failed) - MOST_FAILURES} more, in {found.directory.results_json}"))
     missing = found.plan.missing
     if count := len(left) + missing:
         lines.append(_line("not ended", f"{count} of {len(found.results) + missing} jobs"))
@@ -228,7 +226,7 @@ def again_command(found: JobResults) -> str:
 
 
 def _line(title: str, text: str) -> str:
-    return f"{title:<11}{text}"
+    return f"{title:<{TITLE_WIDTH}}{text}"
 
 
 def counts_sentence(found: SweepResults) -> str:

@@ -10,7 +10,7 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import OK, DataError, Problem, config_error, raise_problems
+from mpt_cli.errors import OK, ConfigError, DataError, Problem, config_error, raise_problems
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.local_processes import (
     CannotStart,
@@ -24,11 +24,13 @@ from mpt_cli.jobs.local_processes import (
 )
 from mpt_cli.jobs.queue import Queue
 from mpt_cli.runs.resume import changed_settings, stored_settings
+from mpt_cli.settings.load import placed
 from mpt_cli.settings.overrides import format_override, parse_overrides
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.directory import (
     FAILED,
+    FINISHED,
     JobResult,
     SweepDirectory,
     SweepResults,
@@ -36,7 +38,16 @@ from mpt_cli.sweep.directory import (
     read_results,
     sweep_exit_code,
 )
-from mpt_cli.sweep.job_list import Job, Search, SweepPlan, job_count, make_plan
+from mpt_cli.sweep.job_list import (
+    Job,
+    Search,
+    SweepPlan,
+    choose_objective,
+    job_count,
+    make_plan,
+    plan_lines,
+    seeds_sentence,
+)
 from mpt_cli.sweep.overrides import load_each, override_key, values_of
 from mpt_cli.sweep.progress import JobLines
 from mpt_cli.sweep.report import write_results
@@ -91,8 +102,6 @@ class Options:
 def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[list[str], str | None]:
     """Return the overrides of the jobs, and the path that `key` among them gives."""
     own = [override for override in overrides if override.startswith(f"{key}=")]
-    if len(own) > 1:
-        raise config_error(key, "must be given once.", own[-1])
     return [override for override in overrides if override not in own], values_of(own).get(key)
 
 
@@ -102,6 +111,8 @@ def start_sweep(
     """Run a new sweep; its configurations are checked before the first job starts. Return results and exit code."""
     plan, path = plan_new(overrides, options, search, console)
     sweep = SweepDirectory.create(path, plan.recipe)
+    if sentence := seeds_sentence(plan.jobs):
+        console.say(sentence, indent=2)
     with sweep.lock():
         return _run(sweep, begin(sweep, plan, options), options, console)
 
@@ -138,6 +149,10 @@ def resume_sweep(
     with sweep.lock():
         before = sweep.read_plan()
         plan = changed_plan(before, options, console, trials, words)
+        if words:
+            console.say("the command line adds these jobs, its values in place of those that these keys had:")
+            for line in plan_lines(plan, plan.jobs[len(before.jobs) :]):
+                console.say(line, indent=2)
         return _run(sweep, begin(sweep, plan, options, len(before.jobs)), options, console)
 
 
@@ -150,10 +165,10 @@ def changed_plan(
     options.check_detach(plan.search)
     if plan.search is not None:
         plan.search.check()
+        if changes := [*words, *filter(None, [options.objective])]:
+            rule = "must be given without overrides and --objective if the sweep is a search: its jobs came of them."
+            raise config_error("--resume", rule, " ".join(changes), "--trials N makes it longer.")
     if options.objective is not None:
-        if plan.search is not None:
-            rule = "must stay that of a search. `mpt report` ranks by another."
-            raise config_error("--objective", rule, options.objective)
         plan = replace(plan, facts={**plan.facts, "objective": options.objective})
     if trials is not None:
         if plan.search is None:
@@ -161,9 +176,6 @@ def changed_plan(
         plan = replace(plan, search=replace(plan.search, trials=trials))
     if not words:
         return plan
-    if plan.search is not None:
-        rule = "must be given without overrides if the sweep is a search: it continues in its original space."
-        raise config_error("--resume", rule, " ".join(words), "--trials N makes it longer.")
     given = {*map(override_key, words)}
     own = split_overrides(plan.facts["command_line"][2:])[0]
     asked = [*(word for word in own if override_key(word) not in given), *words]
@@ -194,15 +206,9 @@ def check_unchanged(sweep: SweepDirectory, plan: SweepPlan, results: Sequence[Jo
     for job, settings in zip(kinds, now, strict=True):
         with suppress(DataError):  # its record is damaged
             changed = changed_settings(stored_settings(sweep.run(job), settings), settings)
-            raise_problems(
-                Problem(
-                    key,
-                    f"must be as it was when {job.name} ran: {old!r}.",
-                    new,
-                    "Put the file back, or start anew.",
-                )
-                for key, (old, new) in changed.items()
-            )
+            rule, remedy = f"must be as it was when {job.name} ran:", "Put the file back, or start anew."
+            with chdir(plan.facts["working_directory"]), placed(job.words):
+                raise_problems(Problem(key, f"{rule} {old!r}.", new, remedy) for key, (old, new) in changed.items())
 
 
 @dataclass(frozen=True)
@@ -250,6 +256,7 @@ class SweepRun:
             return None
         limits = replace(limits, workers=max(limits.workers, len(under_way)))
         jobs = chain(left, search.new_jobs() if search else ())
+        unproven = [plan.facts["objective"]]  # until a job has finished, the metrics of a user's model are not known
         with JobLines(self.console, sweep, count) as lines:
 
             def record(command: Command, ending: Ending) -> None:
@@ -258,6 +265,11 @@ class SweepRun:
                 lines.tell(result)
                 if search:
                     search.tell(result)
+                elif result.status == FINISHED and unproven:
+                    try:
+                        choose_objective(unproven.pop(), [result.summary])
+                    except ConfigError as error:
+                        say(f"{error} The jobs go on; `mpt report` ranks them by another.", "red", 2)
 
             def tick(running: Sequence[Running]) -> None:
                 lines.tick(running)
@@ -293,7 +305,7 @@ class SweepRun:
             job_ids = cluster.submit(commands, limits.workers)
         except CannotStart as error:
             raise DataError(f"The jobs could not be submitted: {error}") from error
-        names = ", ".join(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)) or "none"
+        names = ", ".join(dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids))
         watch, again = shell_command("watch", self.sweep.path), shell_command("sweep", "--resume", self.sweep.path)
         return (
             f"{job_count(len(commands))} submitted as {names}, {limits.workers} at a time. `{watch}` shows them, "

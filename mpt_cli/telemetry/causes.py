@@ -183,7 +183,7 @@ CAUSES = {
     ZERO_LOSS: Cause(
         lambda run_state, _: run_state.scaling.is_needed and run_state.loss == 0,
         "the loss itself is exactly 0, which no loss scale changes. Unless the targets are met, compute it in float32: "
-        "cast what it reads, since float16 holds nothing below 2^-24.",
+        "cast what it reads, since float16 holds nothing below 2**-24.",
     ),
     ZERO_UNKNOWN: Cause(
         lambda run_state, _: run_state.scaling.is_needed and not run_state.sample_is_new,

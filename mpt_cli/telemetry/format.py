@@ -2,25 +2,12 @@
 
 import math
 
+from mpt_cli.precision.scale_rules import format_power
 from mpt_cli.telemetry.record_types import GradientSample
 
 
 def format_scale(scale: float | None) -> str:
-    """Return a loss scale as a whole number, which may be pasted as a value; below 1 as a power of two.
-
-    >>> format_scale(32768.0), format_scale(2.0**30), format_scale(2.0**-14), format_scale(1234.5)
-    ('32768', '1073741824', '2^-14', '1234.5')
-    >>> format_scale(3.0e7), format_scale(math.inf), format_scale(0.0), format_scale(None)
-    ('30000000', 'inf', '0', 'none')
-    """
-    if scale is None:
-        return "none"
-    if not math.isfinite(scale) or scale <= 0:
-        return f"{scale:g}"
-    mantissa, exponent = math.frexp(scale)
-    if mantissa == 0.5 and scale < 1:
-        return f"2^{exponent - 1}"
-    return f"{scale:.0f}" if scale == round(scale) and scale < 2**53 else f"{scale:.6g}"
+    return "none" if scale is None else format_power(scale)
 
 
 def format_number(value: float | None) -> str:

@@ -269,8 +269,8 @@ def describe_unmoved(found: UnmovedWeights, is_checked: bool = True) -> str:
         )
     return (
         f"Not one bit of any kernel has changed since {since}, though the gradients are not 0: at learning rate "
-        f"{found.learning_rate:g} updates are less than half a unit in the last place of the weights (2^-25 to "
-        "2^-24 of one in float32) and are rounded away. Raise the learning rate, unless the model met its targets "
+        f"{found.learning_rate:g} updates are less than half a unit in the last place of the weights (2**-25 to "
+        "2**-24 of one in float32) and are rounded away. Raise the learning rate, unless the model met its targets "
         "from the start."
     )
 
@@ -327,7 +327,9 @@ def _ends_well(run_state: RunState) -> str:
         searched = run_state.search_skips
         some = f", {format_count(searched)} of them" if searched < run_state.skipped_steps else ""
         settled = f"{some} while the scale settled" if searched else ""
-        return f"{_format_skipped(run_state)}{settled}.{_advise_first_scale(run_state)}"
+        advice = _advise_first_scale(run_state)
+        rest = "" if advice or run_state.forward_steps else "; nothing needs to be done"
+        return f"{_format_skipped(run_state)}{settled}{rest}.{advice}"
     words = f"All {format_count(run_state.steps_seen)} steps were applied"
     if run_state.bad_steps:
         words += f", {format_count(run_state.bad_steps)} of them with gradients that were not finite"
@@ -338,13 +340,13 @@ def _ends_well(run_state: RunState) -> str:
 
 
 def _advise_first_scale(run_state: RunState) -> str:
-    """Return a sentence with an initial scale that would have caused no skips; empty if the run needed no search."""
+    """Return a sentence with the scale at which the skips ended; empty if the run needed no search."""
     if run_state.found_scale is None:
         return ""
     found, first = (format_scale(scale) for scale in (run_state.found_scale, run_state.scaling.rule.initial_scale))
     return (
-        f" The initial loss scale, {first}, was too high: {found} (loss_scale.initial_scale) would have avoided the "
-        "skips at the start."
+        f" The initial loss scale, {first}, was too high: the skips at the start ended at {found}. Start there "
+        f"(loss_scale.initial_scale={found}; not tried)."
     )
 
 
@@ -382,7 +384,7 @@ def _explain_no_scale(run_state: RunState) -> str:
         return "the loss was not scaled, because nothing needed it."
     words = "the loss was not scaled although layers compute in float16"
     if run_state.flushed_share is None:
-        return f"{words}, where gradients below 2^-24 are lost. loss_scale=dynamic keeps such gradients."
+        return f"{words}, where gradients below 2**-24 are lost. loss_scale=dynamic keeps such gradients."
     return f"{words}, and {format_fraction(run_state.flushed_share)} of the gradient elements were flushed to zero."
 
 

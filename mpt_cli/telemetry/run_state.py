@@ -215,14 +215,9 @@ class RunState:
 
     @property
     def found_scale(self) -> float | None:
-        """Return an initial scale that needs no search: below every scale that overflowed. None without a search, or if
-        the initial scale was no higher.
-        """
-        if not self.search_skips:
-            return None
-        other_causes = {*self.forward_steps, *self.persistent_nan_steps}
-        skips = zip(self.skip_steps, self.skip_scales, strict=False)
-        found = min((scale for step, scale in skips if step not in other_causes), default=math.inf)
+        """Return the scale at which the search ended. None without a search, or if the initial scale was no higher."""
+        skips = zip(self.skip_steps, self.skip_scales[: self.search_skips], strict=False)
+        found = min((scale for step, scale in skips if step not in self.persistent_nan_steps), default=math.inf)
         return found if found < self.scaling.rule.initial_scale else None
 
     def is_near_floor(self, factor: float) -> bool:

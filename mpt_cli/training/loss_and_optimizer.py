@@ -416,7 +416,7 @@ def warn_of_scaling(scaling: Scaling) -> list[str]:
         return []
     if scaling.is_needed:
         return [
-            f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2^-24 become 0. "
+            f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2**-24 become 0. "
             "loss_scale=dynamic keeps them (docs/explanation/loss-scaling.md)."
         ]
     return [

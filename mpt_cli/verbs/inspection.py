@@ -100,16 +100,19 @@ def _groups() -> list[dict[str, str]]:
 
 
 def _heading(path: Path) -> str:
-    """Return the comment that opens a group file, up to the first line that ends a sentence."""
+    """Return the comment that opens a group file, below `# @package`, up to the first line that ends a sentence."""
     words = list[str]()
     try:
         lines = read_file(path, MOST_BYTES, errors="replace").splitlines()
     except OSError as error:
         return f"(unreadable: {error.strerror})"
     for line in lines:
-        if not line.startswith("#") or "@package" in line or (words and words[-1].endswith((".", "!", "?"))):
+        text = line.removeprefix("#").strip()
+        if not words and (not text or text.startswith("@package")):
+            continue
+        if not line.startswith("#") or (words and words[-1].endswith((".", "!", "?"))):
             break
-        words.append(line.removeprefix("#").strip())
+        words.append(text)
     return " ".join(words)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mpt_cli.errors import OK, Problem, raise_problems
 from mpt_cli.jobs.launchers import choose_launcher, recorded_launcher, split_launcher_overrides
 from mpt_cli.jobs.local_processes import Executor, LocalExecutor
+from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import SweepDirectory, read_job
 from mpt_cli.sweep.job_list import Search, plan_dict, plan_lines
 from mpt_cli.sweep.report import print_results, results_dict
@@ -69,6 +70,8 @@ def _dry_run(
         print_json(plan_dict(replace(plan, jobs=left)))
     else:
         say("\n".join(plan_lines(plan, left)))
+        if left:
+            say(f"`{shell_command('check', '--build', *left[0].words)}` also calls your functions")
     return OK
 
 

@@ -105,7 +105,6 @@ WRONG = {
     "sweep": "mpt sweep: conf: must be given",
     "sweep conf=digits_mlp seed=0,1 -j 0": "mpt sweep: --jobs: must be >= 1. Received: 0.",
     "sweep conf=digits_mlp seed=0,1 --timeout nan": "mpt sweep: --timeout: must be > 0 seconds.",
-    "sweep conf=digits_mlp sweep_dir=a sweep_dir=b": "mpt sweep: sweep_dir: must be given once.",
     "sweep conf=digits_mlp seed=0,-1": "seed: must be >= 0 and <= 4294967295. Received: -1.",
     "sweep conf=digits_mlp seed=0,1 --objective loss:up": "mpt sweep: --objective: must end in :min or :max",
     f"{RANGE} 'seed=range(0,3,0)'": "seed: range() must have at most 10,000 values, in equal steps other than 0: tag(log,…) is for interval().",
@@ -127,7 +126,7 @@ MISSING = {  # files, which exit with 3
     f"{RATE} data=text data.path=nowhere.txt": "data.path: there is no file nowhere.txt in the current folder.",
     "run nowhere.py": "there is no script nowhere.py.",
     "compare policy=float32,mixed_float16 -- absent.py --epochs 3 -m": "mpt compare: there is no script absent.py.\n",
-    "compare --resume nowhere": "nowhere is not a compare directory: it does not exist",
+    "compare --resume nowhere": "nowhere/compare.json does not exist.",
     "copy digits_cnn no/such/folder/x.yaml": ": No such file or directory",
     "watch nowhere": "nowhere is not the directory of a run, a sweep or a comparison: it ",
 }

@@ -36,7 +36,7 @@ def test_what_is_refused_is_a_sentence_and_changes_nothing(tmp_path, capsys):
         (["runs"], 3, "runs is not a run directory: it has no config.yaml."),
         (["nowhere"], 3, "run directory nowhere does not exist"),
         (["runs/one", "--out", "mine.html"], 3, "mine.html exists and is no page of mpt. Nothing was changed"),
-        (["runs/one", "--out", "runs"], 3, "runs can't be read: it is no regular file. Give another --out."),
+        (["runs/one", "--out", "runs"], 3, "runs can't be written: it is no regular file. Give another --out."),
         (["runs/one", "--objective", "loss"], 2, "--objective: is for a sweep or a comparison."),
     ):
         assert main(["report", *words]) == code

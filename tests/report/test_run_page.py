@@ -172,8 +172,8 @@ def test_the_latest_sample_of_layers_is_listed_by_what_is_lost(tmp_path):
     cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", text[text.index("magnitudes</th>") :])
     rows = [cells[place : place + 7] for place in range(3, 38, 7)]
     assert [row[0] for row in rows[:2]] == ["first", "behind"]  # the first may be the cause of the other
-    assert rows[2] == ["a/kernel", "gradients", "float16", "2^-24 … 2^-21", "40.0%", "0%", "0%"]
-    assert [(row[0], row[3]) for row in rows[3:]] == [("fine", "2^-4 … 2^-1"), ("zeros", "all 0")]
+    assert rows[2] == ["a/kernel", "gradients", "float16", "2**-24 … 2**-21", "40.0%", "0%", "0%"]
+    assert [(row[0], row[3]) for row in rows[3:]] == [("fine", "2**-4 … 2**-1"), ("zeros", "all 0")]
 
 
 def test_damaged_samples_of_layers_cost_themselves_alone(tmp_path):

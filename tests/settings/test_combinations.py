@@ -22,8 +22,7 @@ _WRONG = [
         ],
         [
             "model.builder: must be package.module:function or path/to/file.py:function. Received: 'build'.",
-            "data.loader: ./mymodel is no module name; a file is named by its path, as in ./my_file.py:function. "
-            "Received: './mymodel:load'.",
+            "data.loader: must be package.module:function or path/to/file.py:function. Received: './mymodel:load'.",
             "loss_scale.min_scale: must be <= loss_scale.max_scale, which is 4. Received: 8.0.",
             "trainer.gradient_health_every_steps: must be >= 1. Received: 0.",
             "recipe: must be fit for a folder name: it names the folder under runs/. Received: 'a/b'.",
@@ -45,11 +44,10 @@ _WRONG = [
             "expect.loss=low",
         ],
         [
-            "loss_scale.initial_scale: must lie within loss_scale.min_scale=6.10352e-05 and "
-            "loss_scale.max_scale=4.29497e+09. "
+            "loss_scale.initial_scale: must lie within loss_scale.min_scale=2**-14 and loss_scale.max_scale=2**32. "
             "Received: 1099511627776.0. Move the bound if this is intended.",
             "model.width: must be a multiple of model.heads=4. Received: 130.",
-            "trainer.steps_per_execution: must be >= 1 and <= 65536. Received: 0.",
+            "trainer.steps_per_execution: must be >= 1 and <= 2**16. Received: 0.",
             "optimizer.ema_momentum: must be left out when optimizer.use_ema is false: nothing uses it. Received: 0.5. "
             "Set optimizer.use_ema=true.",
             "data.input_shape: must be [sequence_length] with data.task=tokens. Received: [2, 3].",
@@ -70,7 +68,8 @@ _WRONG = [
         [
             "loss_scale.growth_steps: loss_scale=fixed has no such key. Received: 5. It belongs to "
             "loss_scale=auto, loss_scale=dynamic. Choose one of these, or remove it with ~loss_scale.growth_steps.",
-            "model.blocks: must have as many entries as model.filters=[16, 32, 64], one per stage. Received: [1, 1].",
+            "model.blocks: must have as many entries as model.filters=[16, 32, 64], one per stage, at least one. "
+            "Received: [1, 1].",
             "optimizer.schedule.decay_steps: must be left out with optimizer.schedule.name=constant: nothing uses it. "
             "Received: 5. It belongs to optimizer.schedule.name=cosine.",
             "data.input_shape: must have at least one entry. Received: [].",
@@ -89,7 +88,7 @@ _WRONG = [
         [
             "loss_scale.hysteresis: loss_scale=logmax has no such key. Received: 5. It belongs to "
             "loss_scale=auto, loss_scale=dynamic. Choose one of these, or remove it with ~loss_scale.hysteresis.",
-            "model.filters: must have at least one stage. Received: [].",
+            "model.blocks: must have as many entries as model.filters=[], one per stage, at least one. Received: [].",
             "expect.loss.max: must be a finite number. Received: nan.",
         ],
     ),

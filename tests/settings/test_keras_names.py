@@ -36,14 +36,13 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
         ),
         (
             "trainer.loss={_target_: keras.losses.Huber, delta: 2}",
-            "trainer.loss: must name an object without Hydra's "
-            "_target_. Received: {'_target_': 'keras.losses.Huber', 'delta': 2}. Write {object: module:name, "
-            "kwargs: {…}}.",
+            "trainer.loss: there is no _target_ beside object and kwargs. Received: {'_target_': 'keras.losses.Huber', "
+            "'delta': 2}. Write {object: module:name, kwargs: {…}}.",
         ),
         (
             "trainer.loss={object: huber, kwarg: {delta: 2}}",
             "trainer.loss: there is no kwarg beside object and kwargs. "
-            "Received: {'object': 'huber', 'kwarg': {'delta': 2}}. Did you mean kwargs?",
+            "Received: {'object': 'huber', 'kwarg': {'delta': 2}}. Write {object: module:name, kwargs: {…}}.",
         ),
         (
             "trainer.loss={object: huber, kwargs: 2}",
@@ -56,15 +55,18 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
         ("trainer.loss='nets:'", "trainer.loss: must be package.module:function or path/to/file.py:function. "),
         ("trainer.loss_weights={a: much}", "trainer.loss_weights: must be a number for each output, as a mapping or "),
         ("trainer.class_weight=[1]", "trainer.class_weight: must map classes to factors. Received: [1]. "),
-        ("trainer.class_weight={cat: 1}", "trainer.class_weight: must name classes by number, starting at 0. "),
-        ("trainer.class_weight={0: -1}", "trainer.class_weight.0: must be a number >= 0. Received: -1."),
+        ("trainer.class_weight={cat: 1}", "trainer.class_weight.cat: must be NUMBER_OF_THE_CLASS: FACTOR"),
+        (
+            "trainer.class_weight={0: -1}",
+            "trainer.class_weight.0: must be NUMBER_OF_THE_CLASS: FACTOR, both >= 0. Received: -1.",
+        ),
         (
             "optimizer.schedule.object=cosine_dekay",
             "optimizer.schedule: Keras has none of this name. Received: 'cosine_dekay'. Did you mean cosine_decay?",
         ),
         (
             "trainer.loss={price: mse, kind: auto}; trainer.loss_weights={kinds: 2}",
-            "trainer.loss_weights: must name outputs that have a loss, not kinds. Did you mean kind?",
+            "trainer.loss_weights: must name outputs that have a loss, not kinds. trainer.loss has price, kind.",
         ),
         (
             "optimizer.schedule.object=nets:f; optimizer.schedule.warmup_steps=3",

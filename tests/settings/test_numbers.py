@@ -9,7 +9,6 @@ from mpt_cli.settings.key_type import read_number
     ("text", "number"),
     [
         ("2**15", 32768),
-        ("2^15", 32768),
         (" 2 ** 15 ", 32768),
         ("1e-3", 0.001),
         ("2**-10", 0.0009765625),

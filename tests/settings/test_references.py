@@ -76,8 +76,7 @@ def test_a_file_named_like_an_installed_module_does_not_replace_it() -> None:
         ("my_nets:number", "k: number must be a function, not of type int. Received: 'my_nets:number'."),
         (
             "./my_nets:build",
-            "k: ./my_nets is no module name; a file is named by its path, as in ./my_file.py:function. "
-            "Received: './my_nets:build'.",
+            "k: must be package.module:function or path/to/file.py:function. Received: './my_nets:build'.",
         ),
     ],
 )

@@ -30,13 +30,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_groups_and_recipes_beside_where_one_works_are_found(capsys) -> None:
     write("conf/loss_scale/mine.yaml", MINE)
+    write("conf/block/a.yaml", "# @package _global_\n\n# Half as wide\nseed: 4\n")
     write("recipes/vision/first.yaml", RECIPE)
     assert load_settings(["conf=vision/first"]).loss_scale.initial_scale == 128.0
     assert load_settings(["conf=digits_mlp", "loss_scale=mine"]).loss_scale.mode == "fixed"
     assert main(["list"]) == 0 and "vision/first" in capsys.readouterr().out
     assert main(["list", "groups"]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("loss_scale=mine "))
-    assert line.split(maxsplit=1)[1] == "for my net (conf/loss_scale/mine.yaml)"
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert said["loss_scale=mine"] == "for my net (conf/loss_scale/mine.yaml)"
+    assert said["block=a"] == "Half as wide (conf/block/a.yaml)"
 
 
 def test_a_folder_is_named_by_option_or_variable(folder, monkeypatch, capsys) -> None:

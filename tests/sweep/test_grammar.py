@@ -53,8 +53,11 @@ def test_the_files_of_a_group_of_the_projects_are_matched_where_the_recipe_lies(
     ("words", "problem"),
     [
         (["a=interval(1,2)"], "a: must be a list of values; interval() only works in a search."),
-        (["policy=glob(x*)"], "policy: must match at least one of auto_float16, bfloat16"),
-        (["seed=glob(*)"], "seed: must be conf or a group for glob()"),
+        (
+            ["policy=glob(x*)"],
+            "policy: glob() must match a recipe (conf) or a file of a group, here of: auto_float16, bfl",
+        ),
+        (["seed=glob(*)"], "seed: glob() must match a recipe (conf) or a file of a group, here of: none."),
         (["run_dir=a,b"], "run_dir: must be left out: each job gets a directory of its own inside sweep_dir."),
         (["resume=auto"], "resume: must be left out: `mpt sweep --resume SWEEP_DIR` continues a sweep."),
         (["seed=1,2", "seed=3"], "seed: must be given once in a sweep."),

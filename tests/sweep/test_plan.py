@@ -3,7 +3,8 @@
 import pytest
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.sweep.job_list import job_name, make_plan
+from mpt_cli.sweep.job_list import job_name, make_plan, seeds_sentence
+from mpt_cli.sweep.paired import PairedDifference, needed_size
 
 
 @pytest.mark.slow
@@ -53,3 +54,14 @@ def test_what_a_job_wants_of_the_gpus():
     assert (wanted(), wanted("backend.device=cpu")) == (1, 0)
     assert wanted("distribute=mirrored", "distribute.devices=2") == 2
     assert wanted("distribute=mirrored") > 100
+
+
+def test_what_seeds_can_show_is_said_beforehand_as_the_ranking_tests_it():
+    plan = make_plan(["conf=digits_mlp", "loss_scale.initial_scale=2**range(8,12)", "seed=range(3)"])
+    size = needed_size(3, 3)
+    assert f": {size:.1f} with 3, " in seeds_sentence(plan.jobs) and seeds_sentence(plan.jobs[:3]) == ""
+    for factor, is_shown in ((1.001, True), (0.999, False)):
+        mean = factor * size  # of differences whose standard deviation is 1
+        pairs = [(0.0, mean + deviation) for deviation in (-1.0, 0.0, 1.0)]
+        assert PairedDifference(pairs, comparisons=3).is_shown == is_shown
+    assert seeds_sentence([plan.jobs[0], plan.jobs[4]]).startswith("No seed is common to all configurations")

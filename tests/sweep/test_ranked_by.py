@@ -69,6 +69,8 @@ def test_with_a_model_of_the_users_a_misspelt_objective_is_said_and_another_rank
     with pytest.raises(ConfigError, match=re.escape(rule)):
         stubs.start(words, objective="val_accuracyy")
     assert len(started(Path("s"))) == 2  # and both have ended
+    before, after = stubs.said.split(rule)  # once, when the first has finished
+    assert "[1/2]" in before and "[2/2]" in after
     assert read_results(SweepDirectory.open("s"), "val_accuracy").objective.name == "val_accuracy"
     with pytest.raises(ConfigError, match=re.escape(rule)):
         stubs.resume(Path("s"), objective="val_accuracyy")

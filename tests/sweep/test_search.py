@@ -122,8 +122,6 @@ def test_a_pruned_job_has_stopped_early_and_its_trial_is_pruned(searches, tmp_pa
 
 
 def test_a_search_that_can_not_run_here_says_why(monkeypatch, capsys):
-    with pytest.raises(ConfigError, match=r"--sampler: must be one of tpe, random\. Received: 'gp'\."):
-        Search(3, "gp").check()
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else find(name))
     assert main(["sweep", *WORDS, "--trials", "3"]) == 2
@@ -174,7 +172,7 @@ def test_a_search_goes_on_in_its_space_and_ends_where_no_job_has_its_objective(s
         searches.start(words, Search(2, "random"), workers=1, objective=objective)
     found, code = searches.start([*words, "sweep_dir=s"], Search(2, "random"), workers=1)
     assert code == 0 and len(found.results) == 2 and found.objective.name == "val_accuracy"
-    with pytest.raises(ConfigError, match="--objective: must stay that of a search"):
+    with pytest.raises(ConfigError, match="--resume: must be given without overrides and --objective"):
         searches.resume(tmp_path / "s", objective="loss")
     found, code = searches.resume(tmp_path / "s", trials=3)
     assert code == 0 and len(found.results) == 3 and len(started(tmp_path / "s")) == 1

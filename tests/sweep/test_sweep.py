@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import threading
-from dataclasses import replace
 
 import pytest
 from sweep_stubs import signal_when, started
@@ -94,7 +93,10 @@ def test_what_another_process_runs_is_not_started_again_and_a_sweep_is_resumed_f
     with held, pytest.raises(DataError, match=r"another process is writing in .*/002-seed-1 "):
         stubs.resume(tmp_path / "s")
     assert stubs.resume(tmp_path / "s")[1] == 0 and os.listdir() == []
-    for place, said in ((tmp_path, r"it has no sweep\.json"), (tmp_path / "nowhere", "it does not exist")):
+    for place, said in (
+        (tmp_path, r"sweep\.json does not exist"),
+        (tmp_path / "nowhere", r"sweep\.json does not exist"),
+    ):
         with pytest.raises(DataError, match=said):
             stubs.resume(place)
 
@@ -109,15 +111,13 @@ def test_a_job_that_a_signal_ended_has_saved_and_goes_on(stubs, tmp_path):
     assert code == 0 and not (tmp_path / "s" / "earlier").exists()
 
 
-def test_piped_progress_is_plain_lines_the_directory_named_after_the_recipe_and_of_many_failures_twenty_shown(stubs):
+def test_piped_progress_is_plain_lines_the_directory_named_after_the_recipe(stubs):
     stubs.manners = {2: "raises"}
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1,1"])
     assert found.directory.path.parts[:2] == ("sweeps", "digits_mlp")
     assert "\x1b" not in stubs.said and "1 job left out, the same as others" in stubs.said
     assert "finished  001-seed-0  val_accuracy 0.5000, 3 skipped, healthy" in stubs.said
     assert "failed    002-seed-1  model.builder: build_net raised ValueError: no." in stubs.said
-    lines = failure_lines(replace(found, results=[found.results[1]] * 22))
-    assert len(lines) == 42 and lines[40].strip() == f"and 2 more, in {found.directory.results_json}"
 
 
 def test_a_jobs_share_of_the_cores_stays_its_own_and_stands_in_its_command(stubs, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ class Running:
 
 
 def test_the_state_of_a_running_job_in_words():
-    assert format_state(LINE, 12.5) == ["step 92", "loss 0.1207", "scale 2097152", "13 skipped (14.1%)", "12.5 s"]
+    assert format_state(LINE, 12.5) == ["step 92", "loss 0.1207", "scale 2**21", "13 skipped", "12.5 s"]
     assert format_state({**LINE, "loss": None, "loss_scale": "NaN"}, 1.0)[1:3] == ["loss -", "scale nan"]
     assert format_state(None, 3.0) == ["starting", "3.0 s"]
 
@@ -36,10 +36,8 @@ def test_in_a_terminal_running_jobs_stand_below_the_lines_that_stay(tmp_path):
         progress.tick([Running(work[0]), Running(work[1], "Slurm job 7: PENDING (Priority)")])  # type: ignore[list-item]
         sweep.write_ending(work[0].subject, Ending(-9, 10.0))
         progress.tell(read_job(sweep, work[0].subject))
-    assert progress.overall() == "1 of 4 jobs done, 1 not good"
+    assert progress.overall() == "4 jobs: 0 good, 1 not good, 3 not ended"
     assert "001-stub  step 92  loss 0.1207" in stream.getvalue() and "002-stub  Slurm job 7: PE" in stream.getvalue()
-    assert (
-        "killed    001-stub  SIGKILL (often the system's out-of-memory killer) ended it after 10.0 s"
-        in stream.getvalue()
-    )
+    killed = "killed    001-stub  SIGKILL (often the system's out-of-memory killer) ended it after 10.0 s"
+    assert "".join(killed.split()) in "".join(stream.getvalue().split())
     assert "\x1b[?25h" in stream.getvalue()  # the cursor is back

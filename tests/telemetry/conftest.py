@@ -29,7 +29,7 @@ def header() -> RunHeader:
         run_dir="runs/tiny/1",
         facts={
             "policy": "mixed_float16 (head float32)",
-            "loss scale": "dynamic from 32768, grows after 40 applied steps",
+            "loss scale": "dynamic from 2**15, grows after 40 applied steps",
             "model": "mlp, 1,234 parameters",
             "data": "100 examples",
             "loss": "mean_squared_error",

@@ -43,7 +43,7 @@ def _words(text: str) -> str:
 def test_where_the_run_is_and_its_latest_values_are_shown_at_every_width(header, snapshot, width, rows) -> None:
     text = _area(header, snapshot, width)
     assert _words(text).startswith("epoch 1/3 step 30/120 ") and _words(text).endswith(
-        "step 30, epoch 0.00/3: loss 0.5000, scale 16384, skipped 3, accuracy 0.8750, grows in 28, learning rate 0.25, "
+        "step 30, epoch 0.00/3: loss 0.5000, scale 2**14, skipped 3, accuracy 0.8750, grows in 28, learning rate 0.25, "
         "examples/s 1,234"
     )
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width - 4  # a ^C stands at the end of the last line
@@ -73,7 +73,7 @@ def test_epochs_and_overflows_stay_above_the_live_area(header, snapshot, summary
     for once in (
         "step 1: 1 skipped",
         "epoch     loss    scale  skipped",
-        "1/3   0.5000    16384        3    0.8750",
+        "1/3   0.5000    2**14        3    0.8750",
         "a sentence",
         "warm-up skips only",
         "A sentence on what it shows",

@@ -29,17 +29,17 @@ TOLD = [
     (
         DYNAMIC,
         _skips(12, 12, 65536.0, inf=3, variable="conv1/kernel"),
-        "step 12: 1 skipped (inf in conv1/kernel), scale 65536 → 32768",
+        "step 12: 1 skipped (inf in conv1/kernel), scale 2**16 → 2**15",
     ),
     (
         DYNAMIC,
         _skips(20, 31, 2.0**30, inf=3, variable="conv1/kernel"),
-        "steps 20-31: 12 skipped (inf in conv1/kernel), scale 1073741824 → 262144",
+        "steps 20-31: 12 skipped (inf in conv1/kernel), scale 2**30 → 2**18",
     ),
     (
         FIXED,
         _stays(nan=2, variable="head/bias"),
-        "step 7: 1 skipped (inf and nan in head/bias), scale 1024 → 1024",
+        "step 7: 1 skipped (inf and nan in head/bias), scale 2**10 → 2**10",
     ),
     (
         DYNAMIC,
@@ -56,7 +56,7 @@ TOLD = [
     (
         LOGMAX,
         [Event(7, 1, "growth", 1024.0, 2048.0), Event(9, 1, "decline", 2048.0, 512.0)],
-        "steps 7-9: scale 1024 → 512",
+        "steps 7-9: scale 2**10 → 2**9",
     ),
 ]
 

@@ -12,7 +12,7 @@ GOLDEN = """\
 recipe       tiny
              A sentence on what it shows
 policy       mixed_float16 (head float32)
-loss scale   dynamic from 32768, grows after 40 applied steps
+loss scale   dynamic from 2**15, grows after 40 applied steps
 model        mlp, 1,234 parameters
 data         100 examples
 loss         mean_squared_error
@@ -24,13 +24,13 @@ length       3 epochs of 40 steps
 writes to    runs/tiny/1
 warning      float16 is slow here
 
-        step 1: 1 skipped (inf in dense/kernel), scale 32768 → 16384
-        step 30, epoch 0.00/3: loss 0.5000, scale 16384, skipped 3, accuracy 0.8750, grows in 28, learning rate 0.25, \
+        step 1: 1 skipped (inf in dense/kernel), scale 2**15 → 2**14
+        step 30, epoch 0.00/3: loss 0.5000, scale 2**14, skipped 3, accuracy 0.8750, grows in 28, learning rate 0.25, \
 examples/s 1,234
-        step 32: 1 skipped (inf in dense/kernel), scale 16384 → 8192
+        step 32: 1 skipped (inf in dense/kernel), scale 2**14 → 2**13
   epoch     loss    scale  skipped  accuracy  val_loss  val_accuracy  grows in  learning rate     step  examples/s  \
    time
-    1/3   0.5000    16384        3                            0.9375        28           0.25       40       1,234  \
+    1/3   0.5000    2**14        3                            0.9375        28           0.25       40       1,234  \
   4.0 s
 resumed from step 0
 
@@ -39,7 +39,7 @@ verdict      warm-up skips only
 metrics      loss 0.2500  val_accuracy 0.9375
 best         val_accuracy 0.9500
 skipped      3 of 120 steps (2.5%)
-loss scale   16384 at the end, 16384 to 1073741824 on the way
+loss scale   2**14 at the end, 2**14 to 2**30 on the way
 gradients    at step 30: 12.5% flushed to zero, the scale could double 9 times
 speed        1,234 examples/s, 1:15 in all, at most 1.5 GiB of memory
 files        runs/tiny/1

@@ -8,6 +8,8 @@ from command import mpt
 from reference import ReferenceScale, changes_of
 from strict import lines, loads
 
+from mpt_cli.telemetry.format import format_scale
+
 STEPS, EPOCH = 50, 23
 RULE = {"growth_steps": 2, "min_scale": 4.0, "max_scale": 64.0, "hysteresis": 2}
 LINE = [
@@ -78,4 +80,5 @@ def test_the_record_equals_the_replay(tmp_path):
     shown = done.stdout
     assert sum(map(int, re.findall(r"steps? [\d-]+: (\d+) skipped", shown))) == len(bad)
     assert f"skipped      {len(bad)} of {STEPS} steps ({len(bad) / STEPS:.1%})\n" in shown
-    assert f"loss scale   {replay.scale:g} at the end, {min(scales):g} to {max(scales):g} on the way\n" in shown
+    last, low, high = map(format_scale, (replay.scale, min(scales), max(scales)))
+    assert f"loss scale   {last} at the end, {low} to {high} on the way\n" in shown

@@ -74,6 +74,6 @@ def test_a_lower_fixed_scale_acts_when_the_run_goes_on(tmp_path: Path) -> None:
     assert {line["loss_scale"] for line in lines if line["step"] <= 30} == {32768.0}
     assert {line["loss_scale"] for line in lines if line["step"] > 30} == {128.0}
     log = (run_dir / "console.log").read_text()
-    assert "fixed at 128" in log and "changed since: loss_scale.initial_scale was 32768.0, is 128.0" in log
+    assert "fixed at 2**7" in log and "changed since: loss_scale.initial_scale was 32768.0, is 128.0" in log
     newest = CheckpointStore(run_dir / "checkpoints").newest()
     assert newest is not None and newest.arrays["scale/scale"] == 128.0

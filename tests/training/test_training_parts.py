@@ -123,25 +123,25 @@ class TestScaling:
             (
                 LossScaleSettings("dynamic", growth_steps=9),
                 "float16",
-                "dynamic from 32768, grows after 9 applied steps",
+                "dynamic from 2**15, grows after 9 applied steps",
                 [],
             ),
-            (LossScaleSettings("fixed", 2.0**30), "float16", "fixed at 1073741824, overflow steps are skipped", []),
-            (LossScaleSettings("logmax"), "float16", "logmax from 32768, follows the largest gradient", []),
+            (LossScaleSettings("fixed", 2.0**30), "float16", "fixed at 2**30, overflow steps are skipped", []),
+            (LossScaleSettings("logmax"), "float16", "logmax from 2**15, follows the largest gradient", []),
             (LossScaleSettings(), "float32", "none (nothing computes in float16)", []),
             (
                 LossScaleSettings("none"),
                 "mixed_float16",
                 "none, though layers compute in float16",
                 [
-                    "loss_scale.mode=none: layers compute in float16, where gradients below 2^-24 become 0. "
+                    "loss_scale.mode=none: layers compute in float16, where gradients below 2**-24 become 0. "
                     "loss_scale=dynamic keeps them (docs/explanation/loss-scaling.md)."
                 ],
             ),
             (
                 LossScaleSettings("dynamic"),
                 "float32",
-                "dynamic from 32768, grows after 2000 applied steps",
+                "dynamic from 2**15, grows after 2000 applied steps",
                 ["loss_scale.mode=dynamic has no use here: nothing computes in float16."],
             ),
         ):

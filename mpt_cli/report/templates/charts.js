@@ -8,8 +8,8 @@
   const plots = [];
 
   // ---- numbers
-  const raised = (n) => String(n).replace(/[-\d]/g, (digit) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(digit)]);
-  const isPower = (value) => value > 0 && Math.abs(Math.log2(value) - Math.round(Math.log2(value))) < 1e-9;
+  // written as on the console; the values of a curve have five digits
+  const isPower = (value) => Math.abs(Math.log2(value)) > 3.5 && Math.abs(Math.log2(value) - Math.round(Math.log2(value))) < 1e-4;
   function short(value, digits) {
     for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]])
       if (Math.abs(value) >= size) return +(value / (letter === "k" ? 1e3 : size)).toPrecision(digits ?? 5) + letter;
@@ -17,7 +17,7 @@
     return isTiny ? value.toExponential(digits ?? 4).replace(/\.?0*e/, "e") : String(+value.toPrecision(digits ?? 6));
   }
   const words = (value, base, digits) =>
-    value == null ? "–" : base === 2 && isPower(value) ? `2${raised(Math.round(Math.log2(value)))}` : short(value, digits);
+    value == null ? "–" : base === 2 && isPower(value) ? `2**${Math.round(Math.log2(value))}` : short(value, digits);
 
   // ---- one chart
   function axis(label, base) {

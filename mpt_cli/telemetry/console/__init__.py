@@ -28,8 +28,12 @@ class PrintableConsole(Console):
         """Return whether the output can change in place."""
         return self.is_terminal and not self.is_dumb_terminal
 
-    def say(self, line: str, style: str | None = None) -> None:
-        """Print a line that stays and is not wrapped."""
+    def say(self, line: str, style: str | None = None, indent: int = 0) -> None:
+        """Print a line that stays. It is not wrapped, so that a command in it can be copied; in a terminal, with an
+        `indent` for its further lines, between words.
+        """
+        if indent and self.is_terminal:
+            line = "\n".join(labelled_lines([(line[:indent], line[indent:])], indent, self.width))
         self.out(line, style=style, highlight=False)
 
     def on_broken_pipe(self) -> None:
@@ -51,8 +55,8 @@ def labelled_lines(rows: Sequence[tuple[str, str]], label_width: int, width: int
     >>> labelled_lines([("data", "one two")], 6), labelled_lines([("data", "one two three four five six")], 6, 26)
     (['data  one two'], ['data  one two three four', '      five six'])
     """
-    lines: list[str] = []
-    for label, text in rows:
-        parts = wrap(text, max(width - label_width, NARROWEST)) if width else text.splitlines()
-        lines += [f"{'' if place else label:<{label_width}}{part}" for place, part in enumerate(parts)]
-    return lines
+    lines = [f"{label:<{label_width}}{text}" for label, text in rows if text]
+    if width is None:
+        return lines
+    width, indent = max(width, label_width + NARROWEST), " " * label_width
+    return [part for line in lines for part in wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)]
