@@ -39,8 +39,6 @@ FIELDS_WITHOUT_CURVE = {
     "seconds",
     "consecutive_skips",
     "applied_steps",
-    "phase",  # of older versions, as is the next
-    "memory_bytes",
 }
 
 

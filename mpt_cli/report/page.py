@@ -25,30 +25,6 @@ from mpt_cli.version import __version__
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# Contrast of every text color to its background is at least 4.5 in both schemes; a test reckons it out.
-LIGHT_PAGE = {
-    "page": "#ffffff",
-    "ink": "#1f2328",
-    "faint": "#59636e",
-    "line": "#d8dee4",
-    "soft": "#f3f5f7",
-    "good": "#1a7f37",
-    "bad": "#c5221f",
-    "warn": "#8a5a00",
-    "link": "#0a5fb4",
-}
-DARK_PAGE = {
-    "page": "#14171a",
-    "ink": "#e3e6e9",
-    "faint": "#a2abb5",
-    "line": "#343a41",
-    "soft": "#1f2429",
-    "good": "#4cc36a",
-    "bad": "#ff8f87",
-    "warn": "#e3b341",
-    "link": "#6cb6ff",
-}
-
 GENERATOR = '<meta name="generator" content="mpt'  # written by page.html: marks a page as ours
 SCRIPTS = ("uplot/uPlot.iife.min.js", "templates/charts.js")
 UPLOT_CSS = "uplot/uPlot.min.css"
@@ -70,8 +46,6 @@ def render_page(
             charts=[*chart_data(pictures), *other_charts],
             version=__version__,
             made_at=time.strftime("%Y-%m-%d %H:%M"),
-            light=LIGHT_PAGE,
-            dark=DARK_PAGE,
             **values,
         )
     )
@@ -100,8 +74,7 @@ def _environment() -> "Environment":
 def run_link(run_dir: Path, page: Path) -> str:
     """Return the link from `page` to a run: its report if there is one, else its folder."""
     report = run_dir / "report.html"
-    target = os.path.relpath(report if report.is_file() else run_dir, page.parent)
-    return quote(target) + ("" if report.is_file() else "/")
+    return quote(os.path.relpath(report if report.is_file() else run_dir, page.parent))
 
 
 def write_page(path: Path, text: str) -> None:
