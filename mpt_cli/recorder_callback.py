@@ -42,7 +42,7 @@ from mpt_cli.telemetry.health_and_verdict import Stop
 from mpt_cli.telemetry.record_types import Event, RunHeader, Scaling
 from mpt_cli.telemetry.run_state import RunState
 from mpt_cli.training.build_run_parts import count_parameters, warn_of_half_head
-from mpt_cli.training.callbacks import metrics_in, why_ended
+from mpt_cli.training.callbacks import metrics_in
 from mpt_cli.training.loss_and_optimizer import warn_of_scaling
 from mpt_cli.training.model import loss_not_scaled_problem
 from mpt_cli.training.run_from_model import rule_of
@@ -130,7 +130,6 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         self.run_dir, self.on_unhealthy = run_dir, on_unhealthy
         self.asked = RunArguments(loss_scale=loss_scale, name=name, more=dict(settings or {}))
         self.command: Sequence[str] = ()  # the words behind `mpt` that run the script it is in
-        self.others: Sequence[Any] = ()  # the callbacks beside it, where they are known
         self.calls: TapedCalls | None = None  # that a train_step of the model's own makes, where they are seen
         self.budget = SampleBudget()
         self.say: Callable[[str], None] = lambda sentence: print(f"mpt: {sentence}", file=sys.stderr)
@@ -387,14 +386,8 @@ class _FitRecording(Recording):
         return ends
 
     def why_ended(self) -> str:
-        if not self.model.stop_training or self.progress.epoch >= self.settings.trainer.epochs:
-            return ""
-        stopped = [
-            each
-            for each in self.recorder.others
-            if isinstance(each, keras.callbacks.EarlyStopping) and each.stopped_epoch
-        ]
-        return why_ended(stopped[0], "on_epoch_end") if stopped else "model.stop_training was set"
+        is_early = self.model.stop_training and self.progress.epoch < self.settings.trainer.epochs
+        return "model.stop_training was set" if is_early else ""
 
     def fail(self, error: BaseException | None) -> None:
         with suppress(Exception):  # JAX may have taken what the step that was broken off was given; `error` matters

@@ -425,7 +425,6 @@ def _fits(seen: ScriptRun) -> Iterator[Patch]:
             if not has_optimizer:
                 return fit(model, *arguments, **named)
             recorder = _recorder(seen)
-            recorder.others = given
             bound.arguments["callbacks"] = [*given, recorder]
             with seen.fitting(model), seen.noting([recorder]):
                 try:

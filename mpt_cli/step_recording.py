@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TextIO
 
@@ -66,8 +66,8 @@ TOO_LONG = (
     "at any cost."
 )
 HIDDEN = (
-    "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale ({raised}, not "
-    'tried), and make the last layer with dtype="float32".'
+    "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale "
+    '(loss_scale.initial_scale, not tried), and make the output layers with dtype="float32".'
 )
 OVERFLOWED = "the gradients of the last step overflowed. " + LOOK
 UNFINISHED = "that is checked when the training ends."
@@ -98,12 +98,6 @@ class SampleBudget:
     trainings: float = 0.0
     samples: float = 0.0
     share: float = 0.02
-
-    @contextmanager
-    def sampling(self) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.samples += time.perf_counter() - started
 
 
 class StepRate:
@@ -189,6 +183,11 @@ class Recording(RunRecord, ABC):
     def tells_loss(self) -> bool:
         """Return whether the steps report their loss, which is known once they are traced."""
         return self.optimizer.step_log is not None and self.optimizer.step_log.tells_loss
+
+    def run_state(self) -> RunState:
+        """Return the state after the last step, with the loss of the last epoch where steps do not report theirs."""
+        state = super().run_state()
+        return state if self.tells_loss else replace(state, loss=self.progress.metrics.get("loss"))
 
     def ring(self) -> tuple[list[Any], Any]:
         """Return the values of the step log and the optimizer's tally."""
@@ -303,11 +302,8 @@ class Recording(RunRecord, ABC):
             return
         seconds, steps = self.stopwatch.run_seconds, steps_of(self.variables, latest)
         budget.trainings += seconds
-        # all that float16 flushes, below 2^-25, is a normal number there, from 2^-14 on
-        raised = math.log2(min(2**11 * self.counters.scale, self.scaling.rule.highest))
-        hidden = HIDDEN.format(raised=f"loss_scale.initial_scale=2**{raised:.0f}")
         if not steps or any(step.hides_flushed for step in steps):
-            self.unchecked = hidden if steps else UNSEEN
+            self.unchecked = HIDDEN if steps else UNSEEN
             return
         say = self.telemetry.message
         samplers = [GradientSampler(step.model, every, say, is_seeded=step.is_seeded) for step in steps]
@@ -316,16 +312,19 @@ class Recording(RunRecord, ABC):
             self.unchecked = TOO_LONG
             return
         self.unchecked = OVERFLOWED
-        with budget.sampling():
-            looks = [self.take_sample(each, step.batch) for each, step in zip(samplers, steps, strict=True)]
+        started = time.perf_counter()
+        looks = [self.take_sample(each, step.batch) for each, step in zip(samplers, steps, strict=True)]
+        budget.samples += time.perf_counter() - started
         if None not in looks:  # of a sample that overflowed, the layers are known
             self.missing.remove(NO_SAMPLES)
             self._write_environment()
         self.counters.sample = None
         found = [look.sample for look in looks if look is not None and look.sample is not None]
-        # the gradient of the loss may have gone another way
-        if steps[0].is_seeded and not all(sample.norm or sample.flushed_share for sample in found):
-            self.unchecked = hidden
+        goes_another_way = (
+            steps[0].is_seeded and not self.counters.streaks.zero_steps
+        )  # if the sample finds no gradient
+        if goes_another_way and not all(sample.norm or sample.flushed_share for sample in found):
+            self.unchecked = HIDDEN
         elif len(found) == len(steps):
             sample = sample_of_all(found, [row for look in looks if look is not None for row in look.layers])
             faults = {name: fault for name, fault in sample.faults.items() if fault != DEAD or not self._trained(name)}
