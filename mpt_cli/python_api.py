@@ -4,7 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial, wraps
 from os import devnull
 from pathlib import Path
@@ -194,8 +194,8 @@ def given_settings(model: Any, asked: RunArguments) -> Settings:
     problems = [problem for path, value in asked.more.items() if (problem := _set(tree, path, value)) is not None]
     built = build_settings(tree, problems)
     problems += check_combinations(built, {problem.key for problem in problems})
-    if problems:
-        raise ConfigError(problems)
+    arguments = {"policy.name": "policy", **{f"trainer.{name}": name for name in asked.tree.get("trainer", {})}}
+    raise_problems(replace(each, key=arguments.get(each.key, each.key)) for each in problems)
     return built
 
 
@@ -220,7 +220,7 @@ def _known_mode(name: Any) -> str:
     if isinstance(name, str) and name in modes:
         return name
     rule = f"must be one of {', '.join(modes)}, a number or a ScaleRule."
-    raise config_error("loss_scale.mode", rule, name, did_you_mean(name, modes))
+    raise config_error("loss_scale", rule, name, did_you_mean(name, modes))
 
 
 def _set(tree: dict[str, Any], path: str, value: Any) -> Problem | None:

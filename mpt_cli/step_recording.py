@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TextIO
 
@@ -66,7 +66,7 @@ TOO_LONG = (
 )
 HIDDEN = (
     "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale "
-    '(loss_scale.initial_scale, not tried), and make the last layer with dtype="float32".'
+    '(loss_scale.initial_scale, not tried), and make the output layers with dtype="float32".'
 )
 LAST_OVERFLOWED = "the gradients of the last step overflowed."
 UNFINISHED = "that is checked when the training ends."
@@ -97,12 +97,6 @@ class SampleBudget:
     trainings: float = 0.0
     samples: float = 0.0
     share: float = 0.02
-
-    @contextmanager
-    def sampling(self) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.samples += time.perf_counter() - started
 
 
 class StepRate:
@@ -188,6 +182,11 @@ class Recording(RunRecord, ABC):
     def tells_loss(self) -> bool:
         """Return whether the steps report their loss, which is known once they are traced."""
         return self.optimizer.step_log is not None and self.optimizer.step_log.tells_loss
+
+    def run_state(self) -> RunState:
+        """Return the state after the last step, with the loss of the last epoch where steps do not report theirs."""
+        state = super().run_state()
+        return state if self.tells_loss else replace(state, loss=self.progress.metrics.get("loss"))
 
     def ring(self) -> tuple[list[Any], Any]:
         """Return the values of the step log and the optimizer's tally."""
@@ -312,15 +311,17 @@ class Recording(RunRecord, ABC):
             self.unchecked = TOO_LONG
             return
         self.unchecked = LAST_OVERFLOWED
-        with budget.sampling():
-            looks = [self.take_sample(each, step.batch) for each, step in zip(samplers, steps, strict=True)]
+        started = time.perf_counter()
+        looks = [self.take_sample(each, step.batch) for each, step in zip(samplers, steps, strict=True)]
+        budget.samples += time.perf_counter() - started
         if None not in looks:  # of a sample that overflowed, the layers are known
             self.missing.remove(NO_SAMPLES)
             self._write_environment()
         self.counters.sample = None
         found = [look.sample for look in looks if look is not None and look.sample is not None]
-        # the gradient of the loss may have gone another way
-        if steps[0].is_seeded and not all(sample.norm or sample.flushed_share for sample in found):
+        # if the sample finds no gradient, that of the loss may have gone another way
+        goes_another_way = steps[0].is_seeded and not self.counters.streaks.zero_steps
+        if goes_another_way and not all(sample.norm or sample.flushed_share for sample in found):
             self.unchecked = HIDDEN
         elif len(found) == len(steps):
             sample = sample_of_all(found, [row for look in looks if look is not None for row in look.layers])

@@ -19,7 +19,7 @@ from mpt_cli.sweep.directory import FINISHED, SEED, Configuration, JobResults, S
 from mpt_cli.sweep.job_list import Job, Objective, SweepPlan, job_name, make_plan
 from mpt_cli.sweep.overrides import Grid, load_each, override_key, read_grid, varied_values
 from mpt_cli.sweep.paired import PairedDifference
-from mpt_cli.telemetry.record_types import as_number, field_problem, required_fields
+from mpt_cli.telemetry.record_types import as_number, field_problem, record_from, required_fields
 
 
 class CompareDirectory(SweepDirectory):
@@ -213,10 +213,10 @@ class Entry(Configuration):
         return self.speed.kind == BETTER
 
     @property
-    def factors(self) -> list[float] | None:
-        """Return the speed-up over the baseline, with the ends of its interval if that is known."""
+    def factors(self) -> list[float]:
+        """Return the speed-up over the baseline and the ends of its interval, each if it is known."""
         difference, interval = self.speed.difference, self.speed.interval
-        return None if difference is None else [math.exp(-value) for value in (difference, *reversed(interval or ()))]
+        return [] if difference is None else [math.exp(-value) for value in (difference, *reversed(interval or ()))]
 
     @property
     def pays(self) -> bool:
@@ -259,11 +259,10 @@ def read_comparison(directory: CompareDirectory, objective: str | None = None) -
     wrong = field_problem(_FACTS, facts, [*_FACTS]) or next(
         filter(None, (field_problem(Setup, entry, required) for entry in facts["setups"])), None
     )
-    setups = [] if wrong else [Setup(**{name: entry[name] for name in required}) for entry in facts["setups"]]
+    setups = [] if wrong else [record_from(Setup, entry) for entry in facts["setups"]]
     entries = [_entry(setup, found) for setup in setups]
-    alone = [f"no job is of {entry.label}" for entry in entries if not entry.results]
-    if wrong is not None or not entries or alone:
-        raise DataError(f"{directory.plan_json} is damaged: {wrong or (alone or ['setups is empty'])[0]}.")
+    if wrong is not None or not entries or not all(entry.results for entry in entries):
+        raise DataError(f"{directory.plan_json} is damaged: {wrong or 'its setups do not fit its jobs'}.")
     tolerance = as_number(facts["tolerance"])
     compared = [_with_baseline(entry, entries, found.objective, tolerance) for entry in entries]
     return Comparison(**vars(found), entries=compared)

@@ -23,30 +23,38 @@ def overall_sentence(comparison: Comparison) -> str:
         failed = [f"{entry.label} ({format_verdict(entry)})" for entry in comparison.entries if not entry.finished]
         if failed:
             return f"No verdict: there is no good run of {', '.join(failed)}."
-        return (
-            f"No verdict: no run has {comparison.objective.name}. --objective NAME chooses another metric of the runs."
-        )
+        reported = sorted({name for job in comparison.results for name in job.summary.get("metrics") or ()})
+        remedy = f"--objective takes another metric: {', '.join(reported)}." if reported else "They have no metric."
+        return f"No verdict: {comparison.objective.name} would show the quality, and no run has it. {remedy}"
     if comparison.workers > 1:
         return f"Speed was not compared, because {comparison.workers} jobs ran at a time."
     if comparison.seeds < FEWEST_SEEDS:
         return f"Fewer than {FEWEST_SEEDS} seeds can't rule out chance: use --seeds {FEWEST_SEEDS} or more."
-    measured = [entry for entry in comparison.compared if len(entry.factors or ()) > 1]
-    faster = [entry for entry in measured if entry.is_faster]
+    measured = _measured(comparison)
     told = [
         f"{entry.label} {_pays_words(entry)}: {_speed_up_cell(entry)} the speed of {entry.baseline.label}, "
         f"its quality {_quality_words(entry)}."
-        for entry in [entry for entry in faster if entry.pays] or faster or measured
+        for entry in measured
         if entry.baseline
     ]
     if missing := ", ".join(entry.label for entry in comparison.compared if entry not in measured):
-        told.append(f"Whether {missing} pays is not known: too few runs measured its speed. More steps may show it.")
+        timed = [f"{entry.label} {len(entry.seconds)} of {len(entry.results)}" for entry in comparison.entries]
+        told.append(
+            f"Whether {missing} pays is not known. Runs that measured their speed: {', '.join(timed)}. It takes four "
+            "steps in an epoch, or two seconds of a script's own loop."
+        )
     return " ".join(told)
+
+
+def _measured(comparison: Comparison) -> list[Entry]:
+    """Return the entries whose speed-up has an interval."""
+    return [entry for entry in comparison.compared if entry.factors[1:]]
 
 
 def _pays_words(entry: Entry) -> str:
     """Return whether it pays, no more firmly than the interval of its speed allows."""
     gain = 1 + SMALLEST_GAIN
-    low, high = (entry.factors or [])[1:] or (0.0, gain)
+    _, low, high = entry.factors
     if entry.pays:
         return "pays" if low > gain else "seems to pay"
     if entry.is_faster:
@@ -62,8 +70,11 @@ def sentences(comparison: Comparison) -> list[str]:
             f"Equal quality: {FEWEST_SEEDS} or more seeds show that the mean difference of "
             f"{comparison.objective.name} is "
             f"within {format_number(max(margins))} of the baseline. Better or worse: they show that it is not 0. Both "
-            "have an error rate of 5%. The same: no seed differs, which is no proof. Otherwise it is unclear. Speed: "
-            "the brackets show the 95% interval, wider with other work on the machine; below 5% is no gain."
+            "have an error rate of 5%. The same: no seed differs, which is no proof. Otherwise it is unclear."
+        )
+    if _measured(comparison):
+        told.append(
+            "Speed: the brackets show the 95% interval, wider with other work on the machine; below 5% is no gain."
         )
     if any(entry.ignores_seed for entry in comparison.entries if entry.baseline is None):
         told.append("No seed changed a metric of the baseline: for quality its runs count as one.")
@@ -83,14 +94,6 @@ def entry_verdict(entry: Entry) -> str:
     if entry.baseline is None:
         return f"baseline; {verdict}"
     return f"quality {_quality_words(entry)}; {verdict}"
-
-
-def format_factor(factor: float) -> str:
-    """
-    >>> format_factor(1.94), format_factor(0.333), format_factor(12.3)
-    ('1.94×', '0.33×', '12×')
-    """
-    return f"{factor:.0f}×" if factor >= 10 else f"{factor:.2f}×"
 
 
 def _quality_words(entry: Entry) -> str:
@@ -129,9 +132,9 @@ def _step_cell(entry: Entry) -> str:
 
 def _speed_up_cell(entry: Entry) -> str:
     """Return the factor with its 95 % interval; ? where that is not known."""
-    if entry.factors is None:
+    if not entry.factors:
         return "-"
-    middle, *ends = map(format_factor, entry.factors)
+    middle, *ends = (f"{factor:.2f}×" for factor in entry.factors)
     return f"{middle} ({ends[0]} … {ends[1]})" if ends else f"{middle} ± ?"
 
 
@@ -206,12 +209,13 @@ def _entry_dict(comparison: Comparison, entry: Entry) -> dict[str, Any]:
         "quality": None if entry.baseline is None else asdict(entry.quality),
         "skipped_steps": sum(int(job.number("skipped_steps") or 0) for job in entry.results),
         "step_seconds": entry.step_seconds,
-        "speed_up": entry.factors
-        and {
+        "speed_up": {
             "factor": entry.factors[0],
             "interval": entry.factors[1:] or None,
             "is_faster": entry.is_faster,
-        },
+        }
+        if entry.factors
+        else None,
         "peak_memory_bytes": int(max(peaks)) if peaks else None,
         "jobs": [
             {**job_dict(comparison, job), "run_dir": str(job.run_dir), "step_seconds": entry.seconds.get(job.seed)}

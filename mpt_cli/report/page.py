@@ -75,8 +75,7 @@ def _environment() -> "Environment":
 def run_link(run_dir: Path, page: Path) -> str:
     """Return the link from `page` to a run: its report if there is one, else its folder."""
     report = run_dir / "report.html"
-    target = os.path.relpath(report if report.is_file() else run_dir, page.parent)
-    return quote(target) + ("" if report.is_file() else "/")
+    return quote(os.path.relpath(report if report.is_file() else run_dir, page.parent))
 
 
 def write_page(path: Path, text: str) -> None:

@@ -35,12 +35,15 @@ class LatestStep(NamedTuple):
     @property
     def hides_flushed(self) -> bool:
         """Return whether float16 may have flushed gradients of the loss before they reached the model, where a sample
-        begins: there are zeros and values close to them."""
-        given = [gradient for _, gradients, _ in self.batch for gradient in gradients] if self.is_seeded else []
-        halves = [each for each in given if keras.backend.standardize_dtype(each.dtype) == "float16"]
-        found = np.concatenate([np.ones(1), *(np.abs(ops.convert_to_numpy(each)).ravel() for each in halves)])
+        begins: all are 0, or there are zeros and values close to them."""
+        if not self.is_seeded:
+            return False
+        given = [ops.convert_to_numpy(gradient) for _, gradients, _ in self.batch for gradient in gradients]
+        halves = [np.abs(each).ravel() for each in given if each.dtype == "float16"]
+        found = np.concatenate([np.ones(1), *halves])
         is_near = (found > 0) & (found < SMALLEST_NORMAL_FLOAT16)
-        return bool((found == 0).mean() > FLUSHED_SHARE and is_near.mean() > NEAR_ZERO_SHARE)
+        are_lost = (found == 0).mean() > FLUSHED_SHARE and is_near.mean() > NEAR_ZERO_SHARE
+        return bool(are_lost) or not any(map(np.any, given))
 
 
 def steps_of(variables: Sequence[Any], steps: Sequence[LatestStep]) -> list[LatestStep]:

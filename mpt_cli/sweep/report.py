@@ -132,6 +132,7 @@ _NUMERICS = (
 
 _STYLES = {"best": "bold green", "bad": "red", "": ""}  # on the console, by the kind of a row
 MOST_NAMED = 4  # configurations that a sentence names
+MOST_FAILURES = 20  # on the console; the files have all
 TITLE_WIDTH = 11  # of a line
 
 
@@ -210,8 +211,10 @@ def failure_lines(found: JobResults) -> list[str]:
     left = [result for result in found.results if result.status in NOT_ENDED]
     failed = [result for result in found.results if not result.is_good and result not in left]
     lines = []
-    for result in failed:
+    for result in failed[:MOST_FAILURES]:
         lines += [_line(result.status, f"{result.job.name}: {result.reason}"), _line("", result.job.command)]
+    if len(failed) > MOST_FAILURES:
+        lines.append(_line("", f"and {len(failed) - MOST_FAILURES} more, in {found.directory.results_json}"))
     missing = found.plan.missing
     if count := len(left) + missing:
         lines.append(_line("not ended", f"{count} of {len(found.results) + missing} jobs"))

@@ -102,6 +102,8 @@ class Options:
 def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[list[str], str | None]:
     """Return the overrides of the jobs, and the path that `key` among them gives."""
     own = [override for override in overrides if override.startswith(f"{key}=")]
+    if len(own) > 1:
+        raise config_error(key, "must be given once.", own[-1])
     return [override for override in overrides if override not in own], values_of(own).get(key)
 
 

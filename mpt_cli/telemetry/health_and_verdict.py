@@ -14,7 +14,6 @@ from mpt_cli.telemetry.causes import (
     APPLIED_NAN,
     BEYOND,
     CAUSES,
-    DEAD_GRADIENTS,
     FIXED,
     FORWARD,
     LOSS_ALONE,
@@ -25,8 +24,7 @@ from mpt_cli.telemetry.causes import (
     TOO_HIGH,
     UNDERFLOW_CAUSES,
     VANISHING,
-    ZERO_LOSS,
-    ZERO_UNKNOWN,
+    ZERO_CAUSES,
     advise,
     as_sentence,
     find_cause,
@@ -175,7 +173,7 @@ def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: 
         return words
     words = f"Half precision loses what tells examples apart: {words}"
     if layers[0] == TARGETS:
-        head = 'policy.head=float32, in a script dtype="float32" where the last layer is made'
+        head = 'policy.head=float32, in a script dtype="float32" where the output layers are made'
         return f"{words}, because the targets are cast to the dtype of the outputs. Use {head}."
     if layers[0] == ALL_LAYERS:
         return f"{words}, and keeping a few layers in float32 does not help. Use policy=float32."
@@ -277,10 +275,10 @@ def describe_unmoved(found: UnmovedWeights, is_checked: bool = True) -> str:
 
 def _ends_as_it_began(run_state: RunState) -> str | None:
     steps, zeros = run_state.applied_steps, run_state.streaks.zero_steps
-    if 0 < steps <= zeros and run_state.loss != 0 and not (run_state.faults or run_state.flushed_share):
+    if 0 < steps <= zeros:
         words = f"Every gradient was exactly 0 in all {format_count(steps)} applied steps, so that nothing was learnt"
-        return f"{words}: {advise(run_state, 0, (ZERO_UNKNOWN, DEAD_GRADIENTS))}"
-    if run_state.unmoved is None or 0 < steps <= zeros or run_state.layers_that(FLUSHED):
+        return f"{words}: {advise(run_state, 0, ZERO_CAUSES)}"
+    if run_state.unmoved is None or run_state.layers_that(FLUSHED):
         return None
     may_be_flushed = run_state.scaling.is_needed and bool(run_state.unchecked)
     return describe_unmoved(run_state.unmoved, is_checked=not may_be_flushed)
@@ -508,7 +506,7 @@ RULES = (
         evidence=lambda run_state: (
             f"every gradient was exactly 0 in {run_state.peaks.zero_steps} applied steps in a row"
         ),
-        causes=(ZERO_LOSS, ZERO_UNKNOWN, DEAD_GRADIENTS, *UNDERFLOW_CAUSES),
+        causes=ZERO_CAUSES,
         needs_sample=True,
     ),
     HealthRule(DIGITS_LOST, _ends_without_digits),

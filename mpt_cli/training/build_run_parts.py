@@ -241,13 +241,11 @@ def warn_of_half_head(model: Any) -> list[str]:
     rows = [row for row in audit_layers(model) if row.is_head and (row.risk or row.compute_dtype == "float16")]
     if not rows and not getattr(model, "mpt_has_half_output", False):
         return []
-    layers = f"layer {rows[0].path} makes" if len(rows) == 1 else f"layers {', '.join(row.path for row in rows)} make"
-    if not rows:
-        layers = f"the last layer of {model.name} makes"
+    names = ", ".join(row.path for row in rows) or model.name
     risk = next((row.risk for row in rows if row.risk), "the input of the loss has 11 bits, and is inf above 65504")
     dtype = rows[0].compute_dtype if rows else "float16"
     remedy = 'Keep it in float32: dtype="float32" where it is made (docs/guides/policy.md).'
-    return [f"{layers} the output of the model in {dtype}: {risk}. {remedy}"]
+    return [f"the output of {names} is in {dtype}: {risk}. {remedy}"]
 
 
 def has_text(settings: Settings, data: DataSet) -> bool:

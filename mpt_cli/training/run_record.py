@@ -24,7 +24,7 @@ from mpt_cli.training.progress import Conclusion, Progress, Stopwatch
 # An update of less than half a unit in the last place of a weight, 2^-25 to 2^-24 of a float32 one, is rounded away. At
 # a learning rate that is too small all updates are.
 LEAST_UPDATES = 10  # before anything is said
-MOST_KERNEL_BYTES = 2**26  # of kernels, the smallest first
+MOST_KERNEL_BYTES = 2**27  # of kernels, the smallest first
 NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto samples it."  # why half precision was not checked
 
 
@@ -43,13 +43,14 @@ class WeightWatch:
 
     def look(self, rate: float) -> UnmovedWeights | None:
         """Return a finding at the end of an epoch, unless an earlier epoch had it; None if weights move at this
-        learning rate, or that is unknown: after few updates, at a rate of 0, without kernels.
+        learning rate, or that is unknown: after few updates, without kernels, or at a rate of 0 after some steps.
         """
         was_known, self.found = self.found is not None, None
         if self.has_moved or not self._begun:
             return None
         self.has_moved = any(_checksum(kernel) != begun for kernel, begun in self._begun)
-        if self.has_moved or not rate > 0 or self._applied() - self._applied_before < LEAST_UPDATES:
+        is_known = rate > 0 or rate == self.since == 0  # a schedule may have come to 0 after steps that moved them
+        if self.has_moved or not is_known or self._applied() - self._applied_before < LEAST_UPDATES:
             return None
         self.found = UnmovedWeights(self.since, rate)
         return None if was_known else self.found
@@ -87,7 +88,7 @@ def _kernels(optimizers: Sequence[LossScaleOptimizer]) -> list[Any]:
 
 
 def _bytes(variable: Any) -> int:
-    return int(math.prod(variable.shape)) * (8 if variable.dtype == "float64" else 4)
+    return 8 * int(math.prod(variable.shape))  # at most
 
 
 def _checksum(variable: Any) -> int:

@@ -296,7 +296,9 @@ compiles the loop that `mpt train backend=jax` runs."""
 def configure_compare(parser: Parser) -> None:
     """Train a recipe or script in several precisions; compare quality, speed, skips."""
     add_overrides(parser)
-    add_job_options(parser, "1; with more, no speeds", "the metric that counts as quality", "COMPARE_DIR")
+    add_job_options(
+        parser, "1; with more, no speeds", "the metric that shows the quality, NAME:min or NAME:max", "COMPARE_DIR"
+    )
     parser.add_argument("--seeds", type=int, metavar="N", help="repeat with N seeds; default: 1")
     parser.more.add_argument(
         "--tolerance",

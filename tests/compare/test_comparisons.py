@@ -42,6 +42,7 @@ CASES = {
     # logarithms 0.0392, 0.0488, 0.0583: 0.04877 ± 0.0237; then -0.1054, 0.4700, 0.3365: 0.2337 ± 0.7471
     "hardly faster": (TWO, 3, {"accuracy": spread(0.951, 0.96, 0.942), "rate": {"mixed_float16": [1040, 1050, 1060]}}),
     "by turns": (TWO, 3, {"accuracy": spread(0.951, 0.96, 0.942), "rate": {"mixed_float16": [900, 1600, 1400]}}),
+    "no speed": (TWO, 3, {"accuracy": spread(0.951, 0.96, 0.942), "rate": {"mixed_float16": 0.0}}),
     "slower": (TWO, 3, {"accuracy": spread(0.951, 0.96, 0.942), "rate": {"mixed_float16": 500.0}}),
     "a script with its own seed": (TWO, 3, {"rate": FASTER}),
     # differences -0.45, -0.46, -0.45: 0.0057735 / sqrt(3) * 4.3027 = 0.01434

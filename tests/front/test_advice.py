@@ -81,4 +81,4 @@ def test_a_subclassed_model_that_makes_float16_is_named_once_it_was_called():
     assert warn_of_half_head(net) == []
     predict_in_training(net, np.ones((1, 2), "float32"))
     (said,) = warn_of_half_head(net)
-    assert said.startswith("the last layer of net makes the output of the model in float16: the input of the loss")
+    assert said.startswith("the output of net is in float16: the input of the loss")

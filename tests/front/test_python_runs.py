@@ -432,7 +432,11 @@ def test_what_fit_can_not_train_and_others_can_not_take_is_said():
             net(), x, y, settings={3: 4}
         ),
         r"callbacks: must be a list of Keras callbacks\. Received: 3": lambda: mpt.fit(net(), x, y, callbacks=3),
-        r"loss_scale\.mode: must be one of .*, a number or a ScaleRule": lambda: mpt.fit(
+        r"^policy: must be one of .* Did you mean mixed_float16": lambda: mpt.diagnose(
+            net(), x, y, policy="mixed_float61"
+        ),
+        r"^epochs: must be >= 1": lambda: mpt.fit(net(), x, y, epochs=0),
+        r"^loss_scale: must be one of .*, a number or a ScaleRule": lambda: mpt.fit(
             net(), x, y, loss_scale=object()
         ),
     }

@@ -29,10 +29,10 @@ def test_a_verdict_that_is_not_good_fails_where_that_was_asked_for_and_a_head_in
         in done.stderr
     )
     assert run.explanation in done.stderr and run.explanation not in done.stdout
-    head = "net/out makes the output of the model in float16: the input of the loss has 11 bits, and is inf above"
+    head = "the output of net/out is in float16: the input of the loss has 11 bits, and is inf above"
     assert (done.stdout + done.stderr).count(head) == 1
     assert (
-        f'mpt run: layer {head} 65504. Keep it in float32: dtype="float32" where it is made (docs/guides/policy.md).\n'
+        f'mpt run: {head} 65504. Keep it in float32: dtype="float32" where it is made (docs/guides/policy.md).\n'
         in done.stderr
     )
     assert (run.events[0]["layer"], run.events[0]["largest_input"]) == ("data", 70000)
@@ -301,3 +301,27 @@ def test_a_layer_that_the_last_batch_alone_gives_no_gradient_is_not_called_dead(
     words = ["trainer.gradient_health_every_steps=10", "loss_scale.initial_scale=8"]
     done = mpt("run", "run_dir=run", *words, "it.py", cwd=tmp_path)
     assert load_run(tmp_path / "run").verdict == verdict, done.stderr
+
+
+DEAD = """
+import keras, tensorflow as tf
+layer = keras.layers.Dense(2, activation="relu", bias_initializer=keras.initializers.Constant(-9.0))
+model = keras.Sequential([keras.Input((2,)), layer])
+optimizer = keras.optimizers.SGD(0.1)
+@tf.function
+def gradients():
+    with tf.GradientTape() as tape:
+        value = tf.reduce_mean((tf.cast(model(tf.ones((4, 2))), "float32") - 1.0) ** 2)
+    return tape.gradient(value, model.trainable_variables)
+for _ in range(12):
+    optimizer.apply_gradients(zip(gradients(), model.trainable_variables))
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_of_dead_units_whose_loss_is_unknown_never_trained(tmp_path):
+    (tmp_path / "dead.py").write_text(DEAD)
+    done = mpt("run", "run_dir=run", "dead.py", cwd=tmp_path)
+    run = load_run(tmp_path / "run")
+    assert (done.returncode, run.verdict, run.summary["applied_steps"]) == (4, "never trained", 12), done.stderr
+    assert "in all 12 applied steps, so that nothing was learnt: no loss scale brings them back" in run.explanation

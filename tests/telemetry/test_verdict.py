@@ -80,6 +80,14 @@ CASES = {
     ),
     "growing every 50 steps": skipping(TENTHS, scaling=Scaling(DynamicScale(growth_steps=50)), first_growth_step=9),
     "all gradients 0": replace(FLOAT16, streaks=NO_STREAKS._replace(zero_steps=10), unchecked="hidden."),
+    "all gradients 0, and the loss": replace(FLOAT16, streaks=NO_STREAKS._replace(zero_steps=10), loss=0.0),
+    "all gradients 0, flushed": replace(
+        FLOAT16,
+        streaks=NO_STREAKS._replace(zero_steps=10),
+        sample_is_new=True,
+        flushed_share=1.0,
+        faults={"a": FLUSHED},
+    ),
     "all gradients 0, of float32": replace(
         CLEAN, scaling=Scaling(), steps_seen=10, applied_steps=10, streaks=NO_STREAKS._replace(zero_steps=10)
     ),

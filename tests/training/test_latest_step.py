@@ -78,6 +78,7 @@ def test_a_recorder_samples_the_latest_batch_of_any_data_and_no_log_has_it(data,
 
 def test_gradients_that_may_have_been_flushed_before_the_model_are_no_ground_for_a_verdict():
     near, far = np.float16([0.0, 2.0**-20, 1.0]), np.float16([0.0, 1.0, 1.0])
-    for gradients, hidden in (([near], True), ([far], False), ([near.astype("float32")], False)):
+    cases = (([near], True), ([far], False), ([near.astype("float32")], False), ([np.float32([0.0, 0.0])], True))
+    for gradients, hidden in cases:
         assert LatestStep(None, [(X, gradients, 1.0)], is_seeded=True).hides_flushed is hidden
     assert not LatestStep(None, (X, Y)).hides_flushed

@@ -51,9 +51,16 @@ def test_below_1_an_update_of_2_to_the_minus_25_is_lost_and_one_of_2_to_the_minu
     assert kept.look(2.0**-23) is None and kept.has_moved
 
 
-def test_few_updates_and_a_rate_of_0_tell_nothing():
+def test_a_rate_of_0_is_told_from_the_start_alone():
+    """Later, a schedule may have come to 0 after steps that moved the weights."""
+    watch = updated(dense(), optimizers.Adam(0.0))
+    assert is_unmoved(watch, rate=0.0)
+    watch.since, watch.found = 100, None
+    assert not is_unmoved(watch, rate=0.0)
+
+
+def test_few_updates_and_an_unknown_rate_tell_nothing():
     assert not is_unmoved(updated(dense(), optimizers.Adam(2.0**-28), steps=9))
-    assert not is_unmoved(updated(dense(), optimizers.Adam(0.0)), rate=0.0)
     assert not is_unmoved(updated(dense(), optimizers.Adam(2.0**-28)), rate=math.nan)
     accumulated = [optimizers.Adam(2.0**-28, gradient_accumulation_steps=2) for _ in range(2)]
     assert not is_unmoved(updated(dense(), accumulated[0], steps=19))
