@@ -104,23 +104,17 @@ def fit(
     run, then raises KeyboardInterrupt or SystemExit(143).
     """
     from mpt_cli.data.batch_streams import is_tf_dataset
-    from mpt_cli.training.run_from_model import (
-        DataArguments,
-        ModelRunDefinition,
-        check_targets,
-        check_trainable,
-        read_given,
-    )
+    from mpt_cli.training import run_from_model as given
 
-    check_trainable(model)
+    given.check_trainable(model)
     _check_arguments(settings, callbacks)
-    given = DataArguments(x, y, sample_weight, class_weight, validation_data, validation_split)
-    check_targets(model, given)
-    data = read_given(given)
+    arguments = given.DataArguments(x, y, sample_weight, class_weight, validation_data, validation_split)
+    given.check_targets(model, arguments)
+    data = given.read_given(arguments)
     shuffles = shuffle and not is_tf_dataset(x)
     tree = {"epochs": epochs, "batch_size": _batch_size(batch_size, data), "shuffle": shuffles}
     asked = RunArguments(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
-    definition = ModelRunDefinition(given_settings(model, asked), model, data, policy, tuple(callbacks))
+    definition = given.ModelRunDefinition(given_settings(model, asked), model, data, policy, tuple(callbacks))
     return _run(definition)
 
 

@@ -148,7 +148,10 @@ def _variant_problem(section: str, name: str) -> Problem | None:
         return None
     written, valid = f"{section}.{choosing_key(section)}", variants_of(section)
     problem = Problem(written, f"must be one of {', '.join(valid)}.", name, did_you_mean(name, valid))
-    return (name in group_choices(section) and GroupChoice(section, name, written).problem()) or problem
+    if name not in group_choices(section):
+        return problem
+    remedy = f"To choose that file, put `- {section}: {name}` in the defaults: list."
+    return GroupChoice(section, name, written).problem() or replace(problem, remedy=remedy)
 
 
 def _above_defaults(tree: dict[str, Any], variants: dict[str, str]) -> DictConfig:

@@ -325,9 +325,7 @@ def _ends_well(run_state: RunState) -> str:
         searched = run_state.search_skips
         some = f", {format_count(searched)} of them" if searched < run_state.skipped_steps else ""
         settled = f"{some} while the scale settled" if searched else ""
-        advice = _advise_first_scale(run_state)
-        rest = "" if advice or run_state.forward_steps else "; nothing needs to be done"
-        return f"{_format_skipped(run_state)}{settled}{rest}.{advice}"
+        return f"{_format_skipped(run_state)}{settled}.{_advise_first_scale(run_state)}"
     words = f"All {format_count(run_state.steps_seen)} steps were applied"
     if run_state.bad_steps:
         words += f", {format_count(run_state.bad_steps)} of them with gradients that were not finite"

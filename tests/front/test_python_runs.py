@@ -436,9 +436,7 @@ def test_what_fit_can_not_train_and_others_can_not_take_is_said():
             net(), x, y, policy="mixed_float61"
         ),
         r"^epochs: must be >= 1": lambda: mpt.fit(net(), x, y, epochs=0),
-        r"^loss_scale: must be one of .*, a number or a ScaleRule": lambda: mpt.fit(
-            net(), x, y, loss_scale=object()
-        ),
+        r"^loss_scale: must be one of .*, a number or a ScaleRule": lambda: mpt.fit(net(), x, y, loss_scale=object()),
     }
     for words, call in cases.items():
         with pytest.raises((ConfigError, DataError), match=words):
