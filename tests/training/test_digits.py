@@ -262,8 +262,10 @@ def test_a_fault_that_is_over_by_the_end_is_looked_at_again(tmp_path, monkeypatc
     for Mend.mends, found in ((False, ("vanishing activations", 200)), (True, ("healthy", 200))):
         keras.utils.set_random_seed(0)
         first = layers.Dense(4, kernel_initializer=keras.initializers.Constant(1e-9), name="first")
-        model = keras.Sequential([keras.Input((4,)), first, layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+        first.trainable = False
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, layers.Dense(1)(layers.Concatenate()([inputs, first(inputs)])))
+        model.compile("sgd", "mse", jit_compile=False)
         place = tmp_path / str(Mend.mends)
         given = {"policy": "mixed_float16", "epochs": 2, "batch_size": 1, "callbacks": [Mend()]}
         run = mpt.fit(model, x, x[:, :1], run_dir=place, settings=QUIET, **given)
