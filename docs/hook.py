@@ -17,7 +17,7 @@ from typing import Any
 import griffe
 from mkdocs.exceptions import PluginError
 
-from mpt_cli.cli import EXIT_CODES
+from mpt_cli.cli import EXIT_CODE_HELP
 from mpt_cli.jobs.local_processes import Ending
 from mpt_cli.settings.key_type import REQUIRED, Key, format_range, format_type
 from mpt_cli.settings.schema import VARIANTS, FloatPolicy, choosing_key, key_versions, sections
@@ -136,7 +136,7 @@ def verbs() -> str:
 
 def exit_codes() -> str:
     """As the last lines of `mpt --help` have them."""
-    told = re.findall(r"(\d+) ([^,]+)", re.sub(r"\s+", " ", EXIT_CODES))
+    told = re.findall(r"(\d+) ([^,]+)", re.sub(r"\s+", " ", EXIT_CODE_HELP))
     return "\n".join(["| code | meaning |", "|---|---|", *(f"| {code} | {words} |" for code, words in told)])
 
 

@@ -66,7 +66,8 @@ def outcome_facts(history: RunHistory) -> list[tuple[str, str]]:
         counts = [("steps", format_count(history.last_step)), ("skipped", format_count(len(history.skips)))]
         return [*counts, *resume_facts(history)[:1]]
     summary = record_from(Summary, {**history.summary, "gradients": None})
-    return [("recipe", summary.recipe), *result_rows(summary), *resume_facts(history)[:1]]
+    started_as = [("command", command) for command in _given_command(history)]
+    return [("recipe", summary.recipe), *started_as, *result_rows(summary), *resume_facts(history)[:1]]
 
 
 def _given_command(history: RunHistory) -> list[str]:

@@ -53,7 +53,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         write()
 
     write()  # for the case that this process is killed
-    printer = ResultPrinter(sys.stderr if arguments.json else sys.stdout, found)
+    printer = ResultPrinter(sys.stderr if arguments.json or not found.targets else sys.stdout, found)
     if not (found.targets or found.errors):
         raise config_error("reproduce", "must have a recipe or run to run: with none, it would always pass.")
     for error in found.errors:

@@ -235,7 +235,7 @@ def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome,
     named("mine/typo.yaml", RECIPE.replace("val_accuracy:", "val_acuracy:"))
     assert told(capsys, "unreadable", "mine", "-k", "a.yaml") == 2  # whose tags nobody knows
     assert [words[0] for words in outcome["words"]] == ["conf=mine/a.yaml"]
-    assert main(["reproduce", "mine", "-k", "nothing"]) == 2 and "is never closed" in capsys.readouterr().out
+    assert main(["reproduce", "mine", "-k", "nothing"]) == 2 and "is never closed" in capsys.readouterr().err
     assert main(["check", "conf=mine/typo.yaml"]) == 2
     assert "no run of this recipe reports it. Did you mean val_accuracy?" in (said := capsys.readouterr().err)
     line = next(

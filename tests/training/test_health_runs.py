@@ -136,7 +136,7 @@ def test_a_net_that_underflows_is_called_what_it_is(tmp_path):
     words = ["trainer.epochs=11", "trainer.gradient_health_every_steps=2000", "trainer.max_zero_gradients=null"]
     summary = train_underflowing(tmp_path, *words)
 
-    assert (summary.status, summary.verdict) == ("finished", v.TOO_LOW), summary.explanation
+    assert (summary.status, summary.verdict) == ("finished", v.NEVER_TRAINED), summary.explanation
     assert re.search(r"raise the initial loss scale, up to loss_scale\.initial_scale=2\*\*\d+", summary.explanation)
     written = json.loads((tmp_path / "run" / "summary.json").read_text())["gradients"]
     sampled = [line for line in objects(tmp_path / "run" / "metrics.jsonl") if line["gradient_norm"] is not None]
