@@ -43,6 +43,8 @@ def parse_override(text: str) -> Override:
     key, parser = find_key(name.lstrip("+")), _parser()
     options = () if key is None else key.options
     is_plain = value.lower() not in ("", "null") and not _GRAMMAR_SIGNS & set(value)
+    if "^" in value and not {int, float}.isdisjoint(options):
+        raise HydraException("a power is written as in 2**15")
     try:
         override = parser.parse_override(_with_quotes(text) if is_plain and options == (str,) else text)
     except ValueError as error:

@@ -71,7 +71,7 @@ def _dry_run(
     else:
         say("\n".join(plan_lines(plan, left)))
         if left:
-            say(f"`{shell_command('check', '--build', *left[0].words)}` also calls your functions")
+            say(f"`{shell_command('check', '--build', *left[0].words)}` also builds the model and reads the data")
     return OK
 
 
