@@ -265,8 +265,8 @@ def seeds_sentence(jobs: Sequence[Job]) -> str:
         return "No seed is common to all configurations: what shares none with the first can't be compared with it."
     sizes = ", ".join(f"{needed_size(count, len(seeds) - 1):.1f} with {count}" for count in (FEWEST_SEEDS, 5, 10))
     return (
-        f"{len(seeds)} configurations with {count_seeds(common)} in common. A difference is told from chance only if its "
-        f"mean is at least so many times its standard deviation over the seeds: {sizes} seeds; with fewer never."
+        f"{len(seeds)} configurations with {count_seeds(common)} in common. A difference is told from chance only if "
+        f"its mean is at least so many times its standard deviation over the seeds: {sizes} seeds; with fewer never."
     )
 
 
