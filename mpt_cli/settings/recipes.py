@@ -321,7 +321,7 @@ class _HydraFiles(ConfigRepository):
             self.recipe.problems.append(Problem(name, rule, None, remedy, SourcePlace(str(path), 1, 1, "", 1)))
             content, parts = {}, []
         for part in reversed(parts):
-            content = {part: content}
+            content = {part: content} if content else {}  # a file without keys changes nothing
         body = _valid_sections(content, self.recipe.problems)
         chooses = {_group_key(each): names_in(each.value)[-1] for each in self.groups.get(name, ()) if each.value}
         return ConfigFile(

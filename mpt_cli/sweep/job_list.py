@@ -263,10 +263,12 @@ def seeds_sentence(jobs: Sequence[Job]) -> str:
         return ""
     if not (common := len(set.intersection(*seeds.values()))):
         return "No seed is common to all configurations: what shares none with the first can't be compared with it."
-    sizes = ", ".join(f"{needed_size(count, len(seeds) - 1):.1f} with {count}" for count in (FEWEST_SEEDS, 5, 10))
+    counts = sorted({FEWEST_SEEDS, 5, 10, max(common, FEWEST_SEEDS)})
+    sizes = ", ".join(f"{needed_size(count, len(seeds) - 1):.1f} with {count}" for count in counts)
     return (
         f"{len(seeds)} configurations with {count_seeds(common)} in common. A difference is told from chance only if "
-        f"its mean is at least so many times its standard deviation over the seeds: {sizes} seeds; with fewer never."
+        f"its mean is at least so many times its standard deviation over the seeds: {sizes} seeds; with fewer than "
+        f"{FEWEST_SEEDS} never."
     )
 
 

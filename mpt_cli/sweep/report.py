@@ -194,7 +194,8 @@ def lead_sentence(found: SweepResults) -> str:
     more = f" and {len(close) - MOST_NAMED} more" if len(close) > MOST_NAMED else ""
     return (
         f"It may be first by chance: {seeds} can't tell it from {'; '.join(close[:MOST_NAMED])}{more}. "
-        f"More seeds may show a difference; fewer than {FEWEST_SEEDS} never do."
+        "More seeds may show a difference"
+        + (f"; fewer than {FEWEST_SEEDS} never do." if len(found.ranked[0].finished) < FEWEST_SEEDS else ".")
     )
 
 

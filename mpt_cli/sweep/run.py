@@ -180,7 +180,9 @@ def changed_plan(
         return plan
     given = {*map(override_key, words)}
     own = split_overrides(plan.facts["command_line"][2:])[0]
+    places = [*map(override_key, own)]  # that of a key stays, as the order of groups orders the keys that they give
     asked = [*(word for word in own if override_key(word) not in given), *words]
+    asked.sort(key=lambda word: places.index(key) if (key := override_key(word)) in places else len(places))
     with chdir(plan.facts["working_directory"]):
         grown = make_plan(asked, is_here=options.launcher.is_here, say=console.say, before=plan.jobs)
     return replace(plan, varied=grown.varied, jobs=grown.jobs)

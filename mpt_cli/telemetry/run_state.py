@@ -215,10 +215,14 @@ class RunState:
 
     @property
     def found_scale(self) -> float | None:
-        """Return the scale at which the search ended. None without a search, or if the initial scale was no higher."""
-        skips = zip(self.skip_steps, self.skip_scales[: self.search_skips], strict=False)
-        found = min((scale for step, scale in skips if step not in self.persistent_nan_steps), default=math.inf)
-        return found if found < self.scaling.rule.initial_scale else None
+        """Return the scale at which the search ended. None without a search, if the initial scale was no higher, or if
+        the scale found overflowed later.
+        """
+        other_causes = {*self.forward_steps, *self.persistent_nan_steps}
+        skips = zip(self.skip_steps, self.skip_scales, strict=False)
+        scales = [math.inf if step in other_causes else scale for step, scale in skips]
+        found = min(scales[: self.search_skips], default=math.inf)
+        return found if found < self.scaling.rule.initial_scale and found <= min(scales) else None
 
     def is_near_floor(self, factor: float) -> bool:
         """Return whether the scale is at most `factor` times its floor, if it has one.

@@ -49,6 +49,15 @@ def test_a_mapping_that_the_chosen_file_has_empty_is_empty(write_recipe) -> None
     assert load_settings([recipe, "policy=own"]).policy.overrides == {}
 
 
+@pytest.mark.parametrize("empty", ["", "{}\n"])
+@pytest.mark.parametrize("words", [[], ["noise=none"]])
+def test_a_group_file_without_keys_empties_nothing(empty, words, write_recipe) -> None:
+    (own := Path("conf/noise/none.yaml")).parent.mkdir(parents=True)
+    own.write_text(f"# @package model.kwargs\n{empty}")
+    recipe = write_recipe("defaults: [{noise: none}]\nmodel: {builder: 'mine:net', kwargs: {filters: 16}}\n")
+    assert load_settings([recipe, *words]).model.kwargs == {"filters": 16}
+
+
 def test_a_file_that_is_about_some_keys_leaves_the_recipes_others(write_recipe) -> None:
     recipe = write_recipe(
         "trainer: {epochs: 20, batch_size: 32}\nlogger: {console: live, mlflow: true}\n"

@@ -41,6 +41,18 @@ def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys) 
 
 
 @pytest.mark.slow
+def test_groups_that_give_keys_of_one_section_keep_their_order_in_jobs_that_are_added(stubs, tmp_path) -> None:
+    Path("mine.py").write_text("def net(input_shape, **kwargs): ...\n")
+    for name in ("head/a", "head/b", "noise/c"):
+        (file := Path(f"conf/{name}.yaml")).parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"# @package model.kwargs\n{file.parent.name}: {file.stem}\n")
+    Path("mine.yaml").write_text("model: {builder: 'mine:net'}\n")
+    stubs.start(["conf=mine.yaml", "head=a,b", "noise=c", "seed=1,2", f"sweep_dir={tmp_path}/s"])
+    found, _ = stubs.resume(tmp_path / "s", ["head=b", "seed=1,2,3"])
+    assert [job.overrides for job in found.plan.jobs[4:]] == [{"head": "b", "seed": "3"}]
+
+
+@pytest.mark.slow
 def test_a_sweep_goes_on_from_anywhere_and_only_with_its_files_as_they_were(
     stubs, tmp_path, monkeypatch, capsys
 ) -> None:
