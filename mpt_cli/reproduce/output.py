@@ -19,6 +19,7 @@ from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
 
 MOST_LINES = 40  # last lines of a failed run's output
+NOT_BEGUN = "had not begun"
 
 
 class ResultPrinter:
@@ -59,7 +60,7 @@ class ResultPrinter:
         for number, target in enumerate(self.found.targets, 1):
             if number not in outcomes.results:
                 begun = outcomes.commands.get(number)
-                self.line(f"{target.name}: {_to_finish(begun.subject) if begun else 'had not begun'}")
+                self.line(f"{target.name}: {_to_finish(begun.subject) if begun else NOT_BEGUN}")
 
     def finish(self, results: Sequence[Reproduction]) -> None:
         rows = [
@@ -133,13 +134,13 @@ def write_junit(path: Path, found: Collection, outcomes: Outcomes) -> None:
     killed before it has one. DataError where the file can't be written.
     """
     root = ElementTree.Element("testsuites", name="mpt reproduce")
-    unrun = ("run", "error", ["no result: mpt reproduce ended first"])
     for number, target in enumerate(found.targets, 1):
         if number in outcomes.results:
             _add_result(root, outcomes.results[number])
         else:
             command = outcomes.commands.get(number)
-            _add_suite(root, target.name, [unrun], run_dir=command.subject.path if command else "")
+            lines = ["no result: mpt reproduce ended first", _to_finish(command.subject) if command else NOT_BEGUN]
+            _add_suite(root, target.name, [("run", "error", lines)], run_dir=command.subject.path if command else "")
     for name, why in found.left_out.items():
         _add_suite(root, name, [("run", "skipped", [why])])
     for error in found.errors:

@@ -326,6 +326,8 @@ def test_after_an_interruption_the_results_so_far_are_shown_and_written(outcome,
     assert told(capsys, "interrupted", "./mine.yaml", "./mine.yaml", "digits_mlp", "digits_cnn") == 130
     assert [(suite, kind) for suite, _, kind, _ in written] == [("digits_mlp", "error"), ("digits_cnn", "error")]
     assert begun == run_dirs() == ["out/1-mine", "out/2-digits_mlp"]  # digits_cnn had not begun
+    texts = [error.text for error in ElementTree.parse("out.xml").iter("error")]
+    assert "mpt train conf=out/2-digits_mlp/config.yaml resume=" in texts[0] and texts[1].endswith("had not begun")
 
 
 def test_a_run_that_meets_what_is_expected_of_it_tells_a_bad_verdict(outcome, capsys) -> None:
