@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -434,6 +435,7 @@ class LoopRecording(Recording):
         super().__init__(subject, optimizer, list(NOT_OF_A_LOOP))
         self.calls, self.budget = calls, budget
         self.progress.epoch = 1
+        self._losses: deque[float] = deque(maxlen=self.settings.trainer.log_every_steps)  # of the last applied steps
         self._lock = threading.Lock()
         self.is_over = False
         self._searches: dict[int, FaultSearch] = {}  # by the ids of models
@@ -462,9 +464,14 @@ class LoopRecording(Recording):
                 events = search.name_layers(events, {event.step: (x,)}.get)
         return events
 
+    def record_steps(self, records: StepRecords) -> None:
+        self._losses.extend(records.loss[records.finite | (not self.optimizer.scales)].tolist())
+        super().record_steps(records)
+
     def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
         if loss is not None:  # the only known measure of its quality
-            self.progress.update({"loss": loss if math.isfinite(loss) else self.counters.last_mean_loss or loss})
+            mean = sum(self._losses) / len(self._losses)
+            self.progress.update({"loss": mean if math.isfinite(mean) else self.counters.last_mean_loss or mean})
         super().line(loss, metrics, **others)
 
     def header(self) -> RunHeader:

@@ -6,6 +6,7 @@ decision; if a step of several passes is skipped, its changes of weights are put
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +21,7 @@ from mpt_cli.precision.apply_or_skip_tensorflow import (
     replicas,
     then_nothing,
 )
-from mpt_cli.precision.gradient_check import GradientMeasurement, dense, unscale
+from mpt_cli.precision.gradient_check import GradientMeasurement, dense, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import direct_trainable_variables, step_options
 from mpt_cli.precision.optimizer import LossScaleOptimizer
 from mpt_cli.precision.train_step import assign, ids_of
@@ -112,12 +113,21 @@ class BackwardPass:
         """Return whether all gradients since its last use were."""
         return tf.equal(self._state % USED, 0)
 
-    def take_changed(self) -> list[tuple[Any, Tensor]]:
+    def take_changed(self, ids: set[int]) -> list[tuple[Any, Tensor]]:
         """Return the variables that the step may have changed between its passes, with their earlier values; forget
-        them."""
+        them, and the gradients if the update is of all sources."""
         changed = self._before if self.goes_on and self._count > 1 else []
-        self._before, self._count, self.given = [], 0, []
+        self._before, self._count = [], 0
+        if self.ids <= ids:
+            self.given = []
         return changed
+
+    def given_for(self, variables: list[Any]) -> list[Tensor]:
+        """Return what the tape gave for the variables; empty after several passes, or in another function."""
+        if len(self.given) != len(self._sources) or not all(is_readable(dense(g)) for g in self.given if g is not None):
+            return []
+        given = {id(native(v)): gradient for v, gradient in zip(self._sources, self.given, strict=True)}
+        return [given.get(id(native(v))) for v in variables]
 
     def is_used_by(self, optimizer: LossScaleOptimizer) -> int:
         """Note that `optimizer` makes steps with its gradients; return how many do."""
@@ -177,13 +187,16 @@ class BackwardPasses:
         losses = [p.loss for p in passes if not p.is_over and p.loss is not None and is_readable(p.loss)]
         scaled = [each for each in passes if each.scales]
         uses = [each.is_used_by(optimizer) for each in scaled]
-        known = {id(gradient) for each in scaled for gradient in each.given}
+        current = [each for each in scaled if not each.is_over]
+        known = {id(gradient) for each in current for gradient in each.given}
         is_known = replicas() == 1 and all(id(each) in known for each in gradients) and not optimizer.rule.reads_largest
-        changed = [pair for each in scaled for pair in each.take_changed()] + if_skipped(optimizer)
+        is_sought = replicas() == 1 == len(current) and not is_known
+        taken = current[0].given_for(variables) if is_sought else []
+        changed = [pair for each in scaled for pair in each.take_changed(ids)] + if_skipped(optimizer)
         places = [variable for variable, _ in changed]
         options = step_options(optimizer.inner_optimizer)
 
-        def step(gradients: list[Tensor], losses: list[Tensor], values: list[Tensor]) -> None:
+        def step(gradients: list[Tensor], taken: list[Tensor], losses: list[Tensor], values: list[Tensor]) -> None:
             if len(losses) == 1:
                 optimizer.note_loss(losses[0])
             measured = (
@@ -192,12 +205,17 @@ class BackwardPasses:
                 else optimizer.measure(gradients, variables, True)
             )
             if replicas() == 1:
-                finite = [measured.finite, *(each.is_finite() for each in scaled if not each.is_over)]
+                finite = [measured.finite, *(each.is_finite() for each in current)]
                 measured = measured._replace(finite=tf.reduce_all(finite))
                 if places:
                     put_back = then_nothing(lambda: assign(places, values))
                     tf.cond(optimizer.applies(measured.finite), lambda: tf.constant(0), put_back)
-            apply(optimizer, gradients, variables, True, measured)
+            describe = partial(describe_gradients, measured=measured, cond=tf.cond)
+            defects = None
+            if taken:  # clipping by a norm of inf makes nan of every gradient
+                given, own = partial(describe, taken), partial(describe, gradients)
+                defects = tf.cond(current[0].is_finite(), own, given)
+            apply(optimizer, gradients, variables, True, measured, defects)
             for each in scaled:
                 each.follow()
 
@@ -212,7 +230,7 @@ class BackwardPasses:
             if (key := (*options, *parts)) not in self._steps:
                 self._steps[key] = tf.function(step, autograph=False, reduce_retracing=True)
             step = self._steps[key]
-        step(gradients, losses, [value for _, value in changed])
+        step(gradients, taken, losses, [value for _, value in changed])
 
 
 def _are_finite(gradients: list[Tensor]) -> Tensor:
