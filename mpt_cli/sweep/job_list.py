@@ -77,7 +77,9 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
     if word is None:
         found = set[str]().union(*known)
         others = (name.removeprefix("best_metrics.") for name in found if name.startswith("best_metrics."))
-        words = [name for name in MONITORED if name in found] or sorted(others)[::-1] or MONITORED  # val_… before most
+        words = (
+            [name for name in MONITORED if name in found] or sorted(others, reverse=True) or MONITORED
+        )  # val_… before most
         word = max(words, key=lambda name: sum(name in names for names in known))
         return Objective(word, falls(word))
     name, colon, direction = word.rpartition(":")
