@@ -219,11 +219,6 @@ class Entry(Configuration):
         return [] if difference is None else [math.exp(-value) for value in (difference, *reversed(interval or ()))]
 
     @property
-    def pays(self) -> bool:
-        """Return whether it is faster without loss of quality, in jobs that ran one after another."""
-        return self.quality.kind in (EQUAL, BETTER) and self.is_faster
-
-    @property
     def step_seconds(self) -> float | None:
         """Return the geometric mean over the seeds: with all of them, the speed-up is the ratio of two such means."""
         return statistics.geometric_mean(self.seconds.values()) if self.seconds else None

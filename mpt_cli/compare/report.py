@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.compare.comparison import SMALLEST_GAIN, UNKNOWN, WORSE, Comparison, Entry
+from mpt_cli.compare.comparison import BETTER, EQUAL, SMALLEST_GAIN, UNKNOWN, WORSE, Comparison, Entry
 from mpt_cli.files import write_json
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
@@ -28,9 +28,7 @@ def overall_sentence(comparison: Comparison) -> str:
     reported = sorted({name for job in comparison.results for name in job.summary.get("metrics") or ()})
     again = shell_command("report", comparison.directory.path, "--objective", "NAME")
     remedy = f"`{again}` judges by another: {', '.join(reported)}." if reported else "They have no metric."
-    return (
-        f"{comparison.objective.name} would show the quality, and no run has it. {remedy} {_pays_sentence(comparison)}"
-    )
+    return f"No run has {comparison.objective.name}, to show its quality. {remedy} {_pays_sentence(comparison)}"
 
 
 def _pays_sentence(comparison: Comparison) -> str:
@@ -63,7 +61,7 @@ def _pays_words(entry: Entry) -> str:
     """Return whether it pays, no more firmly than the interval of its speed allows."""
     gain = 1 + SMALLEST_GAIN
     _, low, high = entry.factors
-    if entry.pays:
+    if entry.is_faster and entry.quality.kind in (EQUAL, BETTER):
         return "pays" if low > gain else "seems to pay"
     if entry.is_faster:
         return f"{'is' if low > gain else 'seems'} faster, but is not shown to be as good"
@@ -72,12 +70,13 @@ def _pays_words(entry: Entry) -> str:
 
 def sentences(comparison: Comparison) -> list[str]:
     """Return the rules for judging."""
-    told, name = list[str](), comparison.objective.name
+    told = list[str]()
     if margins := [entry.quality.margin for entry in comparison.compared if entry.quality.kind != UNKNOWN]:
         told.append(
-            f"Equal quality: {FEWEST_SEEDS} or more seeds show that the mean of {name} differs from the baseline's by "
-            f"less than {format_number(max(margins))}. Better or worse: they show that it differs. Both "
-            "have an error rate of 5%. The same: no seed differs, which is no proof. Otherwise it is unclear."
+            f"Equal quality: {FEWEST_SEEDS} or more seeds show that the mean of {comparison.objective.name} "
+            f"differs from the baseline's by less than {format_number(max(margins))}. Better or worse: they show that "
+            "it differs. Both have an error rate of 5%. The same: no seed differs, which is no proof. Otherwise it is "
+            "unclear."
         )
     if _measured(comparison):
         told.append(
@@ -85,11 +84,12 @@ def sentences(comparison: Comparison) -> list[str]:
         )
     if any(entry.ignores_seed for entry in comparison.entries if entry.baseline is None):
         told.append("No seed changed a metric of the baseline: for quality its runs count as one.")
-    if margins and comparison.plan.jobs[0].verb == "run":
+    if comparison.plan.jobs[0].verb == "run":
         told.append("If a script trains several times, only the first training is compared.")
     if comparison.has_best:
-        best = shell_command("report", comparison.directory.path, "--objective", f"best_metrics.{name}")
-        told.append(f"Each run's last {name} is judged, even if it restores earlier weights; by its best: `{best}`")
+        name = f"best_metrics.{comparison.objective.name}"
+        best = shell_command("report", comparison.directory.path, "--objective", name)
+        told.append(f"Each run's last value is judged, even if it restores earlier weights; its best by `{best}`")
     return told
 
 
@@ -110,17 +110,16 @@ def _quality_words(entry: Entry) -> str:
 
 
 def columns(comparison: Comparison) -> list[TableColumn[Entry]]:
-    """Return all columns: what was compared, quality, skips, speed, memory, verdict."""
+    """Return all columns: what was compared, quality, speed, skips, memory, verdict."""
     return [
         TableColumn("precision", lambda entry: entry.label, is_number=False),
         TableColumn("seeds", lambda entry: f"{len(entry.finished)} of {len(entry.results)}"),
         TableColumn(
-            f"quality: {'last ' * comparison.has_best}{comparison.objective.name}",
-            lambda entry: format_number(entry.mean),
+            f"{'last ' * comparison.has_best}{comparison.objective.name}", lambda entry: format_number(entry.mean)
         ),
         TableColumn("difference", _paired_cell),
-        SKIPPED,
         TableColumn("speed-up", _speed_up_cell),
+        SKIPPED,
         TableColumn("step", _step_cell),
         MEMORY,
         TableColumn("verdict", entry_verdict, is_number=False, wraps=True),

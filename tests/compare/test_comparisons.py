@@ -142,13 +142,13 @@ def test_a_comparison_is_read_from_its_directory_alone(outcomes, tmp_path):
 def test_a_comparison_can_be_judged_by_the_best_epoch_and_without_its_metric_the_speed_is_told(outcomes):
     outcomes.compare([*TWO, "compare_dir=c"], seeds=3)
     found = read_comparison(CompareDirectory.open("c"), "best_metrics.val_accuracy")
-    assert cells(found, "float32")["quality: best_metrics.val_accuracy"] == "0.6000"
+    assert cells(found, "float32")["best_metrics.val_accuracy"] == "0.6000"
     assert not any("last" in sentence for sentence in sentences(found))
     for job in found.results:
         job.summary["metrics"] = {"con": 0.1}
     sound = [replace(entry, quality=Quality(UNKNOWN)) for entry in found.entries]
     assert overall_sentence(replace(found, entries=sound)) == (
-        "best_metrics.val_accuracy would show the quality, and no run has it. "
+        "No run has best_metrics.val_accuracy, to show its quality. "
         "`mpt report c --objective NAME` judges by another: con. "
         "mixed_float16 does not pay: 1.01× (0.99× … 1.04×) the speed of float32, its quality unknown."
     )
