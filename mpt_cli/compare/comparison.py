@@ -219,14 +219,9 @@ class Entry(Configuration):
         return [] if difference is None else [math.exp(-value) for value in (difference, *reversed(interval or ()))]
 
     @property
-    def pays(self) -> bool:
-        """Return whether it is faster without loss of quality, in jobs that ran one after another."""
-        return self.quality.kind in (EQUAL, BETTER) and self.is_faster
-
-    @property
     def step_seconds(self) -> float | None:
-        """Return the median over the seeds."""
-        return statistics.median(self.seconds.values()) if self.seconds else None
+        """Return the geometric mean over the seeds: with all of them, the speed-up is the ratio of two such means."""
+        return statistics.geometric_mean(self.seconds.values()) if self.seconds else None
 
 
 @dataclass(frozen=True)
@@ -242,6 +237,11 @@ class Comparison(JobResults):
     @property
     def workers(self) -> int:
         return int(self.plan.facts["workers"])
+
+    @property
+    def has_best(self) -> bool:
+        """Return whether the objective is the last value of a metric, of which runs also report the best."""
+        return any(self.objective.name in job.summary.get("best_metrics", ()) for job in self.results)
 
     @property
     def compared(self) -> list[Entry]:

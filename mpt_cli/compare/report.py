@@ -5,12 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.compare.comparison import SMALLEST_GAIN, UNKNOWN, WORSE, Comparison, Entry
+from mpt_cli.compare.comparison import BETTER, EQUAL, SMALLEST_GAIN, UNKNOWN, WORSE, Comparison, Entry
 from mpt_cli.files import write_json
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn, print_table
+from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
 from mpt_cli.sweep.report import MEMORY, SKIPPED, ending_lines, format_difference, format_verdict, job_dict
 from mpt_cli.telemetry.console import PrintableConsole
@@ -18,14 +19,19 @@ from mpt_cli.telemetry.format import format_number
 
 
 def overall_sentence(comparison: Comparison) -> str:
-    """Return the verdict of the whole comparison in one sentence."""
-    if all(entry.quality.kind == UNKNOWN for entry in comparison.compared):
-        failed = [f"{entry.label} ({format_verdict(entry)})" for entry in comparison.entries if not entry.finished]
-        if failed:
-            return f"No verdict: there is no good run of {', '.join(failed)}."
-        reported = sorted({name for job in comparison.results for name in job.summary.get("metrics") or ()})
-        remedy = f"--objective takes another metric: {', '.join(reported)}." if reported else "They have no metric."
-        return f"No verdict: {comparison.objective.name} would show the quality, and no run has it. {remedy}"
+    """Return the verdict of the whole comparison in a few sentences."""
+    if any(entry.quality.kind != UNKNOWN for entry in comparison.compared):
+        return _pays_sentence(comparison)
+    failed = [f"{entry.label} ({format_verdict(entry)})" for entry in comparison.entries if not entry.finished]
+    if failed:
+        return f"No verdict: there is no good run of {', '.join(failed)}."
+    reported = sorted({name for job in comparison.results for name in job.summary.get("metrics") or ()})
+    again = shell_command("report", comparison.directory.path, "--objective", "NAME")
+    remedy = f"`{again}` judges by another: {', '.join(reported)}." if reported else "They have no metric."
+    return f"No run has {comparison.objective.name}, to show its quality. {remedy} {_pays_sentence(comparison)}"
+
+
+def _pays_sentence(comparison: Comparison) -> str:
     if comparison.workers > 1:
         return f"Speed was not compared, because {comparison.workers} jobs ran at a time."
     if comparison.seeds < FEWEST_SEEDS:
@@ -55,7 +61,7 @@ def _pays_words(entry: Entry) -> str:
     """Return whether it pays, no more firmly than the interval of its speed allows."""
     gain = 1 + SMALLEST_GAIN
     _, low, high = entry.factors
-    if entry.pays:
+    if entry.is_faster and entry.quality.kind in (EQUAL, BETTER):
         return "pays" if low > gain else "seems to pay"
     if entry.is_faster:
         return f"{'is' if low > gain else 'seems'} faster, but is not shown to be as good"
@@ -67,10 +73,10 @@ def sentences(comparison: Comparison) -> list[str]:
     told = list[str]()
     if margins := [entry.quality.margin for entry in comparison.compared if entry.quality.kind != UNKNOWN]:
         told.append(
-            f"Equal quality: {FEWEST_SEEDS} or more seeds show that the mean difference of "
-            f"{comparison.objective.name} is "
-            f"within {format_number(max(margins))} of the baseline. Better or worse: they show that it is not 0. Both "
-            "have an error rate of 5%. The same: no seed differs, which is no proof. Otherwise it is unclear."
+            f"Equal quality: {FEWEST_SEEDS} or more seeds show that the mean of {comparison.objective.name} "
+            f"differs from the baseline's by less than {format_number(max(margins))}. Better or worse: they show that "
+            "it differs. Both have an error rate of 5%. The same: no seed differs, which is no proof. Otherwise it is "
+            "unclear."
         )
     if _measured(comparison):
         told.append(
@@ -78,11 +84,12 @@ def sentences(comparison: Comparison) -> list[str]:
         )
     if any(entry.ignores_seed for entry in comparison.entries if entry.baseline is None):
         told.append("No seed changed a metric of the baseline: for quality its runs count as one.")
-    if margins and comparison.plan.jobs[0].verb == "run":
-        told.append(
-            f"If a script trains several times, only the first training is compared, by {comparison.objective.name}; "
-            "--objective NAME chooses another of its metrics."
-        )
+    if comparison.plan.jobs[0].verb == "run":
+        told.append("If a script trains several times, only the first training is compared.")
+    if comparison.has_best:
+        name = f"best_metrics.{comparison.objective.name}"
+        best = shell_command("report", comparison.directory.path, "--objective", name)
+        told.append(f"Each run's last value is judged, even if it restores earlier weights; its best by `{best}`")
     return told
 
 
@@ -103,15 +110,17 @@ def _quality_words(entry: Entry) -> str:
 
 
 def columns(comparison: Comparison) -> list[TableColumn[Entry]]:
-    """Return all columns: what was compared, quality, skips, speed, memory, verdict."""
+    """Return all columns: what was compared, quality, speed, skips, memory, verdict."""
     return [
         TableColumn("precision", lambda entry: entry.label, is_number=False),
         TableColumn("seeds", lambda entry: f"{len(entry.finished)} of {len(entry.results)}"),
-        TableColumn(f"quality: {comparison.objective.name}", lambda entry: format_number(entry.mean)),
+        TableColumn(
+            f"{'last ' * comparison.has_best}{comparison.objective.name}", lambda entry: format_number(entry.mean)
+        ),
         TableColumn("difference", _paired_cell),
+        TableColumn("speed-up", _speed_up_cell),
         SKIPPED,
         TableColumn("step", _step_cell),
-        TableColumn("speed-up", _speed_up_cell),
         MEMORY,
         TableColumn("verdict", entry_verdict, is_number=False, wraps=True),
     ]
@@ -147,7 +156,7 @@ def print_comparison(comparison: Comparison, console: PrintableConsole, page: Pa
         *(f"- {sentence}" for sentence in sentences(comparison)),
         *ending_lines(comparison, page),
     ]:
-        console.say(line)
+        console.say(line, indent=0 if "mpt " in line else 2)
 
 
 def compare_page(comparison: Comparison, page: Path) -> str:

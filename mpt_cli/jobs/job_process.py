@@ -34,7 +34,7 @@ def start_process(
     arguments: Sequence[str],
     cwd: str | Path | None,
     environment: Mapping[str, str],
-    stderr: Any,
+    log: Any,
     cores: Collection[int] = (),
 ) -> "subprocess.Popen[bytes]":
     """Start a process in a new process group, which shields it from the terminal's Ctrl-C and lets its helpers be ended
@@ -43,10 +43,10 @@ def start_process(
     return subprocess.Popen(
         arguments,
         cwd=cwd,
-        env={**os.environ, **environment},
+        env={"PYTHONUNBUFFERED": "1", **os.environ, **environment},  # a traceback stays the last of its log
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=stderr,
+        stdout=log,
+        stderr=log,
         process_group=0,
         preexec_fn=partial(_prepare, os.getpid(), cores),
     )

@@ -38,7 +38,7 @@ MOST_AT_A_TIME = 16  # the default: that many jobs of one person in a cluster's 
 class Command:
     """A command to run. `name` is unique among the commands that run together.
 
-    `subject` is returned to the caller with the ending, unread. Standard error is appended to `log`. `environment` adds
+    `subject` is returned to the caller with the ending, unread. Its output is appended to `log`. `environment` adds
     to that of the machine. `gpus` is the largest number of GPUs it can use; `cores` limits its cores, if the result
     depends on their number.
     """

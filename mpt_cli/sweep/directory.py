@@ -79,7 +79,7 @@ class SweepDirectory:
         return RunDirectory(self.path / job.name)
 
     def log(self, job: Job) -> Path:
-        """Return the path of what the job's process wrote to standard error, attempt after attempt."""
+        """Return the path of what the job's process printed, attempt after attempt."""
         return self.path / "logs" / f"{job.name}.log"
 
     def ending_json(self, job: Job) -> Path:

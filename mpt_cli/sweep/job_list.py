@@ -65,7 +65,8 @@ class Objective:
 
 
 def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -> Objective:
-    """Return the objective for `NAME`, `NAME:min` or `NAME:max`; by default the first usual metric that most runs have.
+    """Return the objective for `NAME`, `NAME:min` or `NAME:max`; by default the first usual metric that most runs have,
+    or, if none has one, another whose name tells its direction.
 
     ConfigError for a name that no run has, or that does not tell its direction; without any run, the name is taken as
     it is.
@@ -74,8 +75,12 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
         {name for name, value in known_values(summary).items() if as_number(value) is not None} for summary in summaries
     ]
     if word is None:
-        counts = {name: sum(name in names for names in known) for name in MONITORED}
-        word = max(counts, key=lambda name: counts[name])
+        found = set[str]().union(*known)
+        others = (name.removeprefix("best_metrics.") for name in found if name.startswith("best_metrics."))
+        words = (
+            [name for name in MONITORED if name in found] or sorted(others, reverse=True) or MONITORED
+        )  # val_… before most
+        word = max(words, key=lambda name: sum(name in names for names in known))
         return Objective(word, falls(word))
     name, colon, direction = word.rpartition(":")
     if colon and direction not in ("min", "max"):

@@ -61,7 +61,7 @@ def train_command(job: Job, run_dir: Path) -> list[str]:
     place = format_override("run_dir", str(run_dir))
     if job.verb == "run":
         return mpt_command("run", place, *job.words)
-    return mpt_command("train", *job.words, place, "resume=auto", "--json")
+    return mpt_command("train", *job.words, place, "resume=auto")
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,12 @@ def configure_sweep(parser: Parser) -> None:
     from mpt_cli.jobs.launchers import LAUNCHERS  # launchers read keys, which the help of other verbs need not
 
     add_overrides(parser)
-    add_job_options(parser, "what fits; 16 on a cluster", "rank by this metric, NAME:min or NAME:max", "SWEEP_DIR")
+    add_job_options(
+        parser,
+        "what fits; 16 on a cluster",
+        "rank by this metric of the last epoch or by best_metrics.NAME, with :min or :max",
+        "SWEEP_DIR",
+    )
     parser.add_argument("--dry-run", action="store_true", help="check the configurations and list the jobs")
     add_search_options(parser)
     parser.more.add_argument(
@@ -297,7 +302,10 @@ def configure_compare(parser: Parser) -> None:
     """Train a recipe or script in several precisions; compare quality, speed, skips."""
     add_overrides(parser)
     add_job_options(
-        parser, "1; with more, no speeds", "the metric that shows the quality, NAME:min or NAME:max", "COMPARE_DIR"
+        parser,
+        "1; with more, no speeds",
+        "judge by this metric of the last epoch or by best_metrics.NAME, with :min or :max",
+        "COMPARE_DIR",
     )
     parser.add_argument("--seeds", type=int, metavar="N", help="repeat with N seeds; default: 1")
     parser.more.add_argument(
@@ -345,7 +353,11 @@ def configure_report(parser: Parser) -> None:
     needs no network."""
     parser.add_argument("directory", metavar="RUN|SWEEP|COMPARE")
     parser.add_argument("--out", metavar="FILE", help=f"the file to write; default: {PAGE} in the directory")
-    parser.add_argument("--objective", metavar="NAME", help="rank by another metric, NAME:min or NAME:max")
+    parser.add_argument(
+        "--objective",
+        metavar="NAME",
+        help="rank by another metric of the last epoch or by best_metrics.NAME, with :min or :max",
+    )
     add_json(parser)
     parser.epilog = """examples:
   mpt report runs/digits_cnn/RUN

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from golden import assert_said
 
-from mpt_cli.compare.comparison import CompareDirectory, read_comparison
+from mpt_cli.compare.comparison import UNKNOWN, CompareDirectory, Quality, read_comparison
 from mpt_cli.compare.report import columns, overall_sentence, print_comparison, sentences
 from mpt_cli.errors import DataError
 from mpt_cli.jobs.local_processes import Ending
@@ -138,11 +138,24 @@ def test_a_comparison_is_read_from_its_directory_alone(outcomes, tmp_path):
             read_comparison(found.directory)
 
 
+@pytest.mark.slow
+def test_a_comparison_can_be_judged_by_the_best_epoch_and_without_its_metric_the_speed_is_told(outcomes):
+    outcomes.compare([*TWO, "compare_dir=c"], seeds=3)
+    found = read_comparison(CompareDirectory.open("c"), "best_metrics.val_accuracy")
+    assert cells(found, "float32")["best_metrics.val_accuracy"] == "0.6000"
+    assert not any("last" in sentence for sentence in sentences(found))
+    for job in found.results:
+        job.summary["metrics"] = {"con": 0.1}
+    sound = [replace(entry, quality=Quality(UNKNOWN)) for entry in found.entries]
+    assert overall_sentence(replace(found, entries=sound)) == (
+        "No run has best_metrics.val_accuracy, to show its quality. "
+        "`mpt report c --objective NAME` judges by another: con. "
+        "mixed_float16 does not pay: 1.01× (0.99× … 1.04×) the speed of float32, its quality unknown."
+    )
+
+
 def test_of_a_script_the_first_training_is_compared_by_what_its_fit_reports(outcomes):
     found, _ = outcomes.compare(["conf=digits_mlp", "policy=float32,mixed_float16"])
     jobs = [replace(job, verb="run") for job in found.plan.jobs]
     found = replace(found, plan=replace(found.plan, jobs=jobs))
-    assert sentences(found)[-1] == (
-        "If a script trains several times, only the first training is compared, by val_accuracy; "
-        "--objective NAME chooses another of its metrics."
-    )
+    assert sentences(found)[-2] == ("If a script trains several times, only the first training is compared.")

@@ -47,7 +47,7 @@ def test_what_runs_ends_when_the_process_that_started_it_is_killed(tmp_path):
 SHOWN = """
 import json, os, signal, sys
 ignored = sorted(int(s) for s in signal.Signals if signal.getsignal(s) == signal.SIG_IGN)
-print(json.dumps([os.environ["A.B"], os.getcwd(), os.getpgid(0) == os.getpid(), sys.argv, ignored]), file=sys.stderr)
+print(json.dumps([os.environ["A.B"], os.getcwd(), os.getpgid(0) == os.getpid(), sys.argv, ignored]))
 """
 
 

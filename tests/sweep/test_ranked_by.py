@@ -9,7 +9,7 @@ from sweep_stubs import started
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.load import load_settings
 from mpt_cli.sweep.directory import SweepDirectory, read_results
-from mpt_cli.sweep.job_list import check_objective, choose_objective
+from mpt_cli.sweep.job_list import Objective, check_objective, choose_objective
 
 
 def test_the_objective_and_its_direction():
@@ -30,6 +30,13 @@ def test_the_objective_and_its_direction():
         objective = choose_objective(word, [summary])
         assert (objective.name, objective.direction) == ((word or "val_loss").partition(":")[0], direction)
         assert objective.value(summary) is not None
+
+
+def test_without_a_usual_metric_another_that_tells_its_direction_is_the_objective():
+    metrics = {"acc": 0.5, "val_acc": 0.4}
+    summary = {"metrics": {**metrics, "val_sup": 0.2}, "best_metrics": metrics, "seconds": 1.0}
+    assert choose_objective(None, [summary]) == Objective("val_acc", falls=False)
+    assert choose_objective(None, [{"metrics": {"con": 0.1}}]).name == "val_accuracy"
 
 
 def test_an_objective_that_no_job_has_is_an_error():
