@@ -36,7 +36,6 @@ def test_without_a_usual_metric_another_that_tells_its_direction_is_the_objectiv
     metrics = {"acc": 0.5, "val_acc": 0.4}
     summary = {"metrics": {**metrics, "val_sup": 0.2}, "best_metrics": metrics, "seconds": 1.0}
     assert choose_objective(None, [summary]) == Objective("val_acc", falls=False)
-    assert choose_objective(None, [{"metrics": {"con": 0.1}}]).name == "val_accuracy"
 
 
 def test_an_objective_that_no_job_has_is_an_error():
