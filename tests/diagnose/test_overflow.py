@@ -1,6 +1,7 @@
 """The first layer that overflowed in a run is found again from what the run left behind."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,16 +113,9 @@ def test_weights_that_were_lost_before_are_named(tmp_path, capsys):
     assert content["bad_weights"] and all(np.char.count(content["bad_weights"], "/"))
 
 
-@pytest.mark.parametrize(
-    ("phase", "place", "said"),
-    [
-        (FORWARD, OUTPUT, "norm (Norm): the output of norm holds"),
-        (FORWARD, INPUT, "before norm (Norm): the input of norm holds"),
-        (BACKWARD, INPUT, "norm (Norm): the gradient of the input of norm holds"),
-        (BACKWARD, OUTPUT, "after norm (Norm): the gradient that arrives at the output of norm holds"),
-    ],
-)
-def test_a_layer_that_only_receives_a_bad_value_is_not_named_as_its_cause(phase, place, said):
+@pytest.mark.parametrize(("phase", "place", "side"), [(FORWARD, INPUT, "before"), (BACKWARD, OUTPUT, "after")])
+def test_a_layer_that_only_receives_a_bad_value_is_not_named_as_its_cause(phase, place, side):
     first = ObservedTensor(phase, "norm", "Norm", "float16", place, 1, 0)
-    whole = ObservedTensor(phase, "other", "Dense", "float16", OUTPUT, 0, 0)
-    assert [*_layer_sentences(SimpleNamespace(first=first, observed=[whole, first]))] == [f"{said} 1 inf and 0 nan"]
+    whole = replace(first, infs=0)
+    (said,) = _layer_sentences(SimpleNamespace(first=first, observed=[whole, first]))
+    assert said.startswith(f"{side} norm (Norm): the ")

@@ -215,12 +215,10 @@ def test_layers_whose_scales_exclude_each_other_are_named_with_what_each_needs()
         rows.append(LayerRange(name, "float16", None, GradientCounts(counts, "float16", of_weights=True)))
     clash = replace(found, layers=rows, highest_safe=-7, recommended=None)
     low = rows[1].window.lowest_power
-    assert low > 30
     assert (
         "finding: no loss scale fits: gradients overflow above 2**-7 (by their sizes, those of layer large first), and "
         f"those of layer tiny need 2**{low}, below which float16 flushes them"
     ) in str(clash)
-    assert "mixed_bfloat16, or inputs and targets scaled to about 1, may (not tried)" in str(clash)
 
 
 def test_a_model_with_its_own_train_step_is_refused_at_once_for_that_reason():

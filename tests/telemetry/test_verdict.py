@@ -81,13 +81,6 @@ CASES = {
     "growing every 50 steps": skipping(TENTHS, scaling=Scaling(DynamicScale(growth_steps=50)), first_growth_step=9),
     "all gradients 0": replace(FLOAT16, streaks=NO_STREAKS._replace(zero_steps=10), unchecked="hidden."),
     "all gradients 0, and the loss": replace(FLOAT16, streaks=NO_STREAKS._replace(zero_steps=10), loss=0.0),
-    "all gradients 0, flushed": replace(
-        FLOAT16,
-        streaks=NO_STREAKS._replace(zero_steps=10),
-        sample_is_new=True,
-        flushed_share=1.0,
-        faults={"a": FLUSHED},
-    ),
     "all gradients 0, of float32": replace(
         CLEAN, scaling=Scaling(), steps_seen=10, applied_steps=10, streaks=NO_STREAKS._replace(zero_steps=10)
     ),
@@ -153,9 +146,6 @@ CASES = {
     "a dead layer, not met": replace(SAMPLED, faults={"gate": "dead"}, loss=0.9),
     "a dead layer, met": replace(SAMPLED, faults={"gate": "dead"}, loss=0.06),
     "digits": replace(SAMPLED, faults={"net/day": DIGITS}, output_noise=5.2, output_noise_left=2e-4),
-    "digits lost where flushed without a skip": replace(
-        SAMPLED, loss=0.9, faults={"a": DIGITS, "b": "flushed"}, flushed_share=0.8, output_noise=1.0
-    ),
     "digits everywhere": replace(SAMPLED, faults={"*": DIGITS}, output_noise=0.3, output_noise_left=0.3),
     "digits of targets": replace(SAMPLED, faults={"targets": DIGITS}, output_noise=0.3, output_noise_left=0.0),
     "few digits lost": replace(SAMPLED, output_noise=0.006, sample_step=100),
