@@ -214,9 +214,18 @@ class Entry(Configuration):
 
     @property
     def factors(self) -> list[float]:
-        """Return the speed-up over the baseline and the ends of its interval, each if it is known."""
+        """Return the speed-up over the baseline and the ends of its interval, each if it is known.
+
+        None where some runs measured no speed: those are the fastest, which end before it can be measured.
+        """
         difference, interval = self.speed.difference, self.speed.interval
-        return [] if difference is None else [math.exp(-value) for value in (difference, *reversed(interval or ()))]
+        sides = [each for each in (self, self.baseline) if each is not None]
+        is_partial = any(len(each.seconds) < len(each.finished) for each in sides)
+        return (
+            []
+            if difference is None or is_partial
+            else [math.exp(-value) for value in (difference, *reversed(interval or ()))]
+        )
 
     @property
     def step_seconds(self) -> float | None:

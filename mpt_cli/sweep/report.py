@@ -193,7 +193,7 @@ def lead_sentence(found: SweepResults) -> str:
     close = [job_label(row.results[0], SEED) or "the other" for row in found.not_told_apart]
     more = f" and {len(close) - MOST_NAMED} more" if len(close) > MOST_NAMED else ""
     return (
-        f"It may be first by chance: {seeds} can't tell it from {'; '.join(close[:MOST_NAMED])}{more}. "
+        f"It may be first by chance: their common seeds can't tell it from {'; '.join(close[:MOST_NAMED])}{more}. "
         "More seeds may show a difference"
         + (f"; fewer than {FEWEST_SEEDS} never do." if len(found.ranked[0].finished) < FEWEST_SEEDS else ".")
     )
@@ -258,7 +258,9 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
     best, count = found.best, len(found.results)
     title = "Best" if found.best_is_shown else "First"
     chart = parallel_chart(found)
-    drawn = f"The charts show the best {MOST_DRAWN} runs; boxes in the tables add others of the best {MOST_RUNS}."
+    drawn = (
+        f"The charts show the table's first {MOST_DRAWN} runs; boxes in the tables add others of the first {MOST_RUNS}."
+    )
     numbers = {curve.label: curve.run for picture in pictures for curve in picture.curves}
 
     def runs(results: Sequence[JobResult]) -> list[int]:

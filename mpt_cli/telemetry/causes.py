@@ -121,7 +121,7 @@ ZERO_LOSS, APPLIED_NAN = "zero loss", "applied nan"
 
 A_BUG = (
     "the model or data has a bug. Look at the layer that events.jsonl names for a square root, norm or division whose "
-    "gradient is not defined at 0, or a masked logarithm."
+    "gradient is not defined at 0, a masked logarithm, or inputs above 65504 before a tanh or sigmoid, inf in float16."
 )
 
 CAUSES = {
