@@ -221,11 +221,9 @@ class Entry(Configuration):
         difference, interval = self.speed.difference, self.speed.interval
         sides = [each for each in (self, self.baseline) if each is not None]
         is_partial = any(len(each.seconds) < len(each.finished) for each in sides)
-        return (
-            []
-            if difference is None or is_partial
-            else [math.exp(-value) for value in (difference, *reversed(interval or ()))]
-        )
+        if difference is None or is_partial:
+            return []
+        return [math.exp(-value) for value in (difference, *reversed(interval or ()))]
 
     @property
     def step_seconds(self) -> float | None:

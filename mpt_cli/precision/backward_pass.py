@@ -176,12 +176,7 @@ class BackwardPasses:
         """Make a step with true gradients, applied if all of its passes were finite. `if_skipped` returns, for the
         optimizer, further variables with their values for a skipped step."""
         if not optimizer.built:
-            inner = optimizer.inner_optimizer
-            trained = direct_trainable_variables(inner) if inner.built else variables
-            if replicas() == 1 and not are_made_here(trained):  # one trace will do: the scale is that of the pass
-                outside(lambda: optimizer.build(trained))
-            else:
-                optimizer._build_at_first_step(trained)
+            _build(optimizer, variables)
         ids = ids_of(variables)
         passes = [each for each in self._by_ids.values() if each.ids & ids]
         losses = [p.loss for p in passes if not p.is_over and p.loss is not None and is_readable(p.loss)]
@@ -231,6 +226,16 @@ class BackwardPasses:
                 self._steps[key] = tf.function(step, autograph=False, reduce_retracing=True)
             step = self._steps[key]
         step(gradients, taken, losses, [value for _, value in changed])
+
+
+def _build(optimizer: LossScaleOptimizer, variables: list[Any]) -> None:
+    """Build the optimizer for the variables of its first step, or those of an inner optimizer that is built."""
+    inner = optimizer.inner_optimizer
+    trained = direct_trainable_variables(inner) if inner.built else variables
+    if replicas() == 1 and not are_made_here(trained):  # one trace will do: the scale is that of the pass
+        outside(lambda: optimizer.build(trained))
+    else:
+        optimizer._build_at_first_step(trained)
 
 
 def _are_finite(gradients: list[Tensor]) -> Tensor:
