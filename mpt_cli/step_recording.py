@@ -66,8 +66,8 @@ TOO_LONG = (
     "at any cost."
 )
 HIDDEN = (
-    "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale "
-    '(loss_scale.initial_scale, not tried), and make the output layers with dtype="float32".'
+    'gradients of the loss are 0, or nearly 0, before they reach the model. Make the output layers with dtype="float32" '
+    "(not tried); a higher loss scale also helps if no step was skipped."
 )
 LAST_OVERFLOWED = "the gradients of the last step overflowed."
 UNFINISHED = "that is checked when the training ends."
