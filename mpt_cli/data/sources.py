@@ -213,16 +213,16 @@ def _read_returned(
 ) -> tuple[Examples | Stream, Examples | Stream | None]:
     value = call_seeded(call, seed)
 
-    def reopen(place: int | None) -> Any:  # a generator can be read only once
+    def reopen(index: int | None) -> Any:  # a generator can be read only once
         seed_tensorflow(seed)
         made = call()
-        return made if place is None else made[place]
+        return made if index is None else made[index]
 
-    def read(part: Any, place: int | None, where: str) -> Examples | Stream:
+    def read(part: Any, index: int | None, where: str) -> Examples | Stream:
         if is_batch_source(part):
-            return open_batches(part, lambda: reopen(place), seed, where)
+            return open_batches(part, lambda: reopen(index), seed, where)
         if is_tf_dataset(part):
-            return open_tf_batches(part, None if place == 1 else lambda: reopen(place), where)
+            return open_tf_batches(part, None if index == 1 else lambda: reopen(index), where)
         return _read_arrays(part, where)
 
     if isinstance(value, list) and len(value) == 2 and all(map(is_tf_dataset, value)):

@@ -76,11 +76,11 @@ def _layer_groups(found: "OverflowDiagnosis") -> Iterator[list[str]]:
 
     layers = {name_of(layer) for layer in inner_layers(found.parts.model)}
     parts, layer = list(dict.fromkeys(seen.part for seen in found.observed)), found.layer or ""
-    place = parts.index(layer) if layer in parts else 0
-    near = [layer, *parts[max(place - 1, 0) : place]]
+    index = parts.index(layer) if layer in parts else 0
+    near = [layer, *parts[max(index - 1, 0) : index]]
     around = [[str(folder)] for part in near for folder in PurePosixPath(part).parents]
     is_given = found.first is not None and found.first.place == "input"  # by an operation before it
-    takers = [] if is_given else [[layer, *parts[place + 1 : place + 2]]]
+    takers = [] if is_given else [[layer, *parts[index + 1 : index + 2]]]
     for names in ([layer], *takers, *around):
         if layers.issuperset(names):
             yield names

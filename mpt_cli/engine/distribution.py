@@ -151,18 +151,18 @@ def connect(process_info: ProcessInfo, settings: Settings) -> None:
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # JAX by itself gives a process under Slurm or Open MPI one GPU, however many it has
-    place: dict[str, Any] = {"local_device_ids": process_info.own_gpus(len(_gpus_of(settings)))}
+    options: dict[str, Any] = {"local_device_ids": process_info.own_gpus(len(_gpus_of(settings)))}
     if process_info.coordinator is not None:
         is_here = process_info.coordinator.startswith("127.")
         # reached from this machine alone; JAX would listen at every address that it has
-        place |= {
+        options |= {
             "coordinator_address": process_info.coordinator,
             "num_processes": process_info.world_size,
             "process_id": process_info.rank,
             "coordinator_bind_address": process_info.coordinator if is_here else None,
         }
     try:
-        jax.distributed.initialize(**place)
+        jax.distributed.initialize(**options)
     except ValueError as error:  # what JAX lacks to find the others
         rule = f"JAX does not find the other processes: {error}"
         remedy = "JAX_COORDINATOR_ADDRESS=HOST:PORT says where the first process can be reached."

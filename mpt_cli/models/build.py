@@ -240,12 +240,12 @@ def build_transformer(settings: Transformer, shapes: Shapes) -> keras.Model:
 
 def _embed(tokens: keras.KerasTensor, settings: Transformer, vocabulary: int) -> keras.KerasTensor:
     token = layers.Embedding(vocabulary, settings.width, embeddings_initializer=_normal(), name="token_embedding")
-    place = layers.Embedding(
+    position = layers.Embedding(
         tokens.shape[1], settings.width, embeddings_initializer=_normal(), name="position_embedding"
     )
     # 0, 1, 2, … must come from the input for the functional graph to hold the embedding; one row serves the batch.
     positions = ops.cumsum(ops.ones_like(tokens[0])) - 1
-    return _dropout(token(tokens) + place(positions), settings, "embedding")
+    return _dropout(token(tokens) + position(positions), settings, "embedding")
 
 
 def _transformer_block(x: keras.KerasTensor, settings: Transformer, name: str) -> keras.KerasTensor:

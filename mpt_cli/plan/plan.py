@@ -140,7 +140,7 @@ def compile_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
     )
 
 
-MOST_LINES = 6  # lines of each kind of detail; `--json` has all
+MOST_DETAILS = 6  # lines of each kind of detail; `--json` has all
 
 
 def print_plans(device: Device, plans: Sequence[Plan], console: PrintableConsole) -> None:
@@ -182,11 +182,11 @@ _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
 
 def details(plan: Plan) -> list[tuple[str, str]]:
     """Return rows of label and sentence: the largest arrays, wide products in a mixed policy, collectives, warnings."""
-    rows = [("arrays", f"{format_bytes(each.bytes)}: {each.form}, {each.layer}") for each in plan.arrays[:MOST_LINES]]
+    rows = [("arrays", f"{format_bytes(each.bytes)}: {each.form}, {each.layer}") for each in plan.arrays[:MOST_DETAILS]]
     wide = plan.wide_products
-    rows += [("wide", f"{each.layer}: {each.count} products in {each.dtype}") for each in wide[:MOST_LINES]]
-    if len(wide) > MOST_LINES:
-        rows.append(("wide", f"and {len(wide) - MOST_LINES} more layers"))
+    rows += [("wide", f"{each.layer}: {each.count} products in {each.dtype}") for each in wide[:MOST_DETAILS]]
+    if len(wide) > MOST_DETAILS:
+        rows.append(("wide", f"and {len(wide) - MOST_DETAILS} more layers"))
     rows += [("devices", f"{each.opcode} of {each.elements:,} {each.dtype} elements") for each in plan.exchanges]
     rows += [("warning", text) for text in plan.warnings]
     return rows

@@ -245,8 +245,8 @@ class StepLog:
         """Return the steps since the `after`-th, from `values` of the variables and the optimizer's `tally`."""
         seen = count_of(tally, "seen")
         first = max(after, seen - self.capacity)
-        places = np.arange(first, seen) % self.capacity
-        floats, ints = (np.stack([copy[places] for copy in _copies(value)]) for value in values)
+        rows = np.arange(first, seen) % self.capacity
+        floats, ints = (np.stack([copy[rows] for copy in _copies(value)]) for value in values)
         # the copies of replicas differ only in the loss
         merged = np.concatenate([floats[..., :1].mean(0, dtype="float32"), floats[0, :, 1:]], axis=1)
         return StepRows(merged, combined_ints(ints, np).astype("int32"), first - after)
@@ -274,7 +274,7 @@ def combined_ints(ints: Any, numpy: Any = ops) -> Any:
         "counter": lambda of_each, _: of_each[0],
     }
     columns = enumerate(INT_FIELDS)
-    return numpy.stack([whole.get(name, numpy.max)(ints[..., place], 0) for place, name in columns], axis=-1)
+    return numpy.stack([whole.get(name, numpy.max)(ints[..., index], 0) for index, name in columns], axis=-1)
 
 
 class StepStart(NamedTuple):

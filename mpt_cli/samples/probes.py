@@ -12,16 +12,13 @@ from functools import reduce
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
-from numpy.typing import NDArray
 
 from mpt_cli.precision.gradient_check import dense, is_overwritten
 from mpt_cli.precision.gradients.custom_gradients import custom_gradient, is_float_tensor, map_floats
 from mpt_cli.precision.gradients.exponent_counts import SLOTS, statistics_of_each
 from mpt_cli.precision.keras_internals import calls_through, keep_logits
 
-Counts = NDArray[np.float32]
 Tensor = Any
 GRADIENT, VALUE = 0, 1  # rows of a perturbation: counts of the gradient and of the value itself
 

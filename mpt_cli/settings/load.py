@@ -374,13 +374,13 @@ def _known_variants(node: Any, problems: list[Problem]) -> dict[str, str]:
 
 def note_secrets(value: Any, path: str, problems: list[Problem]) -> None:
     """Note the secrets among the values at `path` of a tree; a secret that a record left out is a problem."""
-    for place, text in leaves(value, path):
+    for name, text in leaves(value, path):
         if isinstance(text, str):
-            redaction.note_text(place.rpartition(".")[2], text)
+            redaction.note_text(name.rpartition(".")[2], text)
             if redaction.REDACTED in text:
-                remedy = f"Give it again: {place}=…, or {place}='${{oc.env:VARIABLE}}', which is recorded in this form."
+                remedy = f"Give it again: {name}=…, or {name}='${{oc.env:VARIABLE}}', which is recorded in this form."
                 problems.append(
-                    Problem(place, "was left out of the record of the run, because it is a secret.", None, remedy)
+                    Problem(name, "was left out of the record of the run, because it is a secret.", None, remedy)
                 )
 
 

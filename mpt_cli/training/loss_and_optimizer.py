@@ -242,7 +242,7 @@ def _build_metrics(words: list[Any], loss: Any, context: _LossContext) -> list[k
     if loss is None:
         words = [word for word in words if word != "auto"]
     whole = [name for word in words for name in ([word] if word != "auto" else _auto_metrics(loss, context))]
-    return [_build_metric(value, loss, context) for place, value in enumerate(whole) if value not in whole[:place]]
+    return [_build_metric(value, loss, context) for index, value in enumerate(whole) if value not in whole[:index]]
 
 
 def _build_metric(value: Any, loss: Any, context: _LossContext) -> keras.metrics.Metric:

@@ -227,8 +227,8 @@ def split_script(words: list[str]) -> tuple[list[str], list[str]]:
     (['policy=mixed_float16'], ['train.py', '--rate=3'])
     """
     others = (
-        place
-        for place, word in enumerate(words)
+        index
+        for index, word in enumerate(words)
         if word not in (STRICT, ALLOW_UNCHECKED) and ("=" not in word or word.startswith("-"))
     )
     count = next(others, len(words))
