@@ -136,15 +136,6 @@ class MptError(Exception):
 LONGEST_RECEIVED = 500  # characters of a value in a message; what was received is where it was written
 
 
-def _shortened(text: str) -> str:
-    """Return the text, cut to the length that a message may quote.
-
-    >>> _shortened("x" * 600)[495:]
-    'xxxxx… (600 characters)'
-    """
-    return text if len(text) <= LONGEST_RECEIVED else f"{text[:LONGEST_RECEIVED]}… ({len(text):,} characters)"
-
-
 @dataclass(frozen=True)
 class SourcePlace:
     """A place in a file: a part of one line, counted from 1."""
@@ -184,7 +175,10 @@ class Problem:
     place: SourcePlace | None = None
 
     def __str__(self) -> str:
-        received = "" if self.received is None else f" Received: {_shortened(repr(self.received))}."
+        text = repr(self.received)
+        if len(text) > LONGEST_RECEIVED:
+            text = f"{text[:LONGEST_RECEIVED]}… ({len(text):,} characters)"
+        received = "" if self.received is None else f" Received: {text}."
         remedy = f" {self.remedy}" if self.remedy else ""
         return f"{self.key}: {self.rule}{received}{remedy}"
 

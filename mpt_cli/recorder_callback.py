@@ -320,7 +320,7 @@ class _FitRecording(Recording):
             return
         every = self.settings.trainer.log_every_steps
         self.asked = self.asked_before_epoch + steps_in_epoch
-        self.pace.look(self.asked)
+        self.pace.note(self.asked)
         is_line = self.asked // every > self.asked_at_line // every
         is_spoiled = self.stop is None and not math.isfinite(logs.get("loss", 0.0))
         if is_line or is_spoiled or self.latest.skipped is not None:

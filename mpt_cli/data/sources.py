@@ -31,7 +31,7 @@ from mpt_cli.data.prepare_data_set import (
     missing_targets,
     weighted_by_class,
 )
-from mpt_cli.errors import ConfigError, DataError, Problem, config_error
+from mpt_cli.errors import DataError, Problem, config_error, raise_problems
 from mpt_cli.settings.key_type import default_of
 from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Digits, Loader, Synthetic, Tabular, Text
 from mpt_cli.settings.python_references import imported_names
@@ -338,5 +338,4 @@ def _check_own_batches(settings: Settings, batches: Stream) -> None:
     rule = "has no effect: the data comes in batches of its own, in the order of its source."
     remedy = "Leave it out, and do it in data.loader."
     given = {key: attrgetter(key)(settings) for key in plain}
-    if problems := [Problem(key, rule, value, remedy) for key, value in given.items() if value not in plain[key]]:
-        raise ConfigError(problems)
+    raise_problems(Problem(key, rule, value, remedy) for key, value in given.items() if value not in plain[key])

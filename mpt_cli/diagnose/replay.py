@@ -43,7 +43,7 @@ def rebuild_at_checkpoint(
     check_data(str(run.path), str(before), now)
     if checkpoint is None:
         return parts, RunStepper(parts)
-    is_other = checkpoint.position["scaling_mode"] != parts.scaling.mode  # overrides of the remedy that is tried
+    is_other = checkpoint.position["scaling_mode"] != parts.scaling.rule.mode  # overrides of the remedy that is tried
     restore_state(parts.model, checkpoint.arrays, other_scaling=is_other)
     progress = checkpoint.position["progress"]
     within = progress["step_in_epoch"]

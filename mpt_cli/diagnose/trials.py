@@ -59,7 +59,7 @@ def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
     is_lowered = scaling.scales and isfinite(found.loss)
     groups = [{**settings.policy.overrides, **dict.fromkeys(names, "float32")} for names in _layer_groups(found)]
     words = [[f"{FIRST_SCALE}={each!r}"] for each in lower if is_lowered and each < scale]
-    words += [["loss_scale=dynamic"]] if scaling.scales and not scaling.moves else []
+    words += [["loss_scale=dynamic"]] if scaling.scales and not scaling.rule.moves else []
     words += [[f"policy.overrides={group}".replace("'", "")] for group in dict.fromkeys(map(str, groups))]
     rate = getattr(settings.optimizer, "learning_rate", None)
     words += [[f"optimizer.learning_rate={rate / divisor:g}"] for divisor in SLOWER if rate]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from mpt_cli.errors import ConfigError
+from mpt_cli.errors import raise_problems
 from mpt_cli.plan.compiled_program import CompileTarget, Planned, assemble_planned, plan_problems, prepare_compiler
 from mpt_cli.plan.device import Device, load_device
 from mpt_cli.plan.program_text import ArrayGroup, Exchange, Products, StepReader
@@ -86,15 +86,12 @@ def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda 
     """
     gpu, grid = load_device(device), read_grid(words)
     target = CompileTarget(gpu, devices)
-    if grid.problems:
-        raise ConfigError(grid.problems)
+    raise_problems(grid.problems)
     varied = [varied_values(words, grid.varied) for words in grid.combinations]
     found = [plan_settings(words) for words in grid.combinations]
     for note in dict.fromkeys(note for _, notes in found for note in notes):
         say(note)
-    problems = dict.fromkeys(problem for settings, _ in found for problem in plan_problems(settings, devices))
-    if problems:
-        raise ConfigError([*problems])
+    raise_problems(dict.fromkeys(problem for settings, _ in found for problem in plan_problems(settings, devices)))
     plans = []
     for (settings, _), overrides in zip(found, varied, strict=True):
         platform = prepare_compiler(settings, target)

@@ -135,7 +135,7 @@ class BackwardPass:
             self._optimizers.append(optimizer)
         return len(self._optimizers)
 
-    def follow(self) -> None:
+    def set_next_scale(self) -> None:
         """Set the scale of the next gradients, after a step with these."""
         if replicas() == 1:
             self._state.assign(USED + self._state % USED)
@@ -212,7 +212,7 @@ class BackwardPasses:
                 defects = tf.cond(current[0].is_finite(), own, given)
             apply(optimizer, gradients, variables, True, measured, defects)
             for each in scaled:
-                each.follow()
+                each.set_next_scale()
 
         if tf.executing_eagerly() and options is not None and replicas() == 1:
             # an eager step of Adam has a dozen small operations for each variable, and one of ours a hundred beside

@@ -196,13 +196,13 @@ class StepRow(NamedTuple):
     floats: Tensor
     ints: Tensor
 
-    def column(self, name: str) -> Tensor:
+    def scalar(self, name: str) -> Tensor:
         """Return the scalar of that name."""
         return self.floats[FLOAT_FIELDS.index(name)] if name in FLOAT_FIELDS else self.ints[INT_FIELDS.index(name)]
 
     def applied(self, whatever: bool = False) -> Tensor:
         """Return whether the gradients were applied: if they are finite, or `whatever` they are."""
-        return ops.logical_or(self.column("finite") > 0, whatever)
+        return ops.logical_or(self.scalar("finite") > 0, whatever)
 
 
 class StepRows(NamedTuple):

@@ -287,8 +287,8 @@ class CustomSteps:
 
 def custom_steps(model: Any) -> CustomSteps | None:
     """Return what `set_custom_steps` stored for `model`; None if its steps are Keras's."""
-    found = getattr(model, "_mpt_custom_steps", None)
-    return found if isinstance(found, CustomSteps) else None
+    found: CustomSteps | None = getattr(model, "_mpt_custom_steps", None)
+    return found
 
 
 def optimizers_of(model: Any) -> dict[str, LossScaleOptimizer]:

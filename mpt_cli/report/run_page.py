@@ -124,7 +124,7 @@ def layers_table(history: RunHistory) -> PageTable[Any]:
     """Return a table of the latest sample: the magnitudes of each layer in float32, and what half precision loses of
     them.
     """
-    found = sorted(history.layers, key=_severity)
+    found = sorted(history.layers, key=_worst_first)
     rows = [
         [
             str(line.get("variable") or line["layer"]),
@@ -144,7 +144,7 @@ def layers_table(history: RunHistory) -> PageTable[Any]:
     return text_table(title, titles, rows, numbers=3)
 
 
-def _severity(line: dict[str, Any]) -> float:
+def _worst_first(line: dict[str, Any]) -> float:
     """Return the key that sorts layers: outputs that overflow in the order of the model, since the first may be the
     cause of the others; then by what is lost.
     """

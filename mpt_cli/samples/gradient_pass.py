@@ -179,7 +179,7 @@ class GradientPass:
     def _losses(self, state: Sequence[list[Tensor]], perturbations: list[Tensor], batch: Any) -> tuple[Tensor, Tensor]:
         """Return the scaled loss and the plain one."""
         in_float32 = computing_in_float32(self.model) if self.in_float32 else nullcontext()
-        with in_float32, self.probes.installed(perturbations):
+        with in_float32, self.probes.attached(perturbations):
             loss = self.loss(self.model, state, batch)
         return loss * self._scale, loss
 

@@ -12,7 +12,7 @@ from mpt_cli.sweep.directory import SweepResults
 from mpt_cli.sweep.overrides import short_key
 from mpt_cli.telemetry.format import format_number
 
-MOST_JOBS = 300  # of jobs in parallel coordinates
+MOST_DRAWN_JOBS = 300  # of jobs in parallel coordinates
 PARTS = 4  # that many values are put into as many groups
 MOST_MEANS = 8  # of a key whose means are shown
 
@@ -74,7 +74,7 @@ def parallel_chart(found: SweepResults) -> dict[str, Any]:
         for result in row.results
         if result.is_good
     ]
-    lines = [(job, value) for job, value in values if value is not None and math.isfinite(value)][:MOST_JOBS]
+    lines = [(job, value) for job, value in values if value is not None and math.isfinite(value)][:MOST_DRAWN_JOBS]
     axes = []
     for key in found.keys:
         texts = [job.overrides.get(key, "-") for job, _ in lines]  # not every job has all keys

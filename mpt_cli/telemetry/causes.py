@@ -144,7 +144,7 @@ CAUSES = {
         f"it began with nan, and no inf, in the gradients of a finite loss: {A_BUG}",
     ),
     FIXED: Cause(
-        lambda run_state, _: not run_state.scaling.moves,
+        lambda run_state, _: not run_state.scaling.rule.moves,
         "the fixed scale is too high: lower it (loss_scale.initial_scale), or let it move (loss_scale=dynamic).",
     ),
     BEYOND: Cause(
@@ -173,7 +173,7 @@ CAUSES = {
     ),
     LOW: Cause(
         lambda run_state, _: (
-            not run_state.scaling.moves
+            not run_state.scaling.rule.moves
             or not run_state.skip_steps
             or 2.0 ** (_raised_power(run_state) or 0) > run_state.scaling.rule.initial_scale
         ),

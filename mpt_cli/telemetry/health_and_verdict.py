@@ -438,12 +438,9 @@ class HealthRule:
     causes: tuple[str, ...] = OVERFLOW_CAUSES
     needs_sample: bool = False
 
-    def value_of(self, run_state: RunState) -> float:
-        return self.value(run_state) if self.value is not None else float(getattr(run_state.peaks, self.counts))
-
     def check(self, run_state: RunState, limit: float) -> Stop | None:
         """Return the stop if the run is beyond the limit."""
-        value = self.value_of(run_state)
+        value = self.value(run_state) if self.value is not None else getattr(run_state.peaks, self.counts)
         if value < limit:
             return None
         skips = self.skips(run_state) if self.skips is not None else int(value)
