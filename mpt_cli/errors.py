@@ -136,15 +136,6 @@ class MptError(Exception):
 LONGEST_RECEIVED = 500  # characters of a value in a message; what was received is where it was written
 
 
-def _shortened(text: str) -> str:
-    """Return the text, cut to the length that a message may quote.
-
-    >>> _shortened("x" * 600)[495:]
-    'xxxxx… (600 characters)'
-    """
-    return text if len(text) <= LONGEST_RECEIVED else f"{text[:LONGEST_RECEIVED]}… ({len(text):,} characters)"
-
-
 @dataclass(frozen=True)
 class SourcePlace:
     """A place in a file: a part of one line, counted from 1."""
@@ -184,7 +175,10 @@ class Problem:
     place: SourcePlace | None = None
 
     def __str__(self) -> str:
-        received = "" if self.received is None else f" Received: {_shortened(repr(self.received))}."
+        text = repr(self.received)
+        if len(text) > LONGEST_RECEIVED:
+            text = f"{text[:LONGEST_RECEIVED]}… ({len(text):,} characters)"
+        received = "" if self.received is None else f" Received: {text}."
         remedy = f" {self.remedy}" if self.remedy else ""
         return f"{self.key}: {self.rule}{received}{remedy}"
 
@@ -235,12 +229,12 @@ CHECK_DISK = "Check free space and permissions."
 
 
 @contextmanager
-def naming(place: object, remedy: str) -> Iterator[None]:
-    """Raise DataError for a place that can't be written, with the reason and what to do."""
+def naming(path: object, remedy: str) -> Iterator[None]:
+    """Raise DataError for a path that can't be written, with the reason and what to do."""
     try:
         yield
     except OSError as error:
-        raise DataError(f"{place} can't be written: {error.strerror}. {remedy}") from error
+        raise DataError(f"{path} can't be written: {error.strerror}. {remedy}") from error
 
 
 class NumericalError(MptError):
@@ -267,9 +261,9 @@ def printable_tree(tree: Any) -> Any:
 # signs that end a line or turn the rest of it around, so that it reads as something else: Unicode's bidi embeddings,
 # overrides and isolates
 TURNING = (*range(0x2028, 0x202F), *range(0x2066, 0x206A))
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
-_CONTROL |= {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}  # halves of a character, which no file can hold
-_CONTROL |= {code: f"\\u{code:04x}" for code in TURNING}
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+_ESCAPES |= {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}  # halves of a character, which no file can hold
+_ESCAPES |= {code: f"\\u{code:04x}" for code in TURNING}
 
 
 def printable(text: str) -> str:
@@ -284,4 +278,4 @@ def printable(text: str) -> str:
 
 def without_control(text: str) -> str:
     """Return the text with control codes written out."""
-    return text.translate(_CONTROL)
+    return text.translate(_ESCAPES)

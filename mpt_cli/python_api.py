@@ -11,7 +11,7 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from mpt_cli.errors import ConfigError, DataError, Problem, config_error, did_you_mean, raise_problems
+from mpt_cli.errors import DataError, Problem, config_error, did_you_mean, raise_problems
 from mpt_cli.report.run import Run, load_run
 from mpt_cli.settings.checks import check_combinations
 from mpt_cli.settings.load import build_settings
@@ -128,8 +128,7 @@ def _check_arguments(settings: Any, callbacks: Any) -> None:
         problems.append(Problem("settings", rule, settings))
     if not isinstance(callbacks, (list, tuple)):
         problems.append(Problem("callbacks", "must be a list of Keras callbacks.", callbacks))
-    if problems:
-        raise ConfigError(problems)
+    raise_problems(problems)
     for callback in callbacks:
         check_callback(callback, "callbacks")
 
@@ -288,8 +287,7 @@ def diagnose(
     training. Raises ConfigError or DataError for what can't be measured.
     """
     least = {"batches": (batches, 1), "after_steps": (after_steps, 0)}
-    if problems := [Problem(name, f"must be >= {low}.", value) for name, (value, low) in least.items() if value < low]:
-        raise ConfigError(problems)
+    raise_problems(Problem(name, f"must be >= {low}.", value) for name, (value, low) in least.items() if value < low)
     from mpt_cli.diagnose.diagnosis import diagnose as examine
     from mpt_cli.diagnose.float32_examination import check_inspectable
     from mpt_cli.samples.value_ranges import is_rounded

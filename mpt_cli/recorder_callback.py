@@ -135,7 +135,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         self.budget = SampleBudget()
         self.say: Callable[[str], None] = lambda sentence: print(f"mpt: {sentence}", file=sys.stderr)
         self.stream: TextIO | None = None  # of a console that was asked for; None: standard output, where fit is silent
-        self.place: Callable[[str], Path] = self._place
+        self.next_path: Callable[[str], Path] = self._next_path
         self.is_alone = True  # no one else records the optimizers of the model
         self.folder = Path.cwd()  # of relative paths, wherever the program goes
         self.runs: list[Run] = []
@@ -166,7 +166,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
             self.give_up(summarise_error(error))
         atexit.register(self.fail, None)
 
-    def _place(self, recipe: str) -> Path:
+    def _next_path(self, recipe: str) -> Path:
         """Return where the next run writes."""
         return self.folder / numbered_path(self.run_dir, recipe, len(self.runs) + 1)
 
@@ -238,7 +238,7 @@ class _FitRecording(Recording):
         self.watch_weights()
 
     def _make_run(self) -> RunDirectory:
-        run = RunDirectory.create(self.recorder.place(self.settings.recipe), self.settings.recipe)
+        run = RunDirectory.create(self.recorder.next_path(self.settings.recipe), self.settings.recipe)
         self.recorder.runs.append(Run(run.path))
         return run
 
@@ -320,7 +320,7 @@ class _FitRecording(Recording):
             return
         every = self.settings.trainer.log_every_steps
         self.asked = self.asked_before_epoch + steps_in_epoch
-        self.pace.look(self.asked)
+        self.pace.note(self.asked)
         is_line = self.asked // every > self.asked_at_line // every
         is_spoiled = self.stop is None and not math.isfinite(logs.get("loss", 0.0))
         if is_line or is_spoiled or self.latest.skipped is not None:

@@ -82,7 +82,7 @@ class ScriptRun:
     fits: list[Any] = field(default_factory=list)  # models in fits that have a record; None for a fit of mpt's
     calls: TapedCalls = field(default_factory=TapedCalls)
     budget: SampleBudget = field(default_factory=SampleBudget)
-    places: int = 0  # run directories so far
+    path_count: int = 0  # run directories so far
 
     @contextmanager
     def fitting(self, model: Any = None) -> Iterator[None]:
@@ -207,17 +207,17 @@ class ScriptRun:
             "mpt run, from the optimizer",
             settings,
             scaling,
-            lambda: RunDirectory.create(self.place(self.title), self.title),
+            lambda: RunDirectory.create(self.next_path(self.title), self.title),
             stops=False,
             is_rounded=dtype in NARROW,
             is_quiet=settings.logger.console == "auto",
             stream=sys.stderr,
         )
 
-    def place(self, title: str) -> Path:
+    def next_path(self, title: str) -> Path:
         """Return the next run directory, below the folder in which the script was started."""
-        self.places += 1
-        return self.folder / numbered_path(self.settings.run_dir, title, self.places)
+        self.path_count += 1
+        return self.folder / numbered_path(self.settings.run_dir, title, self.path_count)
 
     def end_loops(self, error: BaseException | None = None) -> None:
         """Read the last steps of the script's loops and end their records, at the end of the script."""
@@ -471,7 +471,7 @@ def _recorder(seen: ScriptRun) -> Recorder:
     more |= {f"trainer.{name}": getattr(settings.trainer, name) for name in RECORDED_TRAINER_KEYS}
     recorder = Recorder(loss_scale=asdict(settings.loss_scale), settings=more, name=seen.title)
     recorder.command, recorder.say, recorder.stream, recorder.is_alone = seen.command, seen.note, sys.stderr, False
-    recorder.budget, recorder.place = seen.budget, seen.place
+    recorder.budget, recorder.next_path = seen.budget, seen.next_path
     recorder.calls = seen.calls if seen.passes is not None else None
     return recorder
 

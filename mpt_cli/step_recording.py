@@ -108,8 +108,8 @@ class StepRate:
         self._steps, self._seconds, self._times = 0, 0.0, 0
         self._last: tuple[int, float] | None = None
 
-    def look(self, seen: int) -> None:
-        """Note the time at which the step count is `steps`."""
+    def note(self, seen: int) -> None:
+        """Note the time at which the step count is `seen`."""
         now = time.perf_counter()
         if self._last is not None:
             if seen <= self._last[0]:
@@ -224,7 +224,7 @@ class Recording(RunRecord, ABC):
         environment = collect_environment(facts, ["mpt", *command] if command else sys.argv)
         self.environment = {**environment, "recorded_by": self.subject.recorded_by}
         self._write_environment()
-        write_atomic(self.run.config_yaml, OmegaConf.to_yaml(OmegaConf.create(_applied(self.settings))))
+        write_atomic(self.run.config_yaml, OmegaConf.to_yaml(OmegaConf.create(_applied_settings(self.settings))))
         self._check_loss()
         self.counters.rules = self.counter_options()
         self.telemetry.start(self.header())
@@ -392,7 +392,7 @@ def scaling_on_record(optimizer: Any, given: LossScaleSettings) -> LossScaleSett
     return LossScaleSettings(**{**kept, "mode": rule.mode}, **{name: getattr(rule, name) for name in rule.key_names()})
 
 
-def _applied(settings: Settings) -> dict[str, Any]:
+def _applied_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings that took effect or are known; the program that trains decides all others."""
     tree = resolved_tree(settings)
     kept = {name: tree[name] for name in ("recipe", "description")}
@@ -494,7 +494,7 @@ class LoopRecording(Recording):
             rows = self.rows()
             kept = len(rows.floats) if at_end else len(rows.floats) - 1
             if not at_end:
-                self.pace.look(kept + self.counters.seen)
+                self.pace.note(kept + self.counters.seen)
             if kept > 0:
                 self._absorb(StepRows(rows.floats[:kept], rows.ints[:kept], rows.lost))
 

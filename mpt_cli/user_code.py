@@ -124,11 +124,11 @@ def load_named(reference: str, key: str) -> Any:
     """Return whatever `reference` names, as `load_function` finds it."""
     if problem := missing_problem(reference, key):
         raise ConfigError(problem)
-    place, _, name = reference.rpartition(":")
+    source, _, name = reference.rpartition(":")
     try:
-        found: Any = _module_of_file(_path_of(place)) if place.endswith(".py") else _imported(place, Path.cwd())
+        found: Any = _module_of_file(_path_of(source)) if source.endswith(".py") else _imported(source, Path.cwd())
     except _USER_ERRORS as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{source}.".startswith(f"{error.name}."):
             raise ConfigError(_no_module(error.name, reference, key)) from None
         raise UserCodeError(f"{key}: importing {reference} raised {summarise_error(error)}.") from error
     for part in name.split("."):
@@ -169,8 +169,8 @@ def _module_of_file(path: Path) -> ModuleType:
     return module
 
 
-def _path_of(place: str) -> Path:
-    return Path(os.path.realpath(expanded(place)))  # pathlib raises for a link to itself
+def _path_of(source: str) -> Path:
+    return Path(os.path.realpath(expanded(source)))  # pathlib raises for a link to itself
 
 
 def _prepend_to_path(directory: Path) -> None:
@@ -184,10 +184,10 @@ def missing_problem(reference: str, key: str) -> Problem | None:
     """
     if problem := form_problem(reference, key):
         return problem
-    (place, _, name), file = reference.rpartition(":"), file_of(reference, Path.cwd())
-    package, is_path = place.partition(".")[0], place.endswith(".py")
+    (source, _, name), file = reference.rpartition(":"), file_of(reference, Path.cwd())
+    package, is_path = source.partition(".")[0], source.endswith(".py")
     if file is None and is_path:
-        path = _path_of(place)
+        path = _path_of(source)
         near = [other.name for other in path.parent.glob("*.py")]
         return Problem(key, f"there is no file {path}.", reference, did_you_mean(path.name, near))
     if file is None:
@@ -202,7 +202,7 @@ def missing_problem(reference: str, key: str) -> Problem | None:
     first = name.partition(".")[0]
     if not defined or first in names:
         return None
-    return _no_name(first, file.stem if is_path else place, defined, reference, key)
+    return _no_name(first, file.stem if is_path else source, defined, reference, key)
 
 
 _MAKES_NAMES = re.compile(r"import\s+\*|\b(?:__getattr__|globals|setattr|exec|vars|locals)\b")
@@ -267,7 +267,7 @@ def model_problem(key: str, error: BaseException) -> Problem | None:
             rule = "the loss must depend on the weights that are trained: each of their gradients is None"
             return Problem(
                 key,
-                rule + _place_in_brackets(error) + ".",
+                rule + _line_in_brackets(error) + ".",
                 None,
                 "Look for a loss computed outside of the "
                 "tape or with other weights, and on its way for stop_gradient, NumPy, argmax, round and "
@@ -298,18 +298,18 @@ def _dtype_problem(key: str, text: str, error: BaseException) -> Problem | None:
     keep = "" if whole else f", or keep the layer in float32: 'policy.overrides={{{layer.name}: float32}}'"
     return Problem(
         key,
-        f"{describe_layer(layer)} must give {named} one dtype{_place_in_brackets(error)}.",
+        f"{describe_layer(layer)} must give {named} one dtype{_line_in_brackets(error)}.",
         " × ".join(dtypes),
         f"TensorFlow converts neither. Cast the constant or the weight, as in tf.cast(value, x.dtype){keep}.",
     )
 
 
-def _place_in_brackets(error: BaseException) -> str:
+def _line_in_brackets(error: BaseException) -> str:
     """Return the user's innermost line of all that led to the exception."""
-    place = _place_among(
+    line = _line_among(
         each for found in _exception_chain(error)[::-1] for each in traceback.walk_tb(found.__traceback__)
     )
-    return f" ({place})" if place else ""
+    return f" ({line})" if line else ""
 
 
 def _exception_chain(error: BaseException) -> list[BaseException]:
@@ -358,17 +358,17 @@ def user_frames(error: BaseException) -> TracebackType | None:
     return next(theirs, None) or next((frame for frame in frames if not _is_ours(frame)), None)
 
 
-def place_in_user_code(error: BaseException) -> str:
+def line_of_user_code(error: BaseException) -> str:
     """Return the innermost line of the user's own code that led to an exception, as "nets.py, line 3, in call".
 
     Empty where none did, or where the exception is raised by mpt. What is installed is not the user's.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     is_ours = not frames or frames[-1][0].f_code.co_filename.startswith(_OUR_FILES)
-    return "" if is_ours else _place_among(frames)
+    return "" if is_ours else _line_among(frames)
 
 
-def _place_among(frames: Iterable[tuple[FrameType, int]]) -> str:
+def _line_among(frames: Iterable[tuple[FrameType, int]]) -> str:
     theirs = [(frame.f_code, line) for frame, line in frames if _is_user_file(frame.f_code.co_filename)]
     return f"{Path(theirs[-1][0].co_filename).name}, line {theirs[-1][1]}, in {theirs[-1][0].co_name}" if theirs else ""
 

@@ -190,8 +190,8 @@ def write_comparison(comparison: Comparison, page: Path | None = None) -> None:
     """Write results.json and the page; with `page` only that, there."""
     if page is None:
         write_json(comparison.directory.results_json, comparison_dict(comparison))
-    place = page or comparison.directory.report_html
-    write_page(place, compare_page(comparison, place))
+    path = page or comparison.directory.report_html
+    write_page(path, compare_page(comparison, path))
 
 
 def comparison_dict(comparison: Comparison) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def as_arrays(value: Any, name: str) -> Any:
     if isinstance(value, dict):
         return {key: as_arrays(part, f"{name}[{key!r}]") for key, part in value.items()}
     if isinstance(value, (tuple, list)):
-        return tuple(as_arrays(part, f"{name}[{place}]") for place, part in enumerate(value))
+        return tuple(as_arrays(part, f"{name}[{index}]") for index, part in enumerate(value))
     if not hasattr(value, "shape"):
         raise DataError(f"{name} must be an array, or a dict or list of arrays. Received: a {type(value).__name__}.")
     array = np.asarray(value)

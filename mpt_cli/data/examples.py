@@ -194,7 +194,7 @@ def fingerprint_arrays(parts: list[Examples]) -> str:
     Of more than WHOLE_BYTES in all, evenly spaced examples are hashed, about SAMPLE_BYTES of them: a change of single
     examples may then go unnoticed.
     """
-    arrays = [(f"{place}.{name}", array) for place, part in enumerate(parts) for name, array in all_arrays(part)]
+    arrays = [(f"{index}.{name}", array) for index, part in enumerate(parts) for name, array in all_arrays(part)]
     total_bytes = sum(array.nbytes for _, array in arrays)
     stride = 1 if total_bytes <= WHOLE_BYTES else -(-total_bytes // SAMPLE_BYTES)
     digest = hashlib.sha256()

@@ -5,7 +5,7 @@ Imports no NumPy.
 import os
 from pathlib import Path
 
-from mpt_cli.errors import ConfigError, DataError, did_you_mean
+from mpt_cli.errors import DataError, did_you_mean, raise_problems
 from mpt_cli.settings.checks import imported_objects
 from mpt_cli.settings.model_data_optimizer_keys import Loader, Saved
 from mpt_cli.settings.schema import Settings
@@ -39,8 +39,7 @@ def check_run_present(settings: Settings) -> None:
     """Check that what a run names exists, without loading it: ConfigError for functions of the user's, all at once,
     DataError for a file of its data or model that can't be read.
     """
-    if problems := [problem for key, name in imported_objects(settings) if (problem := missing_problem(name, key))]:
-        raise ConfigError(problems)
+    raise_problems(problem for key, name in imported_objects(settings) if (problem := missing_problem(name, key)))
     path = getattr(settings.data, "path", None)
     if path is not None and not isinstance(settings.data, Loader):  # only the loader knows what the path means
         readable_file(path)

@@ -211,9 +211,9 @@ def _value_problems(name: str, array: Array, is_bad: Array, rule: str) -> list[s
     """Return a sentence where any value breaks the rule."""
     if not is_bad.any():
         return []
-    place = np.argwhere(is_bad)[0].tolist()
+    index = np.argwhere(is_bad)[0].tolist()
     count = f"{int(is_bad.sum()):,} of {is_bad.size:,} values"
-    return [f"{name} must {rule}: not so for {count}, first {array[tuple(place)]:g} at {place}"]
+    return [f"{name} must {rule}: not so for {count}, first {array[tuple(index)]:g} at {index}"]
 
 
 def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:

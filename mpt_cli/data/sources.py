@@ -31,7 +31,7 @@ from mpt_cli.data.prepare_data_set import (
     missing_targets,
     weighted_by_class,
 )
-from mpt_cli.errors import ConfigError, DataError, Problem, config_error
+from mpt_cli.errors import DataError, Problem, config_error, raise_problems
 from mpt_cli.settings.key_type import default_of
 from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Digits, Loader, Synthetic, Tabular, Text
 from mpt_cli.settings.python_references import imported_names
@@ -213,16 +213,16 @@ def _read_returned(
 ) -> tuple[Examples | Stream, Examples | Stream | None]:
     value = call_seeded(call, seed)
 
-    def reopen(place: int | None) -> Any:  # a generator can be read only once
+    def reopen(index: int | None) -> Any:  # a generator can be read only once
         seed_tensorflow(seed)
         made = call()
-        return made if place is None else made[place]
+        return made if index is None else made[index]
 
-    def read(part: Any, place: int | None, where: str) -> Examples | Stream:
+    def read(part: Any, index: int | None, where: str) -> Examples | Stream:
         if is_batch_source(part):
-            return open_batches(part, lambda: reopen(place), seed, where)
+            return open_batches(part, lambda: reopen(index), seed, where)
         if is_tf_dataset(part):
-            return open_tf_batches(part, None if place == 1 else lambda: reopen(place), where)
+            return open_tf_batches(part, None if index == 1 else lambda: reopen(index), where)
         return _read_arrays(part, where)
 
     if isinstance(value, list) and len(value) == 2 and all(map(is_tf_dataset, value)):
@@ -338,5 +338,4 @@ def _check_own_batches(settings: Settings, batches: Stream) -> None:
     rule = "has no effect: the data comes in batches of its own, in the order of its source."
     remedy = "Leave it out, and do it in data.loader."
     given = {key: attrgetter(key)(settings) for key in plain}
-    if problems := [Problem(key, rule, value, remedy) for key, value in given.items() if value not in plain[key]]:
-        raise ConfigError(problems)
+    raise_problems(Problem(key, rule, value, remedy) for key, value in given.items() if value not in plain[key])

@@ -177,7 +177,7 @@ class Examination:
 
     def layers(self) -> list[LayerRange]:
         """Return the measurements of each layer, in the dtypes of the model under examination."""
-        return layer_ranges(self.places, self._reference)
+        return layer_ranges(self.range_map, self._reference)
 
     def keep_in_float32(self, names: Sequence[str]) -> None:
         """Examine the model with these layers in float32 from now on."""
@@ -191,9 +191,9 @@ class Examination:
         An operation such as x * 2 computes in the dtype of its input, and so do the operations after it.
         """
         parts, consumers = parts_of(self._examined), self._in_float32.probes.consumers
-        places, around = {name_of(part): index for index, part in enumerate(parts)}, set[int]()
-        pending = [places[name] for name in names if name in places]
-        pending += [taker for name in sent_back if name in places for taker in consumers.get(places[name], ())]
+        indices, around = {name_of(part): index for index, part in enumerate(parts)}, set[int]()
+        pending = [indices[name] for name in names if name in indices]
+        pending += [taker for name in sent_back if name in indices for taker in consumers.get(indices[name], ())]
         while pending:
             index = pending.pop()
             if index not in around and not isinstance(parts[index], keras.Layer):
@@ -207,7 +207,7 @@ class Examination:
         """Try it on float16 passes, once."""
         if scale not in self.trials:
             total, overflows = self._pass_at(scale)
-            rows = self.places.layer_samples(total, self._reference)
+            rows = self.range_map.layer_samples(total, self._reference)
             bound = [row for row in rows if row.kind in GRADIENTS and row.dtype == HALF]
             flushed = None if overflows else mean_share(bound, "flushed")
             self.trials[scale] = ScaleTrial(scale, len(self._batches), flushed, overflows, isfinite(total.loss))
@@ -231,8 +231,8 @@ class Examination:
         """
         exact = add_up([self._in_float32(batch, scale) for batch in self._batches])
         total, _ = self._pass_at(scale)
-        rows = self.places.layer_samples(total, exact)
-        faults = self.places.faults(rows)
+        rows = self.range_map.layer_samples(total, exact)
+        faults = self.range_map.faults(rows)
         for index in self._in_float16.probes.order:
             part = self._in_float16.probes.parts[index]
             inside = layers_of(part) if isinstance(part, keras.Layer) else []
@@ -247,7 +247,7 @@ class Examination:
         return add_up(passes), sum(not ranges.is_finite for ranges in passes)
 
     @property
-    def places(self) -> RangeMap:
+    def range_map(self) -> RangeMap:
         return RangeMap(self._examined, self._in_float16.probes)
 
     def _build_examined(self) -> None:

@@ -17,12 +17,12 @@ from mpt_cli.diagnose.preparation import OverflowEvent, RemedyTrial, remedy_rows
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector, largest_magnitude
 from mpt_cli.precision import has_custom_train_step
-from mpt_cli.precision.gradients.exponent_counts import INFS, NANS
+from mpt_cli.precision.gradients.exponent_counts import INFS, NANS, Counts
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges
-from mpt_cli.samples.probes import GRADIENT, VALUE, Counts, Probes, weights_of
+from mpt_cli.samples.probes import GRADIENT, VALUE, Probes, weights_of
 from mpt_cli.samples.value_ranges import PartRows, RangeMap
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import format_number, format_scale
@@ -43,7 +43,7 @@ def rebuild_at_checkpoint(
     check_data(str(run.path), str(before), now)
     if checkpoint is None:
         return parts, RunStepper(parts)
-    is_other = checkpoint.position["scaling_mode"] != parts.scaling.mode  # overrides of the remedy that is tried
+    is_other = checkpoint.position["scaling_mode"] != parts.scaling.rule.mode  # overrides of the remedy that is tried
     restore_state(parts.model, checkpoint.arrays, other_scaling=is_other)
     progress = checkpoint.position["progress"]
     within = progress["step_in_epoch"]
@@ -160,24 +160,24 @@ def first_non_finite(observed: Sequence[ObservedTensor], loss_is_finite: bool) -
 def observe(model: Any, probes: Probes, ranges: ValueRanges) -> list[ObservedTensor]:
     """Return what went through the innermost layers in the order of time: inputs and outputs in the order of calls,
     then in reverse the gradient that arrives at an output, those of the weights, and that of the input."""
-    places = [place for place in RangeMap(model, probes).places if place.part is not None]
-    first = next((place for place in places if place.is_trained), None)  # training computes no gradient of its input
+    entries = [entry for entry in RangeMap(model, probes).entries if entry.part is not None]
+    first = next((entry for entry in entries if entry.is_trained), None)  # training computes no gradient of its input
     inputs, outputs = np.split(ranges.parts, 2)
     found = []
 
-    def note(phase: str, place: PartRows, kind: str, counts: Counts) -> None:
-        layer, sizes = type(probes.parts[place.part or 0]).__name__, (int(counts[INFS]), int(counts[NANS]))
-        found.append(ObservedTensor(phase, place.name, layer, place.output_dtype, kind, *sizes))
+    def note(phase: str, entry: PartRows, kind: str, counts: Counts) -> None:
+        layer, sizes = type(probes.parts[entry.part or 0]).__name__, (int(counts[INFS]), int(counts[NANS]))
+        found.append(ObservedTensor(phase, entry.name, layer, entry.output_dtype, kind, *sizes))
 
-    for place in places:
-        note(FORWARD, place, INPUT, inputs[place.part, VALUE])
-        note(FORWARD, place, OUTPUT, outputs[place.part, VALUE])
-    for place in filter(attrgetter("is_trained"), reversed(places)):
-        note(BACKWARD, place, OUTPUT, outputs[place.part, GRADIENT])
-        if place.weights:
-            note(BACKWARD, place, WEIGHTS, ranges.weights[[*place.weights]].sum(axis=0))
-        if place is not first:
-            note(BACKWARD, place, INPUT, inputs[place.part, GRADIENT])
+    for entry in entries:
+        note(FORWARD, entry, INPUT, inputs[entry.part, VALUE])
+        note(FORWARD, entry, OUTPUT, outputs[entry.part, VALUE])
+    for entry in filter(attrgetter("is_trained"), reversed(entries)):
+        note(BACKWARD, entry, OUTPUT, outputs[entry.part, GRADIENT])
+        if entry.weights:
+            note(BACKWARD, entry, WEIGHTS, ranges.weights[[*entry.weights]].sum(axis=0))
+        if entry is not first:
+            note(BACKWARD, entry, INPUT, inputs[entry.part, GRADIENT])
     return found
 
 

@@ -9,11 +9,12 @@ from mpt_cli.precision.gradients.exponent_counts import (
     EXPONENT_BIAS,
     INFS,
     SLOTS,
+    Counts,
     SafeScales,
     safe_scales,
 )
 from mpt_cli.samples.gradient_pass import ValueRanges
-from mpt_cli.samples.probes import GRADIENT, Counts
+from mpt_cli.samples.probes import GRADIENT
 from mpt_cli.samples.value_ranges import HALF, RangeMap
 
 
@@ -75,16 +76,16 @@ class LayerRange:
         return common_window([found.window for found in self.gradients])
 
 
-def layer_ranges(places: RangeMap, counted: ValueRanges) -> list[LayerRange]:
+def layer_ranges(range_map: RangeMap, counted: ValueRanges) -> list[LayerRange]:
     """Return a row for each layer of the examined model that has gradients, in call order."""
     rows = []
-    for place in places.places:
+    for entry in range_map.entries:
         outputs = weights = None
-        if place.is_trained and place.part is not None and counted.parts[place.part, GRADIENT].sum():
-            outputs = GradientCounts(counted.parts[place.part, GRADIENT], place.output_dtype, False)
-        if place.weights:
-            weights = GradientCounts(counted.weights[[*place.weights]].sum(axis=0), place.dtype, True)
-        rows.append(LayerRange(place.name, place.dtype, outputs, weights))
+        if entry.is_trained and entry.part is not None and counted.parts[entry.part, GRADIENT].sum():
+            outputs = GradientCounts(counted.parts[entry.part, GRADIENT], entry.output_dtype, False)
+        if entry.weights:
+            weights = GradientCounts(counted.weights[[*entry.weights]].sum(axis=0), entry.dtype, True)
+        rows.append(LayerRange(entry.name, entry.dtype, outputs, weights))
     return [row for row in rows if row.gradients]
 
 

@@ -59,7 +59,7 @@ def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
     is_lowered = scaling.scales and isfinite(found.loss)
     groups = [{**settings.policy.overrides, **dict.fromkeys(names, "float32")} for names in _layer_groups(found)]
     words = [[f"{FIRST_SCALE}={each!r}"] for each in lower if is_lowered and each < scale]
-    words += [["loss_scale=dynamic"]] if scaling.scales and not scaling.moves else []
+    words += [["loss_scale=dynamic"]] if scaling.scales and not scaling.rule.moves else []
     words += [[f"policy.overrides={group}".replace("'", "")] for group in dict.fromkeys(map(str, groups))]
     rate = getattr(settings.optimizer, "learning_rate", None)
     words += [[f"optimizer.learning_rate={rate / divisor:g}"] for divisor in SLOWER if rate]
@@ -76,11 +76,11 @@ def _layer_groups(found: "OverflowDiagnosis") -> Iterator[list[str]]:
 
     layers = {name_of(layer) for layer in inner_layers(found.parts.model)}
     parts, layer = list(dict.fromkeys(seen.part for seen in found.observed)), found.layer or ""
-    place = parts.index(layer) if layer in parts else 0
-    near = [layer, *parts[max(place - 1, 0) : place]]
+    index = parts.index(layer) if layer in parts else 0
+    near = [layer, *parts[max(index - 1, 0) : index]]
     around = [[str(folder)] for part in near for folder in PurePosixPath(part).parents]
     is_given = found.first is not None and found.first.place == "input"  # by an operation before it
-    takers = [] if is_given else [[layer, *parts[place + 1 : place + 2]]]
+    takers = [] if is_given else [[layer, *parts[index + 1 : index + 2]]]
     for names in ([layer], *takers, *around):
         if layers.issuperset(names):
             yield names

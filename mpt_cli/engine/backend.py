@@ -38,7 +38,7 @@ from mpt_cli.machine import (
 )
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import leave_at_once, unheard
-from mpt_cli.user_code import model_problem, place_in_user_code
+from mpt_cli.user_code import line_of_user_code, model_problem
 
 
 @dataclass(frozen=True)
@@ -362,10 +362,10 @@ def framework_errors(several_processes: bool) -> Iterator[None]:
         explained = _explain_framework_error(str(error), several_processes)
         if explained is None and (problem := model_problem("model", error)) is not None:
             explained = ConfigError(problem)
-        if explained is None and (place := place_in_user_code(error)):
+        if explained is None and (line := line_of_user_code(error)):
             from mpt_cli.models.build import plain_message
 
-            explained = UserCodeError(f"{place}: {type(error).__name__}: {plain_message(error)}")
+            explained = UserCodeError(f"{line}: {type(error).__name__}: {plain_message(error)}")
         if explained is None:
             raise
         raise explained from error
@@ -394,6 +394,6 @@ def _explain_framework_error(text: str, several_processes: bool) -> MptError | N
             f"The connection to another process of this run broke, so it was ended ({first}). Continue with resume=…"
         )
     if found := _FAILED_NODE.search(text):
-        place = "the loss" if "loss" in found[1] else "the model"
-        return DataError(f"{place} failed at {found[1].rpartition('/')[2]}: {found[2].strip().rstrip('.')}.")
+        part = "the loss" if "loss" in found[1] else "the model"
+        return DataError(f"{part} failed at {found[1].rpartition('/')[2]}: {found[2].strip().rstrip('.')}.")
     return None

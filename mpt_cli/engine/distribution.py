@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from signal import Signals
 from typing import Any
 
-from mpt_cli.errors import ConfigError, DataError, Problem, config_error
+from mpt_cli.errors import DataError, Problem, config_error, raise_problems
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.checks import check_several_processes
 from mpt_cli.settings.schema import DistributeSettings, Settings
@@ -106,8 +106,7 @@ def _tasks_here(environment: Mapping[str, str]) -> int:
         for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
         for _ in range(int(times or 1))
     ]
-    node = environment.get("SLURM_NODEID", "0")
-    return counts[min(int(node) if node.isdecimal() else 0, len(counts) - 1)]
+    return counts[min(int(environment.get("SLURM_NODEID", "0")), len(counts) - 1)]
 
 
 def _as_jax_finds_it() -> ProcessInfo | None:
@@ -136,8 +135,7 @@ def check_process_info(settings: Settings, process_info: ProcessInfo) -> None:
         rule = f"must be a number of processes on this machine that divides its {visible} GPUs: some would stay unused."
         remedy = "Start one for each GPU, or one alone, which takes all."
         problems.append(Problem("distribute", rule, process_info.local_count, remedy))
-    if problems:
-        raise ConfigError(problems)
+    raise_problems(problems)
 
 
 def _gpus_of(settings: Settings) -> list[str]:
@@ -151,18 +149,18 @@ def connect(process_info: ProcessInfo, settings: Settings) -> None:
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # JAX by itself gives a process under Slurm or Open MPI one GPU, however many it has
-    place: dict[str, Any] = {"local_device_ids": process_info.own_gpus(len(_gpus_of(settings)))}
+    options: dict[str, Any] = {"local_device_ids": process_info.own_gpus(len(_gpus_of(settings)))}
     if process_info.coordinator is not None:
         is_here = process_info.coordinator.startswith("127.")
         # reached from this machine alone; JAX would listen at every address that it has
-        place |= {
+        options |= {
             "coordinator_address": process_info.coordinator,
             "num_processes": process_info.world_size,
             "process_id": process_info.rank,
             "coordinator_bind_address": process_info.coordinator if is_here else None,
         }
     try:
-        jax.distributed.initialize(**place)
+        jax.distributed.initialize(**options)
     except ValueError as error:  # what JAX lacks to find the others
         rule = f"JAX does not find the other processes: {error}"
         remedy = "JAX_COORDINATOR_ADDRESS=HOST:PORT says where the first process can be reached."

@@ -39,7 +39,7 @@ class StepChunk:
         count = min(at_most, self.count - first, rows)
         return StepChunk(self.source, _padded(self.batch_indices[first : first + count], rows), count)
 
-    def divide(self, done: int) -> "tuple[StepChunk, StepChunk]":
+    def split_at(self, done: int) -> "tuple[StepChunk, StepChunk]":
         """Return the first `done` of its steps, and the others."""
         rows = len(self.batch_indices)
         return self.part(0, done, rows), self.part(done, self.count, rows)
@@ -100,7 +100,7 @@ class Feed:
         self.data, self.engine, self.plan = data, engine, plan
         self.steps = plan.steps_per_epoch(data)
         self.is_resident = resident and isinstance(data, Examples)
-        self._resident: Any = engine.to_device(data) if isinstance(data, Examples) and resident else None
+        self._resident: Any = engine.to_device(data) if self.is_resident else None
         self._usual: list[Any] = []  # the form of the batches that are sent several at a time
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="mpt-feed")
         self._chunks: Iterator[StepChunk] = iter(())
@@ -207,7 +207,9 @@ class Feed:
         """
         count, sizes = len(batches), _lengths(batches[0])
         slots, size = self._slots(batches[0]), max(sizes)
-        joint = _joined(batches, slots * size) if len(sizes) == 1 else batches[0]
+        joint = batches[0]
+        if len(sizes) == 1:
+            joint = Examples(*map_arrays(lambda *parts: joined(parts, slots * size), *batches))
         batch_indices = np.arange(slots * size, dtype=np.int32).reshape(slots, size)
         return StepChunk(self.engine.to_device(joint), batch_indices, count)
 
@@ -224,11 +226,6 @@ def _bytes(batch: Examples) -> int:
 def _form(batch: Examples) -> list[Any]:
     """Return what batches that are sent together have in common: the shapes of all arrays."""
     return [(name, array.shape, array.dtype.kind) for name, array in all_arrays(batch)]
-
-
-def _joined(batches: list[Examples], length: int) -> Examples:
-    """Return the batches one after the other as `length` examples, zeros behind them; None stays None."""
-    return Examples(*map_arrays(lambda *parts: joined(parts, length), *batches))
 
 
 def _padded(indices: NDArray[np.int32], rows: int) -> BatchIndices:

@@ -173,7 +173,7 @@ def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, row: StepRow) ->
     """Return the streaks, int32 (3,) in the order of `StreakCounts`, after this step, as `StepCounters` counts them."""
     ops, state = keras.ops, optimizer.scale_state
     assert state is not None
-    lost, zero = ~ops.isfinite(row.column("loss")), row.column("zero") > 0
+    lost, zero = ~ops.isfinite(row.scalar("loss")), row.scalar("zero") > 0
     applied = row.applied(not optimizer.scales)
     goes_on: StreakCounts[Any] = StreakCounts(skips=~applied, non_finite_losses=lost, zero_steps=zero)
     counts = ops.stack([applied | True, applied, applied])  # a skipped step leaves the streaks of applied ones

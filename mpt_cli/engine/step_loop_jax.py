@@ -70,11 +70,11 @@ class JaxEngine(Engine):
         self._train_one = self._compile(lambda *given: self._train_step(*given), donate_argnums=0)
 
     def to_device(self, arrays: Any) -> Any:
-        place = self._everywhere
-        if place is None:
+        sharding = self._everywhere
+        if sharding is None:
             return jax.device_put(arrays)
         # device_put would send the arrays to the other processes to compare, in between the messages of a step
-        return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, place, lambda _: a), arrays)
+        return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, sharding, lambda _: a), arrays)
 
     def _run_training(self, source: Any, batch_indices: BatchIndices, control: LoopControl) -> LoopResult:
         lists = self.variables()

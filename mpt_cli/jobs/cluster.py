@@ -18,7 +18,7 @@ from mpt_cli.jobs.job_process import CommandFiles, read_note
 from mpt_cli.jobs.local_processes import Command, Executor, NoAnswer, Running
 
 MOST_OF_ARRAY = 1000  # jobs in one, as Slurm has it by default (MaxArraySize)
-LOOK_SECONDS = 10.0  # between two questions to a cluster about all of its jobs
+QUERY_SECONDS = 10.0  # between two questions to a cluster about all of its jobs
 SOON_SECONDS = 2.0  # until the next one, after a job was asked to end
 ENDING_SECONDS = 15.0  # for a file about an end to appear on the cluster's shared file system
 
@@ -113,8 +113,8 @@ class Cluster(Executor):
         return self._attached
 
     def state(self, job_id: str) -> ClusterJobState:
-        """Return the state of a submitted job from the latest answer, at most LOOK_SECONDS old."""
-        if time.monotonic() - self._looked_at > LOOK_SECONDS:
+        """Return the state of a submitted job from the latest answer, at most QUERY_SECONDS old."""
+        if time.monotonic() - self._looked_at > QUERY_SECONDS:
             self._look()
         return self._states.get(job_id, _UNKNOWN)
 
@@ -143,7 +143,7 @@ class Cluster(Executor):
         self._states.pop(job_id, None)
 
     def look_soon(self) -> None:
-        self._looked_at = min(self._looked_at, time.monotonic() - LOOK_SECONDS + SOON_SECONDS)
+        self._looked_at = min(self._looked_at, time.monotonic() - QUERY_SECONDS + SOON_SECONDS)
 
 
 class ClusterCommand(Running):

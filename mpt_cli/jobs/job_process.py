@@ -25,7 +25,7 @@ from mpt_cli.version import SCHEMA_VERSION
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _HEARD = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR2)
-_ANSWER_SECONDS = 60.0
+_REQUEUE_SECONDS = 60.0
 _MOST_REQUEUES = 3
 _TERMINATED = 143
 
@@ -156,7 +156,7 @@ def _requeue(files: CommandFiles, began: Mapping[str, Any]) -> str:
     write_note(files.began, {**began, "requeues": began["requeues"] + 1})
     command = ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_ANSWER_SECONDS)
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_REQUEUE_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         said = " ".join(str(getattr(error, "stderr", "") or "").split())
         return f"its time was over, and it could not be requeued: {said or error}"
@@ -165,5 +165,5 @@ def _requeue(files: CommandFiles, began: Mapping[str, Any]) -> str:
 
 if __name__ == "__main__":
     commands = Path(sys.argv[1]).read_text().splitlines()
-    place = int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(commands) > 1 else 0
-    sys.exit(run_command(json.loads(commands[place])) & 0xFF)
+    index = int(os.environ["SLURM_ARRAY_TASK_ID"]) if len(commands) > 1 else 0
+    sys.exit(run_command(json.loads(commands[index])) & 0xFF)

@@ -30,10 +30,10 @@ def split_launcher_overrides(overrides: Sequence[str]) -> tuple[list[str], dict[
 
 def choose_launcher(name: str, settings: Mapping[str, str]) -> Executor:
     """Return the launcher of this name with these settings; ConfigError where it can't be used here."""
-    extra, place = LAUNCHERS[name]
+    extra, launcher_class = LAUNCHERS[name]
     if extra and importlib.util.find_spec(name) is None:
         raise config_error("--launcher", f"{name} is not installed.", name, install_command(extra))
-    launcher: Executor = resolve_name(f"mpt_cli.jobs.{place}")(settings)
+    launcher: Executor = resolve_name(f"mpt_cli.jobs.{launcher_class}")(settings)
     launcher.check()
     return launcher
 

@@ -132,7 +132,7 @@ class Running(ABC):
             self.cause = self.cause or cause
             self._signal(number)
 
-    def look(self, limits: Limits) -> Ending | None:
+    def check_limits(self, limits: Limits) -> Ending | None:
         """Return its ending; None while it runs. End it after its timeout, and kill it after its grace period."""
         asked_at = self._sent_at.get(signal.SIGTERM)
         if asked_at is not None and time.monotonic() - asked_at > limits.grace_seconds:

@@ -41,7 +41,7 @@ class Queue:
                         for running in self.running:
                             running.stop("interrupt")
                     for running in list(self.running):
-                        self._end(running, running.look(self.limits))
+                        self._end(running, running.check_limits(self.limits))
                     self.tick(self.running)
                     self._start_what_fits()
                     time.sleep(self.executor.poll_seconds)
@@ -81,7 +81,9 @@ class Queue:
         while self.running:
             is_over = time.monotonic() > deadline
             for running in list(self.running):
-                self._end(running, running.look(self.limits) or (running.ending(-signal.SIGKILL) if is_over else None))
+                self._end(
+                    running, running.check_limits(self.limits) or (running.ending(-signal.SIGKILL) if is_over else None)
+                )
             time.sleep(LocalExecutor.poll_seconds)
 
 

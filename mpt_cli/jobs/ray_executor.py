@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import ConfigError, DataError, Problem, first_line
+from mpt_cli.errors import DataError, Problem, first_line, raise_problems
 from mpt_cli.jobs.cluster import Cluster, ClusterJobState
 from mpt_cli.jobs.local_processes import CannotStart, NoAnswer, module_command
 from mpt_cli.settings.key_type import read_number
@@ -33,8 +33,7 @@ class RayCluster(Cluster):
             for name, text in self.settings.items()
             if name not in _OPTIONS or read_number(text) is None
         ]
-        if problems:
-            raise ConfigError(problems)
+        raise_problems(problems)
 
     def open(self, folder: Path, workers: int) -> None:
         super().open(folder, workers)

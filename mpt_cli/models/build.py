@@ -141,7 +141,12 @@ def plain_message(error: Exception) -> str:
 
 def build_mlp(settings: MLP, shapes: Shapes) -> keras.Model:
     """Build fully connected layers on flattened input."""
-    _check_activation(settings.activation)
+    name = settings.activation
+    try:
+        keras.activations.get(name)
+    except ValueError as error:
+        remedy = did_you_mean(name, vars(keras.activations))
+        raise config_error("model.activation", "Keras has no activation of this name.", name, remedy) from error
     inputs, x = float_input(shapes)
     x = layers.Flatten(name="flatten")(x)
     for number, units in enumerate(settings.hidden_units, start=1):
@@ -154,15 +159,11 @@ def _hidden(x: keras.KerasTensor, units: int, number: int, settings: MLP) -> ker
     if settings.batch_norm:
         x = layers.BatchNormalization(momentum=0.9, name=f"batch_norm_{number}")(x)
     x = layers.Activation(settings.activation, name=f"activation_{number}")(x)
-    return layers.Dropout(settings.dropout, name=f"dropout_{number}")(x) if settings.dropout else x
+    return _dropout(x, settings.dropout, f"dropout_{number}")
 
 
-def _check_activation(name: str) -> None:
-    try:
-        keras.activations.get(name)
-    except ValueError as error:
-        remedy = did_you_mean(name, vars(keras.activations))
-        raise config_error("model.activation", "Keras has no activation of this name.", name, remedy) from error
+def _dropout(x: keras.KerasTensor, rate: float, name: str) -> keras.KerasTensor:
+    return layers.Dropout(rate, name=name)(x) if rate else x
 
 
 def build_cnn(settings: CNN, shapes: Shapes) -> keras.Model:
@@ -175,8 +176,7 @@ def build_cnn(settings: CNN, shapes: Shapes) -> keras.Model:
         x = _conv_block(x, filters, f"block_{number}")
     x = layers.Flatten(name="flatten")(x)
     x = layers.Dense(settings.hidden_units, activation="relu", name="hidden")(x)
-    if settings.dropout:
-        x = layers.Dropout(settings.dropout, name="dropout")(x)
+    x = _dropout(x, settings.dropout, "dropout")
     return keras.Model(inputs, layers.Dense(count_outputs(shapes), name="head")(x), name="cnn")
 
 
@@ -240,12 +240,12 @@ def build_transformer(settings: Transformer, shapes: Shapes) -> keras.Model:
 
 def _embed(tokens: keras.KerasTensor, settings: Transformer, vocabulary: int) -> keras.KerasTensor:
     token = layers.Embedding(vocabulary, settings.width, embeddings_initializer=_normal(), name="token_embedding")
-    place = layers.Embedding(
+    position = layers.Embedding(
         tokens.shape[1], settings.width, embeddings_initializer=_normal(), name="position_embedding"
     )
     # 0, 1, 2, … must come from the input for the functional graph to hold the embedding; one row serves the batch.
     positions = ops.cumsum(ops.ones_like(tokens[0])) - 1
-    return _dropout(token(tokens) + place(positions), settings, "embedding")
+    return _dropout(token(tokens) + position(positions), settings.dropout, "embedding_dropout")
 
 
 def _transformer_block(x: keras.KerasTensor, settings: Transformer, name: str) -> keras.KerasTensor:
@@ -267,11 +267,7 @@ def _mlp(x: keras.KerasTensor, settings: Transformer, name: str) -> keras.KerasT
     x = layers.Dense(settings.mlp_ratio * settings.width, kernel_initializer=_normal(), name=f"{name}_mlp_1")(x)
     x = layers.Activation("gelu", name=f"{name}_gelu")(x)
     x = layers.Dense(settings.width, kernel_initializer=_normal(), name=f"{name}_mlp_2")(x)
-    return _dropout(x, settings, name)
-
-
-def _dropout(x: keras.KerasTensor, settings: Transformer, name: str) -> keras.KerasTensor:
-    return layers.Dropout(settings.dropout, name=f"{name}_dropout")(x) if settings.dropout else x
+    return _dropout(x, settings.dropout, f"{name}_dropout")
 
 
 def _normal() -> keras.initializers.Initializer:
@@ -395,23 +391,23 @@ KEPT = "!"  # before a pattern of layers that stay as they are
 def _set_layers(model: Any, patterns: list[str], trained: bool) -> None:
     """Freeze or unfreeze; containers come before their layers, and layers to be left alone get their state back."""
     layers = inner_layers(model)
-    kept = [layer for layer in layers if any(_names(p[1:], layer) for p in patterns if p.startswith(KEPT))]
+    kept = [layer for layer in layers if any(_matches(p[1:], layer) for p in patterns if p.startswith(KEPT))]
     before = [(part, part.trainable) for layer in kept for part in (layer, *inner_layers(layer))]
     for layer in layers:
-        if any(_names(pattern, layer) for pattern in patterns):
+        if any(_matches(pattern, layer) for pattern in patterns):
             layer.trainable = trained
     for part, was_trained in before:
         part.trainable = was_trained
 
 
-def _names(pattern: str, layer: Any) -> bool:
+def _matches(pattern: str, layer: Any) -> bool:
     """Return whether a shell pattern matches the name, path or class of this layer."""
     return any(fnmatchcase(text, pattern) for text in (layer.name, layer.path or layer.name, type(layer).__name__))
 
 
 def _check_pattern(model: Any, pattern: str, key: str) -> None:
     layers = inner_layers(model)
-    if not any(_names(pattern.removeprefix(KEPT), layer) for layer in layers):
+    if not any(_matches(pattern.removeprefix(KEPT), layer) for layer in layers):
         names = [*dict.fromkeys(layer.name for layer in layers)]
         remedy = did_you_mean(pattern.removeprefix(KEPT), names) or f"It has {', '.join(names[:8])}."
         raise config_error(key, "must match the name, path or class of a layer of the model.", pattern, remedy)

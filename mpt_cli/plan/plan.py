@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from mpt_cli.errors import ConfigError
+from mpt_cli.errors import raise_problems
 from mpt_cli.plan.compiled_program import CompileTarget, Planned, assemble_planned, plan_problems, prepare_compiler
 from mpt_cli.plan.device import Device, load_device
 from mpt_cli.plan.program_text import ArrayGroup, Exchange, Products, StepReader
@@ -86,15 +86,12 @@ def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda 
     """
     gpu, grid = load_device(device), read_grid(words)
     target = CompileTarget(gpu, devices)
-    if grid.problems:
-        raise ConfigError(grid.problems)
+    raise_problems(grid.problems)
     varied = [varied_values(words, grid.varied) for words in grid.combinations]
     found = [plan_settings(words) for words in grid.combinations]
     for note in dict.fromkeys(note for _, notes in found for note in notes):
         say(note)
-    problems = dict.fromkeys(problem for settings, _ in found for problem in plan_problems(settings, devices))
-    if problems:
-        raise ConfigError([*problems])
+    raise_problems(dict.fromkeys(problem for settings, _ in found for problem in plan_problems(settings, devices)))
     plans = []
     for (settings, _), overrides in zip(found, varied, strict=True):
         platform = prepare_compiler(settings, target)
@@ -140,7 +137,7 @@ def compile_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
     )
 
 
-MOST_LINES = 6  # lines of each kind of detail; `--json` has all
+MOST_DETAILS = 6  # lines of each kind of detail; `--json` has all
 
 
 def print_plans(device: Device, plans: Sequence[Plan], console: PrintableConsole) -> None:
@@ -182,11 +179,11 @@ _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
 
 def details(plan: Plan) -> list[tuple[str, str]]:
     """Return rows of label and sentence: the largest arrays, wide products in a mixed policy, collectives, warnings."""
-    rows = [("arrays", f"{format_bytes(each.bytes)}: {each.form}, {each.layer}") for each in plan.arrays[:MOST_LINES]]
+    rows = [("arrays", f"{format_bytes(each.bytes)}: {each.form}, {each.layer}") for each in plan.arrays[:MOST_DETAILS]]
     wide = plan.wide_products
-    rows += [("wide", f"{each.layer}: {each.count} products in {each.dtype}") for each in wide[:MOST_LINES]]
-    if len(wide) > MOST_LINES:
-        rows.append(("wide", f"and {len(wide) - MOST_LINES} more layers"))
+    rows += [("wide", f"{each.layer}: {each.count} products in {each.dtype}") for each in wide[:MOST_DETAILS]]
+    if len(wide) > MOST_DETAILS:
+        rows.append(("wide", f"and {len(wide) - MOST_DETAILS} more layers"))
     rows += [("devices", f"{each.opcode} of {each.elements:,} {each.dtype} elements") for each in plan.exchanges]
     rows += [("warning", text) for text in plan.warnings]
     return rows

@@ -144,7 +144,7 @@ NO_KERNEL = {
     "add-dependency",
 }
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "collective-permute", "all-to-all", "ragged-all-to-all")
-_CONTROL = re.compile(
+_CONTROL_FLOW = re.compile(
     r"^(jit\(.*\)|while|body|cond|closed_call|branch_\d+_fun|checkpoint|remat\d*|custom_vjp_call|"
     r"custom_jvp_call|shard_map|body_jaxpr|cond_jaxpr)$"
 )
@@ -162,7 +162,7 @@ def layer_of(op_name: str) -> str:
     """
     *path, operation = op_name.split("/")
     names = [re.sub(r"^(?:transpose\(|jvp\(|vmap\(|rematted_computation\()+([^()]*)\)*$", r"\1", part) for part in path]
-    return "/".join(name for name in names if name and not _CONTROL.match(name)) or f"({operation or 'no layer'})"
+    return "/".join(name for name in names if name and not _CONTROL_FLOW.match(name)) or f"({operation or 'no layer'})"
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class StepReader:
 
     def products(self) -> list[Products]:
         """Return the products by layer and dtype, in the order of the program."""
-        return [Products(*place, count) for place, count in self._products.items()]
+        return [Products(*layer_and_dtype, count) for layer_and_dtype, count in self._products.items()]
 
     def exchanges(self) -> list[Exchange]:
         """Return what goes between devices, by kind and dtype."""

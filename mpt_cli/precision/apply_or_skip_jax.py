@@ -103,8 +103,8 @@ def _next_log(optimizer: "LossScaleOptimizer", start: StepStart, log: Tensors, g
     assert optimizer.step_log is not None
     optimizer.step_log.tells_loss &= gradients.loss is not None
     row = row_of_step(optimizer, start, gradients.loss, (gradients.measured.finite, *defects))
-    place = start.seen % log[0].shape[0]
-    return [values.at[place].set(part) for values, part in zip(log, row, strict=True)]
+    slot = start.seen % log[0].shape[0]
+    return [values.at[slot].set(part) for values, part in zip(log, row, strict=True)]
 
 
 def stateless_apply(

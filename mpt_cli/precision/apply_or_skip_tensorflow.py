@@ -103,9 +103,9 @@ def _log_step(optimizer: "LossScaleOptimizer", start: StepStart, loss: Tensor | 
         loss = unscale_loss_for_distribution(loss)
     log.tells_loss &= loss is not None
     row = row_of_step(optimizer, start, loss, found)
-    place = start.seen % log.capacity
+    slot = start.seen % log.capacity
     for variable, part in zip(log.variables, row, strict=True):
-        variable.value.scatter_update(tf.IndexedSlices(part[None], place[None]))
+        variable.value.scatter_update(tf.IndexedSlices(part[None], slot[None]))
 
 
 def all_replicas(flag: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ class BackwardPass:
             self._optimizers.append(optimizer)
         return len(self._optimizers)
 
-    def follow(self) -> None:
+    def set_next_scale(self) -> None:
         """Set the scale of the next gradients, after a step with these."""
         if replicas() == 1:
             self._state.assign(USED + self._state % USED)
@@ -188,7 +188,7 @@ class BackwardPasses:
         is_sought = replicas() == 1 == len(current) and not is_known
         taken = current[0].given_for(variables) if is_sought else []
         changed = [pair for each in scaled for pair in each.take_changed(ids)] + if_skipped(optimizer)
-        places = [variable for variable, _ in changed]
+        changed_variables = [variable for variable, _ in changed]
         options = step_options(optimizer.inner_optimizer)
 
         def step(gradients: list[Tensor], taken: list[Tensor], losses: list[Tensor], values: list[Tensor]) -> None:
@@ -202,8 +202,8 @@ class BackwardPasses:
             if replicas() == 1:
                 finite = [measured.finite, *(each.is_finite() for each in current)]
                 measured = measured._replace(finite=tf.reduce_all(finite))
-                if places:
-                    put_back = then_nothing(lambda: assign(places, values))
+                if changed_variables:
+                    put_back = then_nothing(lambda: assign(changed_variables, values))
                     tf.cond(optimizer.applies(measured.finite), lambda: tf.constant(0), put_back)
             describe = partial(describe_gradients, measured=measured, cond=tf.cond)
             defects = None
@@ -212,7 +212,7 @@ class BackwardPasses:
                 defects = tf.cond(current[0].is_finite(), own, given)
             apply(optimizer, gradients, variables, True, measured, defects)
             for each in scaled:
-                each.follow()
+                each.set_next_scale()
 
         if tf.executing_eagerly() and options is not None and replicas() == 1:
             # an eager step of Adam has a dozen small operations for each variable, and one of ours a hundred beside
@@ -220,7 +220,7 @@ class BackwardPasses:
                 *uses,
                 is_known,
                 *(each.is_over for each in scaled),
-                *map(id, (optimizer, optimizer.step_log, *variables, *scaled, *places)),
+                *map(id, (optimizer, optimizer.step_log, *variables, *scaled, *changed_variables)),
             ]
             if (key := (*options, *parts)) not in self._steps:
                 self._steps[key] = tf.function(step, autograph=False, reduce_retracing=True)

@@ -203,9 +203,9 @@ def _describe_non_finite(present: dict[int, Tensor], ranks: Sequence[int]) -> li
     # one maximum: in a chain of `where(bad, index, last)` XLA's simplifier follows both uses of `last`, and the time to
     # compile doubles with each gradient
     is_bad = nan + inf > 0
-    place = ops.argmax(ops.cast(is_bad, "int32"))  # the first that is
+    first_bad = ops.argmax(ops.cast(is_bad, "int32"))  # the first that is
     layers = ops.convert_to_tensor([ranks[index] for index in indices], dtype="int32")
-    in_layer = ops.logical_and(inf > 0, layers == ops.take(layers, place))
-    nearest = ops.where(ops.any(is_bad), ops.take(ops.convert_to_tensor(indices, dtype="int32"), place), -1)
+    in_layer = ops.logical_and(inf > 0, layers == ops.take(layers, first_bad))
+    nearest = ops.where(ops.any(is_bad), ops.take(ops.convert_to_tensor(indices, dtype="int32"), first_bad), -1)
     # cast, as sums of int32 are int64 where JAX computes in float64
     return [ops.cast(each, "int32") for each in (ops.sum(nan), ops.sum(inf), nearest, ops.any(in_layer))]

@@ -202,5 +202,5 @@ def set_chosen_policies(model: Any, chosen: ChosenPolicies) -> None:
 
 def chosen_policies(model: Any) -> ChosenPolicies | None:
     """Return what `set_chosen_policies` stored for `model`; None if it stored nothing."""
-    found = getattr(model, "_mpt_chosen_policies", None)
-    return found if isinstance(found, ChosenPolicies) else None
+    found: ChosenPolicies | None = getattr(model, "_mpt_chosen_policies", None)
+    return found

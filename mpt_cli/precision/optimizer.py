@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from inspect import signature
-from math import inf
-from numbers import Real
 from threading import get_ident
 from typing import Any
 
@@ -20,7 +18,7 @@ from mpt_cli.precision.gradient_check import GradientMeasurement, divide, measur
 from mpt_cli.precision.keras_internals import track_for_tensorflow
 from mpt_cli.precision.loss_gradients import scaled_gradients, share_of_a_replica, variables_in
 from mpt_cli.precision.optimizer_saving import InnerSavingMixin
-from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_count, check_scale
+from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_scale
 from mpt_cli.precision.scale_state import ScaleAttributesMixin, ScaleState, StepLog
 
 Tensor = Any
@@ -37,7 +35,6 @@ BASE_OPTIONS = {
     "ema_overwrite_frequency": None,
     "gradient_accumulation_steps": None,
 }
-COUNTS = {"ema_overwrite_frequency", "gradient_accumulation_steps"}
 MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis"}
 
 
@@ -62,11 +59,6 @@ def drop_inner_scaling(inner: Any) -> None:
         inner.loss_scale_factor = None
 
 
-def check_switch(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}.")
-
-
 def build_rule(
     rule: Any, factor: Any, dynamic: Any, initial_scale: Any, growth_steps: Any, moving: dict[str, Any]
 ) -> ScaleRule:
@@ -82,7 +74,8 @@ def build_rule(
     if factor is not None:
         _check_left_out(given, "beside `loss_scale_factor`, which stands for a fixed scale")
         return FixedScale(check_scale("loss_scale_factor", factor))
-    check_switch("dynamic", True if dynamic is None else dynamic)
+    if not isinstance(dynamic, bool | None):
+        raise ValueError(f"`dynamic` must be True or False. Received: dynamic={dynamic!r}.")
     if dynamic is not False:
         return DynamicScale(
             2.0**15 if initial_scale is None else initial_scale,
@@ -107,11 +100,9 @@ def base_options(inner: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Return the options in `given` that must be set on `inner`.
 
     A value that is Keras's default counts as not given, as old files of Keras hold all of them. Raise ValueError for a
-    value of the wrong kind, and for one that `inner` does not take or has another value for.
+    value that `inner` does not take or has another one for.
     """
     said = {name: value for name, value in given.items() if value is not None and value != BASE_OPTIONS[name]}
-    for name, value in said.items():
-        _check_option(name, value)
     changed = {name: value for name, value in said.items() if value != getattr(inner, name)}
     arguments = signature(type(inner)).parameters
     for name, value in changed.items():
@@ -122,15 +113,6 @@ def base_options(inner: Any, given: dict[str, Any]) -> dict[str, Any]:
                 f"`{name}` must be given to {kind} itself. Received: {name}={value!r}, and {own!r} in {kind}."
             )
     return changed
-
-
-def _check_option(name: str, value: Any) -> None:
-    if name == "use_ema":
-        check_switch(name, value)
-    elif name in COUNTS:
-        check_count(name, value)
-    elif isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < inf:
-        raise ValueError(f"`{name}` must be a finite number of at least 0. Received: {name}={value!r}.")
 
 
 def backend_step() -> Any:
@@ -390,10 +372,6 @@ class LossScaleOptimizer(
         told = self._take_unscaled(grads) if unscaled is None else unscaled
         backend_step().apply(self, grads, variables, told)
 
-    def apply_scaled(self, grads: Tensors, variables: list[Any]) -> None:
-        """Apply scaled gradients, regardless of what was noted about the last ones."""
-        backend_step().apply(self, *self._matched(grads, variables), unscaled=False)
-
     def _matched(self, grads: Tensors, variables: list[Any] | None) -> tuple[Tensors, list[Any]]:
         grads, variables = list(grads), list(self._trainable_variables if variables is None else variables)
         if len(grads) != len(variables):
@@ -408,10 +386,10 @@ class LossScaleOptimizer(
         return grads, variables
 
     def _build_at_first_step(self, variables: list[Any]) -> None:
-        if keras.backend.backend() != "tensorflow":
+        if keras.backend.backend() == "tensorflow":
+            backend_step().build_outside(lambda: self.build(variables), variables)
+        else:
             self.build(variables)
-            return
-        backend_step().build_outside(lambda: self.build(variables), variables)
 
     def apply_inner(self, grads: Tensors, variables: list[Any], unscaled: bool) -> None:
         """Let the inner optimizer use `grads`, divided by the scale unless they are `unscaled` already."""
@@ -474,7 +452,7 @@ class LossScaleOptimizer(
         return self.multiply_by_scale(loss)
 
     def multiply_by_scale(self, loss: Tensor) -> Tensor:
-        """Scale the loss for a caller that applies the gradients with `apply_scaled`, or says `unscaled` itself."""
+        """Scale the loss for a caller that says `unscaled` itself when it applies the gradients."""
         self._loss_was_scaled = True
         loss = ops.convert_to_tensor(loss)
         if self.step_log is not None and keras.backend.backend() == "tensorflow":
@@ -526,7 +504,8 @@ class LossScaleOptimizer(
         """
         variables = variables_in(var_list)
         with keras.name_scope(name) if name else nullcontext():
-            self.apply_scaled(scaled_gradients(self.multiply_by_scale, loss, variables, tape, grad_loss), variables)
+            gradients = scaled_gradients(self.multiply_by_scale, loss, variables, tape, grad_loss)
+            self.apply(gradients, variables, unscaled=False)
         return self.iterations
 
     def get_gradients(self, loss: Any, params: Any) -> Tensors:

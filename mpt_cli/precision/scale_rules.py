@@ -197,20 +197,14 @@ _WITHIN = {"above": gt, "at_least": ge, "below": lt, "at_most": le}
 
 
 def _check_number(declared: "Field[Any]", value: object) -> None:
-    """Raise ValueError, by the name in `LossScaleOptimizer`, unless a number is in the range of its field, as a float32
-    too."""
-    import numpy as np
-
+    """Raise ValueError, by the name in `LossScaleOptimizer`, unless a number is in the range of its field."""
     name = "dynamic_growth_steps" if declared.name == "growth_steps" else declared.name
     bounds = declared.metadata.get("bounds", {})
     if bounds and type(declared.default) is int:
         check_count(name, value)
-    elif bounds:
-        with np.errstate(over="ignore"):
-            number = float(np.float32(value)) if _is_number(value) else math.nan
-        if not math.isfinite(number) or not all(_WITHIN[kind](number, bound) for kind, bound in bounds.items()):
-            words = " and ".join(f"{kind.replace('_', ' ')} {bound:g}" for kind, bound in bounds.items())
-            raise ValueError(f"`{name}` must be a number {words}. Received: {name}={value!r}.")
+    elif bounds and not (_is_number(value) and all(_WITHIN[kind](value, bound) for kind, bound in bounds.items())):
+        words = " and ".join(f"{kind.replace('_', ' ')} {bound:g}" for kind, bound in bounds.items())
+        raise ValueError(f"`{name}` must be a number {words}. Received: {name}={value!r}.")
 
 
 def _is_number(value: object) -> TypeGuard[float]:

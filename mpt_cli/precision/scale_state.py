@@ -196,13 +196,13 @@ class StepRow(NamedTuple):
     floats: Tensor
     ints: Tensor
 
-    def column(self, name: str) -> Tensor:
+    def scalar(self, name: str) -> Tensor:
         """Return the scalar of that name."""
         return self.floats[FLOAT_FIELDS.index(name)] if name in FLOAT_FIELDS else self.ints[INT_FIELDS.index(name)]
 
     def applied(self, whatever: bool = False) -> Tensor:
         """Return whether the gradients were applied: if they are finite, or `whatever` they are."""
-        return ops.logical_or(self.column("finite") > 0, whatever)
+        return ops.logical_or(self.scalar("finite") > 0, whatever)
 
 
 class StepRows(NamedTuple):
@@ -245,8 +245,8 @@ class StepLog:
         """Return the steps since the `after`-th, from `values` of the variables and the optimizer's `tally`."""
         seen = count_of(tally, "seen")
         first = max(after, seen - self.capacity)
-        places = np.arange(first, seen) % self.capacity
-        floats, ints = (np.stack([copy[places] for copy in _copies(value)]) for value in values)
+        rows = np.arange(first, seen) % self.capacity
+        floats, ints = (np.stack([copy[rows] for copy in _copies(value)]) for value in values)
         # the copies of replicas differ only in the loss
         merged = np.concatenate([floats[..., :1].mean(0, dtype="float32"), floats[0, :, 1:]], axis=1)
         return StepRows(merged, combined_ints(ints, np).astype("int32"), first - after)
@@ -274,7 +274,7 @@ def combined_ints(ints: Any, numpy: Any = ops) -> Any:
         "counter": lambda of_each, _: of_each[0],
     }
     columns = enumerate(INT_FIELDS)
-    return numpy.stack([whole.get(name, numpy.max)(ints[..., place], 0) for place, name in columns], axis=-1)
+    return numpy.stack([whole.get(name, numpy.max)(ints[..., index], 0) for index, name in columns], axis=-1)
 
 
 class StepStart(NamedTuple):

@@ -53,22 +53,22 @@ class ForwardOrder:
 
     def __init__(self, model: Any) -> None:
         self._layers = layers_of(model)
-        self._called: dict[int, int] = {}  # the place of each that was called
+        self._called: dict[int, int] = {}  # the index of the first call of each
 
     def noted(self) -> AbstractContextManager[None]:
         """Note the calls of layers in the block, the forward pass."""
         return outputs_noted(self._layers, lambda index, *_: self._called.setdefault(index, len(self._called)))
 
     def ranks(self, variables: Sequence[Any]) -> list[int]:
-        """Return the place of the innermost layer that holds each variable, by its first call; -1 for none.
+        """Return the call index of the innermost layer that holds each variable, by its first call; -1 for none.
 
         A bad gradient from any use of a shared layer spoils its gradient, and those of all layers before it.
         """
         found: dict[int, tuple[int, int]] = {}
-        for index, place in self._called.items():
+        for index, call_index in self._called.items():
             own = self._layers[index].trainable_variables
             for variable in own:
-                found[id(variable)] = min(found.get(id(variable), (len(own), place)), (len(own), place))
+                found[id(variable)] = min(found.get(id(variable), (len(own), call_index)), (len(own), call_index))
         return [found[id(variable)][1] if id(variable) in found else -1 for variable in variables]
 
 
@@ -287,8 +287,8 @@ class CustomSteps:
 
 def custom_steps(model: Any) -> CustomSteps | None:
     """Return what `set_custom_steps` stored for `model`; None if its steps are Keras's."""
-    found = getattr(model, "_mpt_custom_steps", None)
-    return found if isinstance(found, CustomSteps) else None
+    found: CustomSteps | None = getattr(model, "_mpt_custom_steps", None)
+    return found
 
 
 def optimizers_of(model: Any) -> dict[str, LossScaleOptimizer]:

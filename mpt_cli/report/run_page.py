@@ -38,10 +38,10 @@ _NOT_SHOWN = ("packages", "attempts", "not_recorded", "schema_version")  # of en
 
 def headline(history: RunHistory) -> str:
     """Return in a few words how the run ended, with its verdict."""
-    place = f"at step {format_count(history.summary.get('steps_seen', history.last_step))}"
+    point = f"at step {format_count(history.summary.get('steps_seen', history.last_step))}"
     if not history.summary:
-        return f"No end recorded, last logged {place}"
-    return f"{history.status.capitalize()}{f' {place}' if history.run.is_unfinished else ''}: {history.verdict}"
+        return f"No end recorded, last logged {point}"
+    return f"{history.status.capitalize()}{f' {point}' if history.run.is_unfinished else ''}: {history.verdict}"
 
 
 def severity(history: RunHistory) -> str:
@@ -56,8 +56,8 @@ def resume_facts(history: RunHistory) -> list[tuple[str, str]]:
     if not history.run.is_unfinished or history.config.get("model.name") == PYTHON:
         return []
     steps = CheckpointStore(history.run.checkpoints).steps()
-    place = f"the checkpoint of step {format_count(steps[-1])}" if steps else "the beginning: there is no checkpoint"
-    return [("resumes from", place), ("resume", resume_command(history.run.path))]
+    point = f"the checkpoint of step {format_count(steps[-1])}" if steps else "the beginning: there is no checkpoint"
+    return [("resumes from", point), ("resume", resume_command(history.run.path))]
 
 
 def outcome_facts(history: RunHistory) -> list[tuple[str, str]]:
@@ -124,7 +124,7 @@ def layers_table(history: RunHistory) -> PageTable[Any]:
     """Return a table of the latest sample: the magnitudes of each layer in float32, and what half precision loses of
     them.
     """
-    found = sorted(history.layers, key=_severity)
+    found = sorted(history.layers, key=_worst_first)
     rows = [
         [
             str(line.get("variable") or line["layer"]),
@@ -144,7 +144,7 @@ def layers_table(history: RunHistory) -> PageTable[Any]:
     return text_table(title, titles, rows, numbers=3)
 
 
-def _severity(line: dict[str, Any]) -> float:
+def _worst_first(line: dict[str, Any]) -> float:
     """Return the key that sorts layers: outputs that overflow in the order of the model, since the first may be the
     cause of the others; then by what is lost.
     """
@@ -241,8 +241,8 @@ def _log_base(curves: Sequence[Curve]) -> int | None:
 
 def _curves(histories: Sequence[RunHistory], name: str) -> list[Curve]:
     return [
-        replace(curve, label=history.label, look=distinct_style(place), run=place)
-        for place, history in enumerate(histories)
+        replace(curve, label=history.label, look=distinct_style(index), run=index)
+        for index, history in enumerate(histories)
         if (curve := _curve(history, name)) is not None
     ]
 

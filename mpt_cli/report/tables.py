@@ -54,8 +54,8 @@ def rich_table(columns: Sequence[TableColumn[R]], rows: Sequence[R], style: Call
     columns are never wrapped.
     """
     table = Table(box=None, pad_edge=False)
-    for place, column in enumerate(columns):
-        is_whole = column.is_number or place < fixed
+    for index, column in enumerate(columns):
+        is_whole = column.is_number or index < fixed
         widest = max(map(len, [column.title, *map(column.cell, rows)]))
         table.add_column(
             column.title,

@@ -40,7 +40,7 @@ _EXACT = (
     "min_loss_scale",
     "max_loss_scale",
 )
-WEIGHTS = "weights_fingerprint"
+FINGERPRINT = "weights_fingerprint"
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _choose(found: Collection, keywords: str) -> Collection:
     if names and not (found.targets or found.errors):
         listed = f"There are {', '.join(dict.fromkeys(names))}."
         raise config_error("-k", "must be part of a name or tag.", keywords, listed)
-    found.unmatched = [word for word in _keywords(keywords) if not (word in _SIGNS or _matches(word, names))]
+    found.unmatched = [word for word in _keywords(keywords) if not (word in _OPERATORS or _matches(word, names))]
     return found
 
 
@@ -223,7 +223,7 @@ def expectations_from(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
     if `rtol` is 0.
     """
     metrics = {name: _within_rtol(value, rtol) for name, value in summary["metrics"].items()}
-    exact = [*_EXACT, *([] if rtol or summary.get(WEIGHTS) is None else [WEIGHTS])]
+    exact = [*_EXACT, *([] if rtol or summary.get(FINGERPRINT) is None else [FINGERPRINT])]
     return {**{name: summary[name] for name in exact if name in summary}, **metrics}
 
 
@@ -254,7 +254,7 @@ def _unmet_requirement(need: str) -> str:
     return "may have to download its data; give its name to try"
 
 
-_SIGNS = ("and", "or", "not", "(", ")")
+_OPERATORS = ("and", "or", "not", "(", ")")
 
 
 def _keywords(expression: str) -> list[str]:
@@ -271,5 +271,5 @@ def _matches(expression: str, names: Sequence[str]) -> bool:
     """
     joined = "\n".join(names).lower()
     # nothing else is evaluated
-    told = [word if word in _SIGNS else str(word in joined) for word in _keywords(expression)]
+    told = [word if word in _OPERATORS else str(word in joined) for word in _keywords(expression)]
     return bool(eval(" ".join(told), {})) if told else True

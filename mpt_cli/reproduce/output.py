@@ -18,7 +18,7 @@ from mpt_cli.settings.search_path import shell_command
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
 
-MOST_LINES = 40  # last lines of a failed run's output
+MOST_OUTPUT_LINES = 40  # last lines of a failed run's output
 NOT_BEGUN = "had not begun"
 
 
@@ -52,8 +52,8 @@ class ResultPrinter:
         if result.passed and "verdict" not in result.target.expect and verdict not in ("", *GOOD_VERDICTS, UNCHECKED):
             words += f", though its verdict is {verdict}"
         self.done += result.attempts == 1
-        place = f"{self.done}/{len(self.found.targets)}" if result.attempts == 1 else f"attempt {result.attempts}"
-        self.line(f"[{place}] {result.target.name}: {words}{': flaky' * result.is_flaky}")
+        progress = f"{self.done}/{len(self.found.targets)}" if result.attempts == 1 else f"attempt {result.attempts}"
+        self.line(f"[{progress}] {result.target.name}: {words}{': flaky' * result.is_flaky}")
 
     def show_unfinished(self, outcomes: Outcomes) -> None:
         """Show what has no result after a signal, and how to finish what had begun."""
@@ -108,7 +108,7 @@ def _details(result: Reproduction) -> Iterator[str]:
         yield f"verdict {child.summary['verdict']}: {child.summary['explanation']}"
     yield from (f"{check.name} was expected, {check.unreported}" for check in result.checks if check.unreported)
     if child.exit_code:
-        yield from child.words.splitlines()[-MOST_LINES:]
+        yield from child.words.splitlines()[-MOST_OUTPUT_LINES:]
     if result.differences:
         yield f"changed since the first run ({len(result.differences)}; your code as far as git tracks it):"
         yield from (f"  {difference}" for difference in result.differences[:12])
@@ -192,8 +192,8 @@ def _add_suite(
     for key, value in properties.items():
         if value != "":
             _add(group, "property", name=key, value=value)
-    for place, (case_name, kind, lines) in enumerate(cases):  # the run takes the time, and a look at its summary none
-        case = _add(suite, "testcase", classname=name, name=case_name, time=0 if place else seconds)
+    for index, (case_name, kind, lines) in enumerate(cases):  # the run takes the time, and a look at its summary none
+        case = _add(suite, "testcase", classname=name, name=case_name, time=0 if index else seconds)
         if kind:
             _add(case, kind, "\n".join(lines), message=lines[0].partition("\n")[0])
     return suite

@@ -103,7 +103,7 @@ def read_finished(command: Command, ending: Ending) -> FinishedProcess:
         why = f"ended after {ending.seconds:.3g} s (--timeout)"
         return FinishedProcess(command.subject, ending.exit_code, "", ending.seconds, why)
     lines = command.log.read_text(encoding="utf-8", errors="replace").splitlines() if command.log else []
-    own = next((place for place, line in enumerate(lines) if line.startswith("mpt ")), -1)  # with a traceback below it
+    own = next((index for index, line in enumerate(lines) if line.startswith("mpt ")), -1)  # with a traceback below it
     return FinishedProcess(command.subject, ending.exit_code, "\n".join(lines[own:]), ending.seconds)
 
 
@@ -228,7 +228,7 @@ def reproduce(
 
 def _new_folder(path: Path) -> RunDirectory:
     """Return a folder that is not there yet, with a number if need be: those of earlier attempts and calls stay."""
-    paths = (numbered_path(path, "", place) for place in count(1))
+    paths = (numbered_path(path, "", number) for number in count(1))
     return RunDirectory(next(each for each in paths if not each.exists()))
 
 
@@ -303,11 +303,11 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
     """
     whole, killed = _new_folder(folder / "whole"), _new_folder(folder / "killed")
     executor = LocalExecutor()
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as scratch:
 
         def run(verb: str, overrides: list[str], directory: RunDirectory, log: str) -> FinishedProcess:
             own = [*overrides, format_override("run_dir", str(directory.path))]
-            command = command_in(verb, own, directory, Path(place) / log)
+            command = command_in(verb, own, directory, Path(scratch) / log)
             return read_finished(command, run_one(command, executor))
 
         unbroken = _check_succeeded(run("train", words, whole, "whole.log"))

@@ -30,10 +30,10 @@ def make_folder(path: Path, exist_ok: bool = True) -> tuple[Path, ...]:
     return made
 
 
-def make_empty(path: Path, option: str, exist_ok: bool = True) -> tuple[Path, ...]:
+def make_empty(path: Path, option: str) -> tuple[Path, ...]:
     """Make the folder that `option` names; DataError where it holds anything or can't be made."""
     with naming(path, f"Choose another {option}."):
-        made = make_folder(path, exist_ok)
+        made = make_folder(path)
         taken = any(path.iterdir())
     if taken:
         raise DataError(f"{path} is not empty. Nothing in it was changed; choose another {option}.")

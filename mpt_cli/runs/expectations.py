@@ -146,7 +146,7 @@ def format_expected_value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else "nothing" if value is None else str(value)
 
 
-_NUMBERS = (int, float, int | None, float | None)
+_NUMBER_TYPES = (int, float, int | None, float | None)
 _AUTOMATIC = ("accuracy", "mean_absolute_error")  # what trainer.metrics=auto can stand for
 _OF_THE_USER = ("builder", "saved")  # models that may have metrics of their own
 
@@ -172,7 +172,7 @@ def summary_with(metric_names: Iterable[str]) -> dict[str, Any]:
     """Return a summary with every field and number of a run that reports these metrics."""
     metrics = dict.fromkeys(metric_names, 0.0)
     gradients = {field.name: 0.0 for field in fields(GradientSample)}
-    own = {field.name: 0.0 if field.type in _NUMBERS else "" for field in fields(Summary)}
+    own = {field.name: 0.0 if field.type in _NUMBER_TYPES else "" for field in fields(Summary)}
     return {**own, "metrics": metrics, "best_metrics": metrics, "gradients": gradients}
 
 

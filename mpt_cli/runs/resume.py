@@ -5,7 +5,7 @@ back to the checkpoint.
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import DataError, Problem, raise_problems
 from mpt_cli.files import strict_json, write_atomic
 from mpt_cli.redaction import REDACTED
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_whole_lines
@@ -176,8 +176,7 @@ def check_resumable(run: RunDirectory, settings: Settings) -> dict[str, tuple[An
     """Return the allowed changes against the run's settings; ConfigError with all that are not allowed."""
     before = stored_settings(run, settings)
     problems = forbidden_changes(before, settings)
-    if problems:
-        raise ConfigError(problems)
+    raise_problems(problems)
     return changed_settings(before, settings)
 
 

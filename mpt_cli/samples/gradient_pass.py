@@ -12,11 +12,11 @@ from keras import ops
 from mpt_cli.engine.step_loop import StepWrapper
 from mpt_cli.precision.gradient_check import NARROW, dense, is_overwritten
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
-from mpt_cli.precision.gradients.exponent_counts import INFS, NANS
+from mpt_cli.precision.gradients.exponent_counts import INFS, NANS, Counts
 from mpt_cli.precision.keras_internals import computing_in_float32, logits_of, predict_in_training, training_loss
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.policy import layers_of, parts_of
-from mpt_cli.samples.probes import Counts, Probes, Tensor, count_weights, weights_of
+from mpt_cli.samples.probes import Probes, Tensor, count_weights, weights_of
 
 
 def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
@@ -179,7 +179,7 @@ class GradientPass:
     def _losses(self, state: Sequence[list[Tensor]], perturbations: list[Tensor], batch: Any) -> tuple[Tensor, Tensor]:
         """Return the scaled loss and the plain one."""
         in_float32 = computing_in_float32(self.model) if self.in_float32 else nullcontext()
-        with in_float32, self.probes.installed(perturbations):
+        with in_float32, self.probes.attached(perturbations):
             loss = self.loss(self.model, state, batch)
         return loss * self._scale, loss
 

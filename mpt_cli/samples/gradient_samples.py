@@ -20,7 +20,7 @@ from mpt_cli.samples.lost_digits import measure_digits
 from mpt_cli.samples.value_ranges import RangeMap, count_updates, mean_share
 from mpt_cli.telemetry.record_types import DEAD, DIGITS, STALE, UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
-GRADIENTS = "the sample of the gradients"  # to be compiled
+COMPILED_SAMPLE = "the sample of the gradients"  # to be compiled
 FIRST_SAMPLE_STEP = 100  # so that a short run has a sample too
 
 EVERY_STEPS, MOST_SHARE = 2000, 0.01  # of an interval that adapts
@@ -127,18 +127,18 @@ class GradientSampler:
             scale /= 4.0
             base = measure(in_float32=False)
         shadow = measure(in_float32=True)
-        places = RangeMap(self.model, self._pass(False).probes)
+        range_map = RangeMap(self.model, self._pass(False).probes)
         updates = None
         if shadow.gradients and not self.is_seeded:
             updates = count_updates(self.model, shadow.gradients, scale)
-        rows = places.layer_samples(base, shadow, updates)
+        rows = range_map.layer_samples(base, shadow, updates)
         if not base.is_finite:
             return SampleResult(None, rows)
         weights = [r for r in rows if r.kind == WEIGHT_GRADIENTS]
         moved = [r for r in rows if r.kind == UPDATES and r.values]
         # layers of an output without a loss get no gradient
         is_idle = 0 in keras.tree.flatten(compiled_loss_weights(self.model))
-        faults = {name: fault for name, fault in places.faults(rows).items() if fault != DEAD or not is_idle}
+        faults = {name: fault for name, fault in range_map.faults(rows).items() if fault != DEAD or not is_idle}
         shown = batch[0][:1] if self.is_seeded else batch  # of the calls the first
         digits = measure_digits(self.model, shown, has_loss=not self.is_seeded)
         if digits is not None:
@@ -148,7 +148,7 @@ class GradientSampler:
             math.sqrt(base.squares) / scale,
             mean_share(weights, "flushed"),
             mean_share(weights, "subnormal"),
-            places.doublings_to_overflow(shadow),
+            range_map.doublings_to_overflow(shadow),
             mean_share(moved, "flushed") if moved else None,
             faults=faults,
             output_noise=None if digits is None else digits.noise,
@@ -162,7 +162,7 @@ class GradientSampler:
         engine, shape = self.engine, keras.tree.flatten(batch)[0].shape
         if engine is None or not is_compiled_once(self.model):
             return self._pass(in_float32)(batch, scale)
-        with engine.announced(GRADIENTS, (*shape, in_float32)):
+        with engine.announced(COMPILED_SAMPLE, (*shape, in_float32)):
             return self._pass(in_float32)(batch, scale / engine.replicas)
 
     def _pass(self, in_float32: bool) -> GradientPass:

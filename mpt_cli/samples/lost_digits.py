@@ -24,7 +24,7 @@ from mpt_cli.telemetry.health_and_verdict import SMALL_NOISE, describe_digits, d
 from mpt_cli.telemetry.record_types import ALL_LAYERS, TARGETS
 
 Outputs = list[NDArray[np.float64]]  # each of shape (examples, values)
-MOST_EXAMPLES, MOST_VALUES = 64, 4096  # values of an output: a language model has 50 million for each example
+MOST_EXAMPLES, MOST_OUTPUT_VALUES = 64, 4096  # values of an output: a language model has 50 million for each example
 LOST = 0.02  # of the spread of the outputs: beyond what rounding leaves in deep nets, well below what stops learning
 # more than SMALL_NOISE is too much where the loss of the batch is more than so many times that in float32: what is left
 # may be a small part of the spread; where the squared error from the targets is less than so many times what rounding
@@ -187,15 +187,15 @@ def _outputs_of_layers(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Out
 
 def _float_values(structure: Any) -> list[Any]:
     """Return the float tensors with examples, each of shape (examples, values) in float32; of large ones the same
-    `MOST_VALUES` each time, drawn at random."""
+    `MOST_OUTPUT_VALUES` each time, drawn at random."""
     found = []
     for tensor in keras.tree.flatten(structure):
         if not is_float_tensor(tensor) or not len(tensor.shape):
             continue
         values = ops.reshape(tensor, (tensor.shape[0], -1))
-        if values.shape[1] > MOST_VALUES:
-            places = np.random.default_rng(0).integers(values.shape[1], size=MOST_VALUES)
-            values = ops.take(values, places, axis=1)
+        if values.shape[1] > MOST_OUTPUT_VALUES:
+            indices = np.random.default_rng(0).integers(values.shape[1], size=MOST_OUTPUT_VALUES)
+            values = ops.take(values, indices, axis=1)
         found.append(ops.cast(values, "float32"))
     return found
 
@@ -234,13 +234,13 @@ def _suspects(model: Any, of_layers: Sequence[tuple[int, float]], least: float) 
     cells = {id(layer.cell) for layer in layers if isinstance(layer, keras.layers.RNN)}  # called at each time step
     calls = [(layers[index], noise) for index, noise in of_layers if id(layers[index]) not in cells]
     called = [layer for layer, _ in calls]
-    first = next((place for place, (_, noise) in enumerate(calls) if noise > least), 0)
+    first = next((index for index, (_, noise) in enumerate(calls) if noise > least), 0)
     runs = [
         called[max(0, first + start) : first + end]
         for start, end in ((0, 1), (-1, 0), (1, 2), (-1, 1), (0, 2), (-2, 1), (-3, 1))
     ]
     halves = [[layer for layer in dict.fromkeys(run) if layer.compute_dtype in NARROW] for run in runs]
-    return [run for place, run in enumerate(halves) if run and run not in halves[:place]]
+    return [run for index, run in enumerate(halves) if run and run not in halves[:index]]
 
 
 def _noise_of_targets(narrow: set[str], y: Any) -> float | None:

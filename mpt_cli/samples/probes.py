@@ -12,22 +12,19 @@ from functools import reduce
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
-from numpy.typing import NDArray
 
 from mpt_cli.precision.gradient_check import dense, is_overwritten
 from mpt_cli.precision.gradients.custom_gradients import custom_gradient, is_float_tensor, map_floats
 from mpt_cli.precision.gradients.exponent_counts import SLOTS, statistics_of_each
 from mpt_cli.precision.keras_internals import calls_through, keep_logits
 
-Counts = NDArray[np.float32]
 Tensor = Any
 GRADIENT, VALUE = 0, 1  # rows of a perturbation: counts of the gradient and of the value itself
 
 
 class Probes:
-    """Probes around `parts` (layers, operations of a functional model), active inside `installed`.
+    """Probes around `parts` (layers, operations of a functional model), active inside `attached`.
 
     Tracing fills: `order`, the indices of the parts in the order of their calls; `dtypes` of their outputs;
     `consumers`, the parts that use the output of a part; `trained`, the parts that have a trainable weight or are
@@ -48,7 +45,7 @@ class Probes:
         return [ops.zeros((2, SLOTS), "float32") for _ in range(len(self.parts) * (2 if self.inputs else 1))]
 
     @contextmanager
-    def installed(self, perturbations: Sequence[Tensor]) -> Iterator[None]:
+    def attached(self, perturbations: Sequence[Tensor]) -> Iterator[None]:
         """Make the parts call through probes in the block; afterwards each has its old `call`."""
         self.trained.clear()
         with calls_through(self.parts, lambda index, call: self._probed(index, call, perturbations)):

@@ -19,6 +19,7 @@ from mpt_cli.precision.gradients.exponent_counts import (
     NANS,
     SUBNORMALS,
     ZEROS,
+    Counts,
     largest_exponent,
 )
 from mpt_cli.precision.keras_internals import (
@@ -28,7 +29,7 @@ from mpt_cli.precision.keras_internals import (
 )
 from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.samples.gradient_pass import ValueRanges, wide
-from mpt_cli.samples.probes import GRADIENT, VALUE, Counts, Probes, Tensor, count_weights, weights_of
+from mpt_cli.samples.probes import GRADIENT, VALUE, Probes, Tensor, count_weights, weights_of
 from mpt_cli.telemetry.record_types import (
     ACTIVATION_GRADIENTS,
     ACTIVATIONS,
@@ -105,7 +106,7 @@ class RangeMap:
     def __init__(self, model: Any, probes: Probes) -> None:
         parts, rows = probes.parts, {id(v): row for row, v in enumerate(weights_of(model))}
         called = {id(parts[index]) for index in probes.order}
-        self.places = []
+        self.entries = []
         for index in dict.fromkeys([*probes.order, *range(len(parts))]):
             direct = direct_trainable_variables(parts[index]) if isinstance(parts[index], keras.Layer) else []
             own = {rows.pop(id(v)): v for v in direct if id(v) in rows}
@@ -113,7 +114,7 @@ class RangeMap:
             shown = index if index in probes.order and (own or not inner) else None
             highest = max((len(v.shape) for v in own.values()), default=0)
             output_dtype = probes.dtypes.get(index, "float32")
-            place = PartRows(
+            entry = PartRows(
                 name_of(parts[index]),
                 shown,
                 {row: v.path for row, v in own.items()},
@@ -123,58 +124,60 @@ class RangeMap:
                 index in probes.order,
                 index in probes.trained,
             )
-            self.places += [place] if own or shown is not None else []
+            self.entries += [entry] if own or shown is not None else []
         for v in weights_of(model):
             if (row := rows.get(id(v))) is not None:
-                self.places.append(PartRows(v.path, None, {row: v.path}, {v.path}, model.compute_dtype, "", True, True))
+                self.entries.append(
+                    PartRows(v.path, None, {row: v.path}, {v.path}, model.compute_dtype, "", True, True)
+                )
 
     def layer_samples(
         self, base: ValueRanges, shadow: ValueRanges, updates: WeightUpdates | None = None
     ) -> list[LayerSample]:
-        """Compare `base` with `shadow`, the same in float32, at each place."""
+        """Compare `base` with `shadow`, the same in float32, at each entry."""
         rows = []
-        for place in self.places:
-            if place.part is not None:
-                both = base.parts[place.part], shadow.parts[place.part]
-                rows.append(_layer_sample(place, ACTIVATIONS, place.output_dtype, *(each[VALUE] for each in both)))
-                if place.is_trained and both[1][GRADIENT].sum():
+        for entry in self.entries:
+            if entry.part is not None:
+                both = base.parts[entry.part], shadow.parts[entry.part]
+                rows.append(_layer_sample(entry, ACTIVATIONS, entry.output_dtype, *(each[VALUE] for each in both)))
+                if entry.is_trained and both[1][GRADIENT].sum():
                     gradients = [each[GRADIENT] for each in both]
-                    rows.append(_layer_sample(place, ACTIVATION_GRADIENTS, place.output_dtype, *gradients))
-            for weight in place.weights:
+                    rows.append(_layer_sample(entry, ACTIVATION_GRADIENTS, entry.output_dtype, *gradients))
+            for weight in entry.weights:
                 both = base.weights[weight], shadow.weights[weight]
-                rows.append(_layer_sample(place, WEIGHT_GRADIENTS, place.dtype, *both, weight))
+                rows.append(_layer_sample(entry, WEIGHT_GRADIENTS, entry.dtype, *both, weight))
                 if updates is not None and (dtype := updates.dtypes[weight]) in NARROW:
                     both = updates.kept[weight], updates.wanted[weight]
-                    rows.append(_layer_sample(place, UPDATES, dtype, *both, weight))
+                    rows.append(_layer_sample(entry, UPDATES, dtype, *both, weight))
         return rows
 
     def faults(self, rows: Sequence[LayerSample]) -> dict[str, str]:
         """Return the layers that do not train as they would in float32, each with what is wrong with it."""
         trains = any(row.values for row in rows if row.kind == WEIGHT_GRADIENTS)
         found: dict[str, str] = {}
-        for place in self.places:
-            own = [row for row in rows if row.layer == place.name and row.variable in (None, *place.kernels)]
+        for entry in self.entries:
+            own = [row for row in rows if row.layer == entry.name and row.variable in (None, *entry.kernels)]
             outputs, kernels, updates = (
                 [row for row in own if row.kind == kind] for kind in (ACTIVATIONS, WEIGHT_GRADIENTS, UPDATES)
             )
             if any(row.overflowed for row in outputs):
-                found[place.name] = OVERFLOWED
+                found[entry.name] = OVERFLOWED
             elif any(row.is_lost for row in outputs):
-                found[place.name] = VANISHED
+                found[entry.name] = VANISHED
             elif kernels and all(row.is_lost for row in kernels):
-                found[place.name] = FLUSHED
-            elif kernels and trains and place.is_called and not any(row.values for row in kernels):
-                found[place.name] = DEAD
+                found[entry.name] = FLUSHED
+            elif kernels and trains and entry.is_called and not any(row.values for row in kernels):
+                found[entry.name] = DEAD
             elif updates and all(row.is_lost for row in updates):
-                found[place.name] = UNMOVED
+                found[entry.name] = UNMOVED
         return found
 
     def doublings_to_overflow(self, shadow: ValueRanges) -> float | None:
         """Return how often the scale could double before a float16 gradient overflows, from float32 values; None if all
         are 0."""
-        halves = [p for p in self.places if p.is_trained and p.part is not None and p.output_dtype == HALF]
+        halves = [p for p in self.entries if p.is_trained and p.part is not None and p.output_dtype == HALF]
         bound = [shadow.parts[p.part, GRADIENT] for p in halves]
-        bound += [shadow.weights[w] for p in self.places if p.dtype == HALF for w in p.weights]
+        bound += [shadow.weights[w] for p in self.entries if p.dtype == HALF for w in p.weights]
         tops = [top for counts in bound if (top := largest_exponent(counts)) is not None]
         return 15.0 - max(tops) if tops else None
 
@@ -193,7 +196,7 @@ _SMALLEST_NORMAL = EXPONENT_BIAS - 14  # the slot of float16's
 
 
 def _layer_sample(
-    place: PartRows, kind: str, dtype: str, base: Counts, shadow: Counts, weight: int | None = None
+    entry: PartRows, kind: str, dtype: str, base: Counts, shadow: Counts, weight: int | None = None
 ) -> LayerSample:
     low, high = base.astype(np.float64), shadow.astype(np.float64)
     values, size = high[:INFS].sum(), max(low.sum(), 1.0)
@@ -203,7 +206,7 @@ def _layer_sample(
     small = low[SUBNORMALS:_SMALLEST_NORMAL].sum() if dtype == HALF and kind != UPDATES else 0.0
     sums = [float(counts[:INFS] @ _MAGNITUDES) for counts in (low, high)]
     return LayerSample(
-        place.name,
+        entry.name,
         kind,
         dtype,
         int(values),
@@ -213,7 +216,7 @@ def _layer_sample(
         _share(*sums),
         None if first is None else first - EXPONENT_BIAS,
         () if first is None else tuple(int(n) for n in high[first : occupied[-1] + 1]),
-        None if weight is None else place.weights[weight],
+        None if weight is None else entry.weights[weight],
     )
 
 

@@ -107,15 +107,15 @@ def check_expect(settings: Settings) -> Iterator[Problem]:
         if not parts:
             yield Problem(path, f"must have at least one of {known}.", entry)
         for name, part in parts.items():
-            place = f"{path}.{name}" if isinstance(entry, dict) else path
+            path_of_part = f"{path}.{name}" if isinstance(entry, dict) else path
             if name not in EXPECTED_PARTS:
-                yield Problem(place, f"must be one of {known}.", name, did_you_mean(name, EXPECTED_PARTS))
+                yield Problem(path_of_part, f"must be one of {known}.", name, did_you_mean(name, EXPECTED_PARTS))
             elif not is_finite_number(part):
-                yield Problem(place, "must be a finite number.", "null" if part is None else part)
+                yield Problem(path_of_part, "must be a finite number.", "null" if part is None else part)
             elif name in TOLERANCES and part < 0:
-                yield Problem(place, "must be >= 0.", part)
+                yield Problem(path_of_part, "must be >= 0.", part)
             if name in TOLERANCES and "value" not in parts:
-                yield Problem(place, f"must stand beside {path}.value.", part)
+                yield Problem(path_of_part, f"must stand beside {path}.value.", part)
         bounds = [part for name in ("min", "max") if is_finite_number(part := parts.get(name))]
         if bounds != sorted(bounds):
             yield Problem(f"{path}.min", f"must be <= {path}.max={bounds[1]:g}.", bounds[0])
@@ -217,9 +217,9 @@ def check_objects(settings: Settings) -> Iterator[Problem]:
             yield problem
     trainer, schedule = settings.trainer, settings.optimizer.schedule
     named = [
-        (place, value, "losses" if name == "loss" else "metrics")
+        (path, value, "losses" if name == "loss" else "metrics")
         for name in ("loss", "metrics", "weighted_metrics")
-        for place, value in named_objects(f"trainer.{name}", getattr(trainer, name))
+        for path, value in named_objects(f"trainer.{name}", getattr(trainer, name))
         if value != "auto" or name == "weighted_metrics"
     ]
     named += [] if schedule.object is None else [("optimizer.schedule", schedule.object, "optimizers/schedules")]

@@ -47,11 +47,6 @@ def read_number(text: str) -> int | float | None:
     return None
 
 
-def as_whole(value: object) -> object:
-    """Return 1000 for 1000.0 and 1e3, and anything that is not a whole float as it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 REQUIRED = "???"  # OmegaConf's text for a value that must be given
 LARGEST_COUNT = 2**30  # devices count in int32, with room to add two; no message or listing says it unasked
 
@@ -249,7 +244,8 @@ def _as_meant(key: Key, value: Any) -> Any:
     elif isinstance(value, str) and str not in key.kinds:
         with suppress(ValueError):  # of what is none
             return adapter(bool).validate_python(value, strict=False)
-    return as_whole(value) if int in key.kinds else value
+    is_whole = int in key.kinds and isinstance(value, float) and value.is_integer()  # as 1e3 is
+    return int(value) if is_whole else value
 
 
 def _bad_value(key: Key, value: Any, errors: dict[str, Any]) -> BadValue:

@@ -112,7 +112,8 @@ def read_files(given: ParsedOverrides, is_script: bool = False) -> ComposedFiles
     except ConfigError as error:
         problems += error.problems
     recipe = read_recipe(path, given.choices.values())
-    below = Recipe() if is_script else _defaults_of_user(recipe)
+    defaults = None if is_script or recipe.is_record else user_defaults()  # the record of a run has every key
+    below = Recipe() if defaults is None else read_recipe(defaults)
     problems += [*below.problems, *recipe.problems]
     config_files = [
         *(file for file in below.config_files if file.group not in given.choices),
@@ -135,12 +136,6 @@ def _recipe_of(given: ParsedOverrides) -> Path:
     return find_recipe(given.choices["conf"].name)
 
 
-def _defaults_of_user(recipe: Recipe) -> Recipe:
-    """Return the user's defaults, which the recipe overrides; none below the record of a run, which has every key."""
-    path = user_defaults()
-    return Recipe() if path is None or recipe.is_record else read_recipe(path)
-
-
 def _variant_problem(section: str, name: str) -> Problem | None:
     if name in VARIANTS[section] or name in variants_of(section):
         return None
@@ -152,12 +147,6 @@ def _variant_problem(section: str, name: str) -> Problem | None:
         return problem
     remedy = f"To choose that file, put `- {section}: {name}` in the defaults: list."
     return GroupChoice(section, name, written).problem() or replace(problem, remedy=remedy)
-
-
-def _above_defaults(tree: dict[str, Any], variants: dict[str, str]) -> DictConfig:
-    """Return the tree merged over the schema's defaults, because an interpolation may name a key that is not given."""
-    chosen = {section: asdict(variant_class(section, name)()) for section, name in variants.items()}
-    return OmegaConf.create(merge_keys({**asdict(Settings()), **chosen}, tree))
 
 
 def _resolved(node: DictConfig | ListConfig, path: str, problems: list[Problem]) -> Any:
@@ -348,7 +337,10 @@ def compose(files: ComposedFiles, given: ParsedOverrides) -> Composition:
     variants = {section: name for section, name in found.items() if section not in files.unsure}
     unsure = files.unsure | (VARIANTS.keys() - variants)
     tree = {"recipe": files.recipe.path.stem} | tree
-    plain = tree if is_plain else _resolved(_above_defaults(tree, variants), "", problems)
+    plain = tree
+    if not is_plain:  # an interpolation may name a key that is not given
+        defaults = {section: asdict(variant_class(section, name)()) for section, name in variants.items()}
+        plain = _resolved(OmegaConf.create(merge_keys(asdict(Settings()) | defaults, tree)), "", problems)
     known = len(problems)
     note_secrets(plain, "", problems)
     settings = build_settings({name: part for name, part in plain.items() if name not in unsure}, problems)
@@ -374,13 +366,13 @@ def _known_variants(node: Any, problems: list[Problem]) -> dict[str, str]:
 
 def note_secrets(value: Any, path: str, problems: list[Problem]) -> None:
     """Note the secrets among the values at `path` of a tree; a secret that a record left out is a problem."""
-    for place, text in leaves(value, path):
+    for name, text in leaves(value, path):
         if isinstance(text, str):
-            redaction.note_text(place.rpartition(".")[2], text)
+            redaction.note_text(name.rpartition(".")[2], text)
             if redaction.REDACTED in text:
-                remedy = f"Give it again: {place}=…, or {place}='${{oc.env:VARIABLE}}', which is recorded in this form."
+                remedy = f"Give it again: {name}=…, or {name}='${{oc.env:VARIABLE}}', which is recorded in this form."
                 problems.append(
-                    Problem(place, "was left out of the record of the run, because it is a secret.", None, remedy)
+                    Problem(name, "was left out of the record of the run, because it is a secret.", None, remedy)
                 )
 
 

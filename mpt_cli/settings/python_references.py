@@ -149,13 +149,13 @@ def imported_names(key: str, value: Any) -> Iterator[tuple[str, str]]:
     >>> list(imported_names("trainer.loss", {"price": {"object": "mse"}, "kind": "nets:f"}))
     [('trainer.loss.kind', 'nets:f')]
     """
-    for place, each in named_objects(key, value):
+    for path, each in named_objects(key, value):
         reference = read_object(each)
         if not reference.is_of_keras:
-            yield place, reference.name
+            yield path, reference.name
         for name, argument in reference.kwargs.items():
             if isinstance(argument, dict) and "object" in argument:
-                yield from imported_names(f"{place}.kwargs.{name}", argument)
+                yield from imported_names(f"{path}.kwargs.{name}", argument)
 
 
 def object_problem(key: str, value: Any, listing: str) -> Problem | None:
@@ -180,8 +180,8 @@ def object_problem(key: str, value: Any, listing: str) -> Problem | None:
 
 def form_problem(reference: str, key: str) -> Problem | None:
     """Return what is wrong with the form of a reference, told without importing anything."""
-    place, colon, name = reference.rpartition(":")
-    if colon and name and place and (place[0] != "." or place.endswith(".py")):
+    source, colon, name = reference.rpartition(":")
+    if colon and name and source and (source[0] != "." or source.endswith(".py")):
         return None
     return Problem(key, "must be package.module:function or path/to/file.py:function.", reference)
 
@@ -206,11 +206,11 @@ def file_of(reference: str, folder: Path) -> Path | None:
     """Return the file that `path/to/file.py:name` or `package.module:name` means in this folder; None where there is
     none.
     """
-    place, _, name = reference.rpartition(":")
+    source, _, name = reference.rpartition(":")
     if not name or form_problem(reference, ""):
         return None
-    is_path = place.endswith(".py")
-    inside = folder / expanded(place if is_path else place.replace(".", "/"))
+    is_path = source.endswith(".py")
+    inside = folder / expanded(source if is_path else source.replace(".", "/"))
     files = [inside] if is_path else [inside / "__init__.py", Path(f"{inside}.py")]
     return next((file.resolve() for file in files if os.path.isfile(file)), None)
 

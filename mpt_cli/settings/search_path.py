@@ -127,9 +127,9 @@ def _folders(kind: str) -> list[Path]:
     """Return the folders with conf/ or recipes/ that are searched, the first first."""
     given = re.split(r":(?!//)", os.environ.get(CONFIG_DIR, ""))
     named = [*(find_folder(text, CONFIG_DIR, Path.cwd()) for text in given if text), *_SEARCHED.get()]
-    places = [Path(kind), *(place for folder in named for place in (folder, folder / kind))]
+    folders = [Path(kind), *(path for folder in named for path in (folder, folder / kind))]
     shipped, found = _shipped(kind), dict[Path, Path]()  # the last, and no project of its own in a checkout of mpt
-    for folder in filter(Path.is_dir, places):
+    for folder in filter(Path.is_dir, folders):
         found.setdefault(folder.resolve(), folder)
     return [*(folder for path, folder in found.items() if path != shipped.resolve()), shipped]
 

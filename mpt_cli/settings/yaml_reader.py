@@ -13,7 +13,7 @@ from mpt_cli.errors import ConfigError, SourcePlace, config_error, first_line, s
 from mpt_cli.files import read_file
 
 MOST_BYTES = 2**20  # of a YAML file
-MOST_VALUES = 10_000  # values of a YAML file, with aliases expanded; the longest shipped recipe has 60
+MOST_YAML_VALUES = 10_000  # values of a YAML file, with aliases expanded; the longest shipped recipe has 60
 DEEPEST = 50  # depth of nested lists and mappings
 MOST_JOBS = 10_000  # jobs of a sweep
 MOST_PROBLEMS = 50  # problems in one message; `--json` lists all
@@ -68,7 +68,7 @@ def parse_yaml(text: str, file: str | Path) -> Any:
         raise _yaml_error(text, file, "is nested too deep.") from error
     except OmegaConfBaseException as error:
         key = error.full_key or "conf"
-        place = _places(text, file).get(tuple(key.split(".")))
+        place = _source_places(text, file).get(tuple(key.split(".")))
         rule = f"cannot be read: {first_line(error).rstrip('.')}."
         raise config_error(key, rule, str(file), place=place) from error
     except (ValueError, LookupError) as error:  # of a text that is not what its tag says
@@ -120,17 +120,17 @@ def _check_nodes(root: Any, text: str, file: str | Path) -> None:
     nodes that it stands for, so that a few lines can't become billions of values; one within itself is too deep.
     """
     for count, (path, name, _) in enumerate(_entries(root, ())):
-        if len(path) > DEEPEST or count >= MOST_VALUES:
-            limits = f"{MOST_VALUES:,} values, and {DEEPEST} lists and mappings within each other"
+        if len(path) > DEEPEST or count >= MOST_YAML_VALUES:
+            limits = f"{MOST_YAML_VALUES:,} values, and {DEEPEST} lists and mappings within each other"
             raise _yaml_error(text, file, f"must hold at most {limits}.", name)
 
 
 def places_of(file: Path) -> dict[tuple[str, ...], SourcePlace]:
     """Return the place of each key and list entry of a YAML file, by its path of names."""
-    return _places(read_yaml_text(file), file)
+    return _source_places(read_yaml_text(file), file)
 
 
-def _places(text: str, file: str | Path) -> dict[tuple[str, ...], SourcePlace]:
+def _source_places(text: str, file: str | Path) -> dict[tuple[str, ...], SourcePlace]:
     """Return the places in a text that `parse_yaml` could read."""
     import yaml
 

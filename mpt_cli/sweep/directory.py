@@ -153,9 +153,9 @@ def _read_job(entry: Any) -> Job:
 
 
 FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out"
-STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
+STOPPED_EARLY, JOB_INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
 RUNNING, WAITING = "running", "waiting"  # the latter of one that is watched
-NOT_ENDED = (INTERRUPTED, NOT_RUN, RUNNING)
+NOT_ENDED = (JOB_INTERRUPTED, NOT_RUN, RUNNING)
 GOOD = (FINISHED, STOPPED_EARLY)
 SEED = "seed"
 _SIGNALLED = {code: number for number, code in SIGNAL_EXIT_CODES.items()}  # by the exit code of a job that has saved
@@ -203,7 +203,7 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
     ending, run = sweep.read_ending(job), sweep.run(job)
     if ending is None:
         holder = read_holder(run.lock_file)
-        status = NOT_RUN if holder is None else INTERRUPTED if holder.is_gone else RUNNING
+        status = NOT_RUN if holder is None else JOB_INTERRUPTED if holder.is_gone else RUNNING
         return JobResult(job, run.path, status)
     summary = run.summary_for(ending.exit_code)
     status, exit_code, reason = _judge(ending, summary, sweep, job)
@@ -222,7 +222,7 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
     if ending.cause == "pruner":
         return STOPPED_EARLY, OK, "its objective was behind that of others at the same epoch (--pruner)"
     if ending.cause == "interrupt":
-        return INTERRUPTED, TERMINATED, "it was interrupted"
+        return JOB_INTERRUPTED, TERMINATED, "it was interrupted"
     if ending.cause == "timeout":
         return TIMED_OUT, TERMINATED, f"it was ended after {after} (--timeout)"
     if code is None:
@@ -387,8 +387,8 @@ def rank(results: Sequence[JobResult], objective: Objective) -> list[Configurati
         groups.setdefault(tuple(result.job.without_seed.items()), []).append(result)
     rows = [Configuration(dict(own), members, objective) for own, members in groups.items()]
     rows.sort(key=lambda row: (*row.sort_key, sum(result.skipped_share or 0.0 for result in row.results)))
-    places = dict[tuple[bool, bool, float], int]()
-    ranks = [places.setdefault(row.sort_key, place) for place, row in enumerate(rows, 1)]
+    first_ranks = dict[tuple[bool, bool, float], int]()
+    ranks = [first_ranks.setdefault(row.sort_key, rank) for rank, row in enumerate(rows, 1)]
     has_rank = [row.mean is not None and not math.isnan(row.mean) for row in rows]
     found = [replace(row, rank=rank if has else None) for row, rank, has in zip(rows, ranks, has_rank, strict=True)]
     first, compared = next((row for row in found if row.rank), None), sum(has_rank) - 1

@@ -12,17 +12,17 @@ from mpt_cli.sweep.directory import SweepResults
 from mpt_cli.sweep.overrides import short_key
 from mpt_cli.telemetry.format import format_number
 
-MOST_LINES = 300  # of jobs in parallel coordinates
+MOST_DRAWN_JOBS = 300  # of jobs in parallel coordinates
 PARTS = 4  # that many values are put into as many groups
-MOST_VALUES = 8  # of a key whose means are shown
+MOST_MEANS = 8  # of a key whose means are shown
 
 
-def _places(texts: Sequence[str]) -> list[int]:
-    """Return the place of each among the different values, numbers in their order before other texts."""
+def _ordinals(texts: Sequence[str]) -> list[int]:
+    """Return the ordinal of each among the different values, numbers in their order before other texts."""
     numbers = {text: read_number(text) for text in texts}
     order = sorted(numbers, key=lambda text: (numbers[text] is None, numbers[text] or 0, text))
-    place = {text: number for number, text in enumerate(order)}
-    return [place[text] for text in texts]
+    ordinal = {text: number for number, text in enumerate(order)}
+    return [ordinal[text] for text in texts]
 
 
 def value_means(found: SweepResults, key: str) -> str:
@@ -35,7 +35,7 @@ def value_means(found: SweepResults, key: str) -> str:
         if value is not None and key in result.job.overrides:
             reached.setdefault(result.job.overrides[key], []).append(value)
     means = [f"{text} {format_number(fmean(values))} ({len(values)} jobs)" for text, values in reached.items()]
-    return ", ".join(means) if 1 < len(means) <= MOST_VALUES else ""
+    return ", ".join(means) if 1 < len(means) <= MOST_MEANS else ""
 
 
 def importances(found: SweepResults) -> list[tuple[str, float, str]]:
@@ -52,13 +52,13 @@ def importances(found: SweepResults) -> list[tuple[str, float, str]]:
     for key in found.plan.varied:
         jobs = [result for result in found.results if result.is_good and key in result.job.overrides]
         texts = [result.job.overrides[key] for result in jobs]
-        places, count = _places(texts), len({*texts})
+        ordinals, count = _ordinals(texts), len({*texts})
         if 3 * count > len(jobs) and all(read_number(text) is not None for text in texts):
-            places = [PARTS * place // count for place in places]
+            ordinals = [PARTS * ordinal // count for ordinal in ordinals]
         groups: dict[int, list[float]] = {}
-        for result, place in zip(jobs, places, strict=True):
+        for result, ordinal in zip(jobs, ordinals, strict=True):
             reached = found.objective.sort_key(found.objective.value(result.summary))
-            groups.setdefault(place, []).append(reached)
+            groups.setdefault(ordinal, []).append(reached)
         freedom = len(jobs) - len(groups)
         if len(groups) > 1 and freedom > 0 and len({value for each in groups.values() for value in each}) > 1:
             statistic = float(kruskal(*groups.values()).statistic)
@@ -74,11 +74,11 @@ def parallel_chart(found: SweepResults) -> dict[str, Any]:
         for result in row.results
         if result.is_good
     ]
-    lines = [(job, value) for job, value in values if value is not None and math.isfinite(value)][:MOST_LINES]
+    lines = [(job, value) for job, value in values if value is not None and math.isfinite(value)][:MOST_DRAWN_JOBS]
     axes = []
     for key in found.keys:
         texts = [job.overrides.get(key, "-") for job, _ in lines]  # not every job has all keys
-        axes.append(_axis(short_key(key), texts, _places(texts)))
+        axes.append(_axis(short_key(key), texts, _ordinals(texts)))
     reached = [value for _, value in lines]
     return {
         "axes": [*axes, _axis(found.objective.name, [*map(format_number, reached)], reached)],

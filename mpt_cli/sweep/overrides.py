@@ -24,7 +24,7 @@ from mpt_cli.settings.search_path import (
 )
 from mpt_cli.settings.yaml_reader import MOST_JOBS
 
-_POWER = re.compile(r"\d+(?:\.\d+)?\*\*-?\d+")
+_POWER_IN_CALL = re.compile(r"\d+(?:\.\d+)?\*\*-?\d+")
 _CALL = re.compile(r"\b(?:interval|range)\([^()]*\)")
 _POWERS_OF_A_RANGE = re.compile(r"([+~]*[\w.]+)=(\d+(?:\.\d+)?)\*\*(range\(.*)")
 _REFUSED_KEYS = {
@@ -119,7 +119,7 @@ def _parse(word: str) -> tuple[Override | None, str]:
 
 def _with_numbers(call: re.Match[str]) -> str:
     """Return a call with its powers written out, as Hydra's functions take numbers only."""
-    return _POWER.sub(lambda power: str(read_number(power[0])), call[0])
+    return _POWER_IN_CALL.sub(lambda power: str(read_number(power[0])), call[0])
 
 
 def _swept_words(override: Override, base: str, problems: list[Problem]) -> list[str]:

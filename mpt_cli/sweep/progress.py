@@ -53,8 +53,8 @@ class JobLines:
         """Say how a job ended, once."""
         if self._ended.get(result.job.name) != result:
             self._ended[result.job.name] = result
-            place = f"[{len(self._ended):>{len(str(self._count))}}/{self._count}]"
-            self._console.say(f"{place} {format_result(result)}", None if result.is_good else "red", 2)
+            progress = f"[{len(self._ended):>{len(str(self._count))}}/{self._count}]"
+            self._console.say(f"{progress} {format_result(result)}", None if result.is_good else "red", 2)
 
     def tick(self, running: Sequence[Running]) -> None:
         """Show what runs in the queue of this process, now and then."""

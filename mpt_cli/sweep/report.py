@@ -131,7 +131,7 @@ _NUMERICS = (
 
 
 _STYLES = {"best": "bold green", "bad": "red", "": ""}  # on the console, by the kind of a row
-MOST_NAMED = 4  # configurations that a sentence names
+MOST_SHOWN = 4  # configurations that a sentence names
 MOST_FAILURES = 20  # on the console; the files have all
 TITLE_WIDTH = 11  # of a line
 
@@ -191,9 +191,9 @@ def lead_sentence(found: SweepResults) -> str:
     if found.best_is_shown:
         return f"It beats every other configuration over {seeds}, at a level of 5%."
     close = [job_label(row.results[0], SEED) or "the other" for row in found.not_told_apart]
-    more = f" and {len(close) - MOST_NAMED} more" if len(close) > MOST_NAMED else ""
+    more = f" and {len(close) - MOST_SHOWN} more" if len(close) > MOST_SHOWN else ""
     return (
-        f"It may be first by chance: their common seeds can't tell it from {'; '.join(close[:MOST_NAMED])}{more}. "
+        f"It may be first by chance: their common seeds can't tell it from {'; '.join(close[:MOST_SHOWN])}{more}. "
         "More seeds may show a difference"
         + (f"; fewer than {FEWEST_SEEDS} never do." if len(found.ranked[0].finished) < FEWEST_SEEDS else ".")
     )
@@ -319,7 +319,7 @@ def _jobs_table(
     )
 
 
-_NUMBERS = (
+_SUMMARY_NUMBERS = (
     "steps_seen",
     "skipped_steps",
     "final_loss_scale",
@@ -334,8 +334,8 @@ def write_results(found: SweepResults, page: Path | None = None) -> None:
     """Write results.json and the page; with `page` only that, there."""
     if page is None:
         write_json(found.directory.results_json, results_dict(found))
-    place = page or found.directory.report_html
-    write_page(place, sweep_page(found, pictures(found), place))
+    path = page or found.directory.report_html
+    write_page(path, sweep_page(found, pictures(found), path))
 
 
 def results_dict(found: SweepResults) -> dict[str, Any]:
@@ -391,7 +391,7 @@ def job_dict(found: JobResults, result: JobResult) -> dict[str, Any]:
         "exit_code": result.exit_code,  # 0 if stopped early, 143 if killed or timed out, null if there is none
         found.objective.name: found.objective.value(result.summary),
         "skipped_share": result.skipped_share,  # skipped steps over steps seen
-        **{name: result.summary.get(name) for name in _NUMBERS},
+        **{name: result.summary.get(name) for name in _SUMMARY_NUMBERS},
         "verdict": result.summary.get("verdict"),  # as in summary.json
         "seconds": result.seconds,  # time of its process, and of earlier attempts up to their last checkpoint
         "reason": result.reason,  # why it failed or was stopped early

@@ -58,10 +58,10 @@ Launch = Callable[[Job, Path], Sequence[str]]
 
 def train_command(job: Job, run_dir: Path) -> list[str]:
     """Return what runs a job. `resume=auto` starts in a directory that is not there and continues in one that is."""
-    place = format_override("run_dir", str(run_dir))
+    run_dir_override = format_override("run_dir", str(run_dir))
     if job.verb == "run":
-        return mpt_command("run", place, *job.words)
-    return mpt_command("train", *job.words, place, "resume=auto")
+        return mpt_command("run", run_dir_override, *job.words)
+    return mpt_command("train", *job.words, run_dir_override, "resume=auto")
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,9 @@ def changed_plan(
         return plan
     given = {*map(override_key, words)}
     own = split_overrides(plan.facts["command_line"][2:])[0]
-    places = [*map(override_key, own)]  # that of a key stays, as the order of groups orders the keys that they give
+    order = [*map(override_key, own)]  # that of a key stays, as the order of groups orders the keys that they give
     asked = [*(word for word in own if override_key(word) not in given), *words]
-    asked.sort(key=lambda word: places.index(key) if (key := override_key(word)) in places else len(places))
+    asked.sort(key=lambda word: order.index(key) if (key := override_key(word)) in order else len(order))
     with chdir(plan.facts["working_directory"]):
         grown = make_plan(asked, is_here=options.launcher.is_here, say=console.say, before=plan.jobs)
     return replace(plan, varied=grown.varied, jobs=grown.jobs)

@@ -41,7 +41,7 @@ from mpt_cli.training.progress import MONITORED
 STUDY_NAME = "mpt"
 JOB = "job"  # the attribute of a trial that says which job it became
 MOST_ASKED = 100  # proposals in a row without a new combination, after which a search gives up
-LOOK_SECONDS = 1.0  # between two looks of a pruner at the epochs of running jobs
+PRUNING_SECONDS = 1.0  # between two looks of a pruner at the epochs of running jobs
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Space:
             key: [*map(_text, axis.choices if isinstance(axis, CategoricalDistribution) else (axis.low, axis.high))]
             for key, axis in self.axes.items()
         }
-        for place in range(max(map(len, ends.values()), default=0)):
-            yield self.words({key: texts[min(place, len(texts) - 1)] for key, texts in ends.items()})
+        for index in range(max(map(len, ends.values()), default=0)):
+            yield self.words({key: texts[min(index, len(texts) - 1)] for key, texts in ends.items()})
 
 
 def _text(value: object) -> str:
@@ -257,7 +257,7 @@ class SearchJobs:
 
     def prune(self, running: Sequence[Running]) -> None:
         """Stop those that are behind."""
-        if self.search.pruner is None or time.monotonic() - self.looked_at < LOOK_SECONDS:
+        if self.search.pruner is None or time.monotonic() - self.looked_at < PRUNING_SECONDS:
             return
         self.looked_at = time.monotonic()
         names = [self.plan.facts["objective"]] if self.plan.facts["objective"] else MONITORED

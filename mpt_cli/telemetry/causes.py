@@ -106,7 +106,7 @@ def _always(run_state: RunState, skips: int) -> bool:
 OTHER_POLICY = "the policy mixed_bfloat16 or float32"
 KEPT_BY_MORE = "a higher loss scale keeps what float16 flushes: "
 
-FORWARD, NAN, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
+IN_FORWARD, NAN_FOUND, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
 UNSETTLED, TOO_HIGH = "unsettled", "too high"
 VANISHING, NO_SCALE, LOW, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
     "vanishing",
@@ -130,11 +130,11 @@ CAUSES = {
         "inf or nan is left in {spoiled}, which the model's own train_step writes in a skipped step too: the model "
         "gives nan in evaluation. mpt.fit puts such state back, and on TensorFlow mpt run.",
     ),
-    FORWARD: Cause(
+    IN_FORWARD: Cause(
         lambda run_state, skips: run_state.forward_share(skips) > 0.5,
         "{forward}",
     ),
-    NAN: Cause(
+    NAN_FOUND: Cause(
         lambda run_state, skips: run_state.is_nan(skips),
         "the loss was finite, but its gradients held nan and no inf, which the scale does not explain. If the model "
         f"trains with policy=float32, keep {{overflowing}}; if not, {A_BUG}",
@@ -144,7 +144,7 @@ CAUSES = {
         f"it began with nan, and no inf, in the gradients of a finite loss: {A_BUG}",
     ),
     FIXED: Cause(
-        lambda run_state, _: not run_state.scaling.moves,
+        lambda run_state, _: not run_state.scaling.rule.moves,
         "the fixed scale is too high: lower it (loss_scale.initial_scale), or let it move (loss_scale=dynamic).",
     ),
     BEYOND: Cause(
@@ -173,7 +173,7 @@ CAUSES = {
     ),
     LOW: Cause(
         lambda run_state, _: (
-            not run_state.scaling.moves
+            not run_state.scaling.rule.moves
             or not run_state.skip_steps
             or 2.0 ** (_raised_power(run_state) or 0) > run_state.scaling.rule.initial_scale
         ),
@@ -208,7 +208,7 @@ CAUSES = {
         "loss scaling scale the loss (loss_scale=dynamic).",
     ),
 }
-OVERFLOW_CAUSES = (SPOILED_STATE, FORWARD, NAN, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
+OVERFLOW_CAUSES = (SPOILED_STATE, IN_FORWARD, NAN_FOUND, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
 UNDERFLOW_CAUSES = (VANISHING, NO_SCALE, LOW, NO_ROOM)
 ZERO_CAUSES = (ZERO_LOSS, ZERO_UNKNOWN, DEAD_GRADIENTS, *UNDERFLOW_CAUSES)
 

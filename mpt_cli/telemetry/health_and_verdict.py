@@ -15,9 +15,9 @@ from mpt_cli.telemetry.causes import (
     BEYOND,
     CAUSES,
     FIXED,
-    FORWARD,
+    IN_FORWARD,
     LOSS_ALONE,
-    NAN,
+    NAN_FOUND,
     OVERFLOW_CAUSES,
     SPOILED,
     SPOILED_STATE,
@@ -88,7 +88,7 @@ def _ends_untrained(run_state: RunState) -> str | None:
     )
     cause = find_cause(run_state, run_state.skipped_steps, OVERFLOW_CAUSES)
     advice = CAUSES[cause].advise(run_state)
-    if cause == FORWARD:
+    if cause == IN_FORWARD:
         return words + advice
     return f"{words}every gradient overflowed{_format_at_scale(run_state)}. {as_sentence(advice)}"
 
@@ -96,7 +96,7 @@ def _ends_untrained(run_state: RunState) -> str | None:
 def _ends_without_loss(run_state: RunState) -> str | None:
     if run_state.loss is None or math.isfinite(run_state.loss):
         return None
-    return f"The loss ended as {run_state.loss}: {advise(run_state, 0, (APPLIED_NAN, FORWARD))}"
+    return f"The loss ended as {run_state.loss}: {advise(run_state, 0, (APPLIED_NAN, IN_FORWARD))}"
 
 
 def _ends_in_skips(run_state: RunState) -> str | None:
@@ -105,7 +105,7 @@ def _ends_in_skips(run_state: RunState) -> str | None:
     if streak < (FLOOR_STREAK if run_state.is_near_floor(1) else LONGEST_SETTLING_SKIPS):
         return None
     words = f"The last {format_count(streak)} steps were all skipped{_format_at_scale(run_state)}: "
-    return words + advise(run_state, streak, (SPOILED_STATE, FORWARD, NAN, FIXED, BEYOND))
+    return words + advise(run_state, streak, (SPOILED_STATE, IN_FORWARD, NAN_FOUND, FIXED, BEYOND))
 
 
 def _late_skip_rate(run_state: RunState) -> float:
@@ -122,16 +122,19 @@ def _ends_overflowing(run_state: RunState) -> str | None:
         f"{format_count(late_skips)} of the last {format_count(late_steps)} steps were skipped "
         f"({format_share(late_skips, late_steps)}), long after the scale should have settled. "
     )
-    cause = find_cause(run_state, late_skips, (FORWARD, NAN, FIXED, TOO_HIGH))
+    cause = find_cause(run_state, late_skips, (IN_FORWARD, NAN_FOUND, FIXED, TOO_HIGH))
     advice = CAUSES[cause].advise(run_state)
-    return words + (f"In most of them {advice}" if cause in (FORWARD, NAN) else as_sentence(advice))
+    return words + (f"In most of them {advice}" if cause in (IN_FORWARD, NAN_FOUND) else as_sentence(advice))
 
 
 def _ends_with_bad_values(run_state: RunState) -> str | None:
     """Return the reason after only a few such steps: a fault that no scale causes will return, and lowering the scale
     only loses gradients.
     """
-    for cause, steps in ((FORWARD, run_state.forward_steps), (NAN, run_state.persistent_nan_steps)):
+    for cause, steps in (
+        (IN_FORWARD, run_state.forward_steps),
+        (NAN_FOUND, run_state.persistent_nan_steps),
+    ):
         if len(steps) >= THIRD_TIME:
             count, seen, last = (format_count(step) for step in (len(steps), run_state.steps_seen, steps[-1]))
             words = f"{count} of {seen} steps (step {last} is the latest) were skipped, and not because of the scale"
@@ -435,12 +438,9 @@ class HealthRule:
     causes: tuple[str, ...] = OVERFLOW_CAUSES
     needs_sample: bool = False
 
-    def value_of(self, run_state: RunState) -> float:
-        return self.value(run_state) if self.value is not None else float(getattr(run_state.peaks, self.counts))
-
     def check(self, run_state: RunState, limit: float) -> Stop | None:
         """Return the stop if the run is beyond the limit."""
-        value = self.value_of(run_state)
+        value = self.value(run_state) if self.value is not None else getattr(run_state.peaks, self.counts)
         if value < limit:
             return None
         skips = self.skips(run_state) if self.skips is not None else int(value)

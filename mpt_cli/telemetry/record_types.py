@@ -31,19 +31,9 @@ class Scaling:
     is_needed: bool = False  # whether anything computes in float16, whose small gradients vanish without scaling
 
     @property
-    def mode(self) -> str:
-        """Return the name of the mode; never auto, which has been resolved."""
-        return self.rule.mode
-
-    @property
     def scales(self) -> bool:
         """Return whether the loss is scaled at all; if not, gradients that are not finite are applied like others."""
         return self.rule.scales
-
-    @property
-    def moves(self) -> bool:
-        """Return whether the scale can change during the run."""
-        return self.rule.moves
 
 
 @dataclass(frozen=True)

@@ -199,8 +199,8 @@ class RunState:
         end = self.steps_seen if self.first_growth_step is None else self.first_growth_step
         forward = {*self.forward_steps}
         others = (
-            place
-            for place, step in enumerate(self.skip_steps)
+            index
+            for index, step in enumerate(self.skip_steps)
             if step > end or step in forward or not self.is_early(step)
         )
         return next(others, self.skipped_steps)

@@ -20,7 +20,7 @@ from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.faults import build_injector, warn_of_fault
 from mpt_cli.engine.step_batches import BatchPlan, Feed, byte_size, first_batch
 from mpt_cli.engine.step_loop import Engine, read_metrics
-from mpt_cli.errors import ConfigError, Problem, UserCodeError, config_error
+from mpt_cli.errors import Problem, UserCodeError, config_error, raise_problems
 from mpt_cli.models.build import plain_message
 from mpt_cli.precision import (
     LayerAudit,
@@ -266,9 +266,7 @@ def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
     """Return warnings about known-bad combinations; ConfigError with all of those that can't work."""
     own = [type(optimizer).__name__.lower() for _, optimizer, _ in optimizers_in(model)] if is_compiled(model) else []
     findings = find_bad_combinations(model, next(iter(own), settings.optimizer.name), data.max_abs_input)
-    fatal = [Problem(finding.key, finding.what) for finding in findings if finding.fatal]
-    if fatal:
-        raise ConfigError(fatal)
+    raise_problems(Problem(finding.key, finding.what) for finding in findings if finding.fatal)
     return [f"{finding.key}: {finding.what}" for finding in findings]
 
 

@@ -166,16 +166,7 @@ def _cut_off(logger: Any, size: int) -> None:
 KEY = "trainer.callbacks"
 BATCH_HOOKS = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "on_batch_end"}  # and what they call
 TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
-HOOKS = (
-    *BATCH_HOOKS,
-    *TEST_BATCH_HOOKS,
-    "on_train_begin",
-    "on_train_end",
-    "on_epoch_begin",
-    "on_epoch_end",
-    "on_test_begin",
-    "on_test_end",
-)
+HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
 REFUSED = {
     **{getattr(keras.callbacks, name): remedy for name, remedy in REFUSED_CALLBACKS.items()},
     keras.callbacks.CallbackList: "Give its members one by one.",

@@ -233,8 +233,8 @@ def _variables(model: Any) -> dict[str, Any]:
 
     inner: dict[str, Any] = {}
     scales: dict[str, Any] = {}
-    for place, (attribute, optimizer) in enumerate(optimizers_of(model).items()):
-        of = f"{attribute}/" if place else ""  # a run of one optimizer has no need of its name
+    for index, (attribute, optimizer) in enumerate(optimizers_of(model).items()):
+        of = f"{attribute}/" if index else ""  # a run of one optimizer has no need of its name
         inner |= _numbered(f"optimizer/{of}".rstrip("/"), optimizer.inner_optimizer.variables)
         state = optimizer.scale_state
         scales |= {f"{SCALE_PREFIX}{of}{name}": variable for name, variable in (state.by_name if state else {}).items()}

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from functools import partial
 from signal import Signals
-from typing import Any, NoReturn
+from typing import Any
 
 import keras
 
@@ -93,8 +93,7 @@ class Trainer(RunRecord, keras.callbacks.Callback):  # type: ignore[misc]
         progress = self.progress
         if progress.step_in_epoch:
             self.engine.put_back_metrics(self._metrics_so_far)
-        if self._must_stop():
-            self._leave()
+        self._leave_if_asked()
         if progress.step_in_epoch == 0:
             progress.epoch = epoch + 1
             self.counters.start_epoch()
@@ -110,8 +109,7 @@ class Trainer(RunRecord, keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Leave where a health rule or a signal asks for it."""
-        if self._must_stop():
-            self._leave()
+        self._leave_if_asked()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Finish the epoch, unless a health rule ends the run with it, and end the training where nothing follows."""
@@ -121,8 +119,7 @@ class Trainer(RunRecord, keras.callbacks.Callback):  # type: ignore[misc]
         if self.stop is None:
             self._finish_epoch(is_whole)
         logs.update(self.progress.metrics)  # for the history that `fit` keeps
-        if self._must_stop():
-            self._leave()
+        self._leave_if_asked()
         if self.progress.epochs_completed >= self.epochs or self._is_cut_short():
             self._sample_at_end()
             self.checkpointer.save()  # before averages become the weights
@@ -136,7 +133,9 @@ class Trainer(RunRecord, keras.callbacks.Callback):  # type: ignore[misc]
             self.callbacks.call("on_train_end", logs=self.progress.metrics)
             self.has_restored = fingerprint_weights(self.model) != before
 
-    def _leave(self) -> NoReturn:
+    def _leave_if_asked(self) -> None:
+        if not self._must_stop():
+            return
         if self.stop is None:
             self.checkpointer.save()
         raise LeaveFit
@@ -257,7 +256,7 @@ class Trainer(RunRecord, keras.callbacks.Callback):  # type: ignore[misc]
         self.stopwatch.start()
         records = self.engine.train(chunk.source, chunk.batch_indices, chunk.count, limits)
         self.stopwatch.stop(len(records), chunk.batch_indices.shape[1])
-        self.last_chunk, left = chunk.divide(len(records))
+        self.last_chunk, left = chunk.split_at(len(records))
         self.progress.step_in_epoch += len(records)
         self.record_steps(records)
         if self.counters.seen % self.settings.log_every_steps == 0:

@@ -242,7 +242,7 @@ def _build_metrics(words: list[Any], loss: Any, context: _LossContext) -> list[k
     if loss is None:
         words = [word for word in words if word != "auto"]
     whole = [name for word in words for name in ([word] if word != "auto" else _auto_metrics(loss, context))]
-    return [_build_metric(value, loss, context) for place, value in enumerate(whole) if value not in whole[:place]]
+    return [_build_metric(value, loss, context) for index, value in enumerate(whole) if value not in whole[:index]]
 
 
 def _build_metric(value: Any, loss: Any, context: _LossContext) -> keras.metrics.Metric:
@@ -406,7 +406,7 @@ def describe_scaling(scaling: Scaling, scale: float | None = None) -> str:
     """Return one line for the header: the mode, its numbers, and why; `scale` is the first one, if another."""
     if not scaling.scales:
         why = ", though layers compute in float16" if scaling.is_needed else " (nothing computes in float16)"
-        return f"{scaling.mode}{why}"
+        return f"{scaling.rule.mode}{why}"
     return scaling.rule.describe(format_scale(scale or scaling.rule.initial_scale))
 
 
@@ -416,10 +416,10 @@ def warn_of_scaling(scaling: Scaling) -> list[str]:
         return []
     if scaling.is_needed:
         return [
-            f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2**-24 become 0. "
+            f"loss_scale.mode={scaling.rule.mode}: layers compute in float16, where gradients below 2**-24 become 0. "
             "loss_scale=dynamic keeps them (docs/explanation/loss-scaling.md)."
         ]
     return [
-        f"loss_scale.mode={scaling.mode} has no use here: nothing computes in float16. loss_scale=auto leaves it out "
-        "(docs/explanation/loss-scaling.md)."
+        f"loss_scale.mode={scaling.rule.mode} has no use here: nothing computes in float16. loss_scale=auto leaves it "
+        "out (docs/explanation/loss-scaling.md)."
     ]

@@ -11,7 +11,7 @@ import keras
 
 from mpt_cli.data.examples import DataSet
 from mpt_cli.engine.step_batches import first_batch
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, config_error, summarise_error
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, config_error, raise_problems, summarise_error
 from mpt_cli.models.build import build_model, plain_message, set_trained
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_custom_train_step
 from mpt_cli.precision.operations import choose_policies, set_chosen_policies
@@ -127,8 +127,7 @@ def check_compiled_model(settings: Settings, model: Any) -> None:
         if isinstance(optimizer, LossScaleOptimizer):
             rule = f"{name} is a LossScaleOptimizer already: in a run loss_scale.* decides how to scale the loss."
             problems.append(Problem("model.builder", rule, None, "Compile the model with the plain optimizer."))
-    if problems:
-        raise ConfigError(problems)
+    raise_problems(problems)
 
 
 def own_train_step(model: Any) -> CustomSteps | None:

@@ -19,7 +19,7 @@ from mpt_cli.precision.policy import layers_of
 from mpt_cli.signals import at_forced_end
 
 WEIGHTS_SUFFIX = ".weights.h5"  # of the file beside model.keras
-MOST_NAMED = 8  # variables in a message
+MOST_VARIABLES = 8  # variables in a message
 
 
 def saving_obstacle(model: Any) -> str | None:
@@ -121,7 +121,7 @@ def load_initial_weights(model: Any, file: str, skip_mismatch: bool = False) -> 
     if not missing:
         return []
     found = f"{len(missing)} of {len(fresh)} variables of the model have no values in {file!r}, or others in shape"
-    names = ", ".join(missing[:MOST_NAMED]) + (", …" if len(missing) > MOST_NAMED else "")
+    names = ", ".join(missing[:MOST_VARIABLES]) + (", …" if len(missing) > MOST_VARIABLES else "")
     if len(missing) == len(fresh):
         raise DataError(f"model.weights: {file!r} does not have the weights of this model: none of {names} fits.")
     if not skip_mismatch:

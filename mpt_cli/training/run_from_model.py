@@ -11,7 +11,6 @@ from inspect import isgenerator
 from typing import Any, NamedTuple
 
 import keras
-from numpy.typing import NDArray
 
 from mpt_cli.data.batch_streams import (
     is_batch_source,
@@ -36,8 +35,6 @@ from mpt_cli.training.build_run_parts import build_metrics
 from mpt_cli.training.loss_and_optimizer import COMMON_ARGUMENTS
 from mpt_cli.training.model import policy_of, put_under_policy, replace_optimizers
 from mpt_cli.training.run_from_settings import RunDefinition
-
-Array = NDArray[Any]
 
 
 class DataArguments(NamedTuple):

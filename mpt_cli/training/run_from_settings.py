@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from mpt_cli.engine.backend import Platform, prepare_backend
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import Problem, raise_problems
 from mpt_cli.settings.model_data_optimizer_keys import PYTHON, PYTHON_VARIANTS, GivenModel
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import shell_command
@@ -118,5 +118,4 @@ def repeat_problems(settings: Settings, run: str = "") -> list[Problem]:
 
 def check_repeatable(settings: Settings, run: str = "") -> None:
     """ConfigError with `repeat_problems`."""
-    if problems := repeat_problems(settings, run):
-        raise ConfigError(problems)
+    raise_problems(repeat_problems(settings, run))

@@ -41,7 +41,7 @@ class WeightWatch:
         self._applied_before = self._applied()  # last, as a loop may go on in the meantime
         self.found: UnmovedWeights | None = None  # as of the latest look; None where all is well
 
-    def look(self, rate: float) -> UnmovedWeights | None:
+    def check(self, rate: float) -> UnmovedWeights | None:
         """Return a finding at the end of an epoch, unless an earlier epoch had it; None if weights move at this
         learning rate, or that is unknown: after few updates, without kernels, or at a rate of 0 after some steps.
         """
@@ -146,7 +146,7 @@ class RunRecord:
         watch, counters = self.weight_watch, self.counters
         if watch is None or counters.streaks.zero_steps:  # without gradients nothing is to move
             return
-        if (found := watch.look(counters.learning_rate)) is not None:
+        if (found := watch.check(counters.learning_rate)) is not None:
             is_checked = counters.sample is not None or not self.health.scaling.is_needed
             self.telemetry.message(f"step {counters.seen}: {describe_unmoved(found, is_checked)}")
 

@@ -156,7 +156,7 @@ class Session(Trainer):
         self.stopwatch.resume(position["times"])
         counters.resume(position["ledger"])
         counters.scale = restore_scale(parts, checkpoint)
-        other_fixed = not parts.scaling.moves and counters.scale != saved_scale(checkpoint)
+        other_fixed = not parts.scaling.rule.moves and counters.scale != saved_scale(checkpoint)
         if self.sampler is None or not is_same_mode or other_fixed:
             counters.sample = None  # it is meaningless for gradients that are computed or scaled differently
         self.logged_step = 0
@@ -173,7 +173,7 @@ class Session(Trainer):
         position = {
             "progress": asdict(self.progress),
             "ledger": self.counters.position(),
-            "scaling_mode": parts.scaling.mode,
+            "scaling_mode": parts.scaling.rule.mode,
             "dataset": parts.data.fingerprint,
             "times": self.stopwatch.position(),
             "configured_rate": parts.configured_rate,
@@ -268,7 +268,7 @@ def scale_at(parts: Assembly, checkpoint: Checkpoint) -> float:
 
 
 def _is_same_mode(parts: Assembly, checkpoint: Checkpoint) -> bool:
-    return bool(parts.scaling.mode == checkpoint.position["scaling_mode"])
+    return bool(parts.scaling.rule.mode == checkpoint.position["scaling_mode"])
 
 
 def restore_scale(parts: Assembly, checkpoint: Checkpoint) -> float:

@@ -116,16 +116,24 @@ def add_config_dir(parser: Parser) -> None:
     )
 
 
-def add_json(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+def add_flag(group: argparse._ActionsContainer, name: str, meaning: str) -> None:
+    group.add_argument(name, action="store_true", help=meaning)
+
+
+def add_count(group: argparse._ActionsContainer, name: str, meaning: str) -> None:
+    group.add_argument(name, type=int, metavar="N", help=meaning)
+
+
+def add_json(group: argparse._ActionsContainer) -> None:
+    add_flag(group, "--json", "print the result as one JSON object")
 
 
 def add_fail_on_verdict(parser: Parser) -> None:
-    parser.add_argument("--fail-on-verdict", action="store_true", help="exit 4 unless healthy or warm-up skips only")
-    parser.more.add_argument(
+    add_flag(parser, "--fail-on-verdict", "exit 4 unless healthy or warm-up skips only")
+    add_flag(
+        parser.more,
         "--allow-unchecked",
-        action="store_true",
-        help="with --fail-on-verdict: accept `not checked` too, the verdict of a run without a sample",
+        "with --fail-on-verdict: accept `not checked` too, the verdict of a run without a sample",
     )
 
 
@@ -134,16 +142,16 @@ def add_job_options(parser: Parser, at_a_time: str, objective: str, directory: s
     parser.add_argument("-j", "--jobs", type=int, metavar="N", help=f"jobs at a time; default: {at_a_time}")
     parser.add_argument("--resume", metavar=directory, help="run the missing and failed jobs of an earlier one")
     parser.add_argument("--objective", metavar="NAME", help=objective)
-    parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
+    add_flag(parser, "--json", "print results.json; progress to stderr")
     parser.more.add_argument("--timeout", type=float, metavar="SECONDS", help="end a job that runs longer than this")
-    parser.more.add_argument("--quiet", action="store_true", help="print no progress and no table")
+    add_flag(parser.more, "--quiet", "print no progress and no table")
 
 
 def configure_train(parser: Parser) -> None:
     """Train one model. Leaves a run directory: configuration, metrics, events, model."""
     add_overrides(parser)
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON; progress to stderr")
-    parser.add_argument("--quiet", action="store_true", help="print no progress")
+    add_flag(parser, "--json", "print the summary as JSON; progress to stderr")
+    add_flag(parser, "--quiet", "print no progress")
     add_fail_on_verdict(parser)
     parser.epilog = """examples:
   mpt train conf=digits_cnn
@@ -181,12 +189,7 @@ verdict but healthy and warm-up skips only, and if nothing was recorded."""
 
 def add_search_options(parser: Parser) -> None:
     """Add the options of a search by Optuna."""
-    parser.more.add_argument(
-        "--trials",
-        type=int,
-        metavar="N",
-        help="search: Optuna chooses N points, each a job; with --resume: N in all",
-    )
+    add_count(parser.more, "--trials", "search: Optuna chooses N points, each a job; with --resume: N in all")
     parser.more.add_argument(
         "--sampler",
         choices=SAMPLERS,
@@ -197,9 +200,7 @@ def add_search_options(parser: Parser) -> None:
         choices=PRUNERS,
         help="in a search: end jobs whose objective is behind that of others at the same epoch",
     )
-    parser.more.add_argument(
-        "--sampler-seed", type=int, metavar="N", help="default: 0; with -j 1 the same seed repeats the search"
-    )
+    add_count(parser.more, "--sampler-seed", "default: 0; with -j 1 the same seed repeats the search")
 
 
 def configure_sweep(parser: Parser) -> None:
@@ -213,15 +214,15 @@ def configure_sweep(parser: Parser) -> None:
         "rank by this metric of the last epoch or by best_metrics.NAME, with :min or :max",
         "SWEEP_DIR",
     )
-    parser.add_argument("--dry-run", action="store_true", help="check the configurations and list the jobs")
+    add_flag(parser, "--dry-run", "check the configurations and list the jobs")
     add_search_options(parser)
     parser.more.add_argument(
         "--launcher", choices=tuple(LAUNCHERS), help="where the jobs run; default: local; with --resume: as before"
     )
-    parser.more.add_argument(
+    add_flag(
+        parser.more,
         "--detach",
-        action="store_true",
-        help="on Slurm: submit all jobs as an array, of which -j run at a time, and return; --resume waits for them",
+        "on Slurm: submit all jobs as an array, of which -j run at a time, and return; --resume waits for them",
     )
     parser.epilog = """examples:
   mpt sweep conf=digits_mlp loss_scale.initial_scale=2**8,2**15,2**24 seed=0,1,2
@@ -254,21 +255,12 @@ exit code: 0 if every job is good; 4 if all failures were numerical; else the mo
 def configure_diagnose(parser: Parser) -> None:
     """Measure which loss scale a model needs, or find what overflowed in a run."""
     add_overrides(parser)
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="of a run: the step to look at; default: the last overflow"
-    )
+    add_count(parser, "--step", "of a run: the step to look at; default: the last overflow")
     parser.add_argument("--out", metavar="DIR", help="where the files go; default: runs/… or that of the run")
     add_json(parser)
-    parser.more.add_argument(
-        "--after-steps", type=int, metavar="N", help="measure after this many steps of training; default: 0"
-    )
-    parser.more.add_argument("--batches", type=int, metavar="N", help="batches to measure; default: 8")
-    parser.more.add_argument(
-        "--trial-steps",
-        type=int,
-        metavar="N",
-        help="of a run: steps for which each remedy is tried; 0: try none; default: 20",
-    )
+    add_count(parser.more, "--after-steps", "measure after this many steps of training; default: 0")
+    add_count(parser.more, "--batches", "batches to measure; default: 8")
+    add_count(parser.more, "--trial-steps", "of a run: steps for which each remedy is tried; 0: try none; default: 20")
     parser.epilog = """examples:
   mpt diagnose conf=digits_cnn
   mpt diagnose conf=digits_mlp policy=mixed_float16
@@ -307,7 +299,7 @@ def configure_compare(parser: Parser) -> None:
         "judge by this metric of the last epoch or by best_metrics.NAME, with :min or :max",
         "COMPARE_DIR",
     )
-    parser.add_argument("--seeds", type=int, metavar="N", help="repeat with N seeds; default: 1")
+    add_count(parser, "--seeds", "repeat with N seeds; default: 1")
     parser.more.add_argument(
         "--tolerance",
         type=float,
@@ -375,10 +367,10 @@ def configure_reproduce(parser: Parser) -> None:
         metavar=REPRODUCE_TARGETS,
         help="recipes, files, folders, patterns, run directories; then changes to all of them",
     )
-    parser.add_argument("--all", action="store_true", help="every recipe that can run on this machine")
+    add_flag(parser, "--all", "every recipe that can run on this machine")
     parser.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML, for CI")
-    parser.add_argument("--resume-check", action="store_true", help="check that a killed and resumed run ends the same")
-    parser.add_argument("--dry-run", action="store_true", help="read the recipes and list what would run")
+    add_flag(parser, "--resume-check", "check that a killed and resumed run ends the same")
+    add_flag(parser, "--dry-run", "read the recipes and list what would run")
     add_json(parser)
     parser.more.add_argument(
         "-k",
@@ -437,11 +429,9 @@ def configure_check(parser: Parser) -> None:
     """Check a configuration without training, or print it."""
     add_overrides(parser)
     exclusive = parser.add_mutually_exclusive_group()
-    exclusive.add_argument("--show", action="store_true", help="print the whole configuration, defaults included")
-    exclusive.add_argument("--build", action="store_true", help="build the model on its data and audit its dtypes")
-    parser.add_argument(
-        "--untrusted", action="store_true", help="read no environment variables: ${oc.env:NAME} stays as it is"
-    )
+    add_flag(exclusive, "--show", "print the whole configuration, defaults included")
+    add_flag(exclusive, "--build", "build the model on its data and audit its dtypes")
+    add_flag(parser, "--untrusted", "read no environment variables: ${oc.env:NAME} stays as it is")
     add_json(parser)
     parser.epilog = """examples:
   mpt check conf=./mine.yaml policy=mixed_float16
@@ -457,7 +447,7 @@ def configure_list(parser: Parser) -> None:
         "kind", nargs="?", choices=LIST_KINDS, default="recipes", help="default: recipes", metavar="KIND"
     )
     parser.add_argument("section", nargs="?", metavar="SECTION", help="with keys: only this section")
-    parser.add_argument("--schema", action="store_true", help="with keys: the JSON Schema of a recipe, for editors")
+    add_flag(parser, "--schema", "with keys: the JSON Schema of a recipe, for editors")
     add_config_dir(parser)
     add_json(parser)
     parser.epilog = f"""kinds: {", ".join(LIST_KINDS)}
@@ -481,7 +471,7 @@ def configure_copy(parser: Parser) -> None:
 def configure_doctor(parser: Parser) -> None:
     """Examine this machine: versions, devices, what is missing and how to get it."""
     exclusive = parser.add_mutually_exclusive_group()
-    exclusive.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    add_json(exclusive)
     exclusive.add_argument(
         "--completion", choices=("bash", "zsh", "fish"), help="print the script for completion with Tab"
     )

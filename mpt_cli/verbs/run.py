@@ -37,7 +37,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     allows_unchecked = arguments.allow_unchecked or ALLOW_UNCHECKED in overrides
     overrides = [word for word in overrides if word not in (STRICT, ALLOW_UNCHECKED)]
     settings, name = script_settings(overrides), target_name(rest)
-    _check_place(settings, script_title(rest))
+    _warn_of_no_record(settings, script_title(rest))
     if keys := [word for word in rest[1:] if "=" in word and is_run_key(word.partition("=")[0])]:  # or the script's own
         say(f"mpt run: {' '.join(keys)}: given to the script; keys of mpt stand before its name.", sys.stderr)
     _choose_backend(settings.backend.name)
@@ -63,7 +63,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     return code or (seen.exit_code if seen else OK) or (_judge_strictly(seen, allows_unchecked) if strict else OK)
 
 
-def _check_place(settings: Settings, title: str) -> None:
+def _warn_of_no_record(settings: Settings, title: str) -> None:
     """Print before the script begins, not at its first step, that nothing can be recorded in this place; DataError
     if the user asked for this `run_dir`."""
     try:
@@ -227,8 +227,8 @@ def split_script(words: list[str]) -> tuple[list[str], list[str]]:
     (['policy=mixed_float16'], ['train.py', '--rate=3'])
     """
     others = (
-        place
-        for place, word in enumerate(words)
+        index
+        for index, word in enumerate(words)
         if word not in (STRICT, ALLOW_UNCHECKED) and ("=" not in word or word.startswith("-"))
     )
     count = next(others, len(words))

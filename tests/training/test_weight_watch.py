@@ -39,16 +39,16 @@ def updated(layer, inner, gradient=ONES, steps=12):
 
 
 def is_unmoved(watch, rate=2.0**-26):
-    return watch.look(rate) is not None
+    return watch.check(rate) is not None
 
 
 def test_below_1_an_update_of_2_to_the_minus_25_is_lost_and_one_of_2_to_the_minus_24_is_not():
     """The spacing there is 2^-24. Of a gradient that stays 1 Adam makes updates as large as the rate."""
     lost = updated(dense(), optimizers.Adam(2.0**-28))
-    assert lost.look(2.0**-28) == UnmovedWeights(0, 2.0**-28) == lost.found
-    assert lost.look(2.0**-28) is None and lost.found is not None  # it is said once
+    assert lost.check(2.0**-28) == UnmovedWeights(0, 2.0**-28) == lost.found
+    assert lost.check(2.0**-28) is None and lost.found is not None  # it is said once
     kept = updated(dense(), optimizers.Adam(2.0**-23))
-    assert kept.look(2.0**-23) is None and kept.has_moved
+    assert kept.check(2.0**-23) is None and kept.has_moved
 
 
 def test_a_rate_of_0_is_told_from_the_start_alone():
@@ -73,8 +73,8 @@ def test_skipped_steps_are_no_updates():
     for number in range(3):
         assert not is_unmoved(watch)
         gradient = math.inf * ONES if number < 2 else ONES
-        optimizer.apply_scaled(
-            [keras.ops.convert_to_tensor(gradient), keras.ops.zeros(COLUMNS)], layer.trainable_variables
+        optimizer.apply(
+            [keras.ops.convert_to_tensor(gradient), keras.ops.zeros(COLUMNS)], layer.trainable_variables, unscaled=False
         )
     assert int(optimizer.applied_steps) == 10 and is_unmoved(watch)
 
@@ -88,7 +88,7 @@ def test_a_gain_at_1_is_watched_only_where_nothing_else_is_trained():
     both.build([*normal.trainable_variables, *dense().trainable_variables])
     watch = WeightWatch([both], 0)
     normal.trainable_variables[0].assign_add(np.ones(COLUMNS, "float32"))
-    assert watch.look(1.0) is None and not watch.has_moved
+    assert watch.check(1.0) is None and not watch.has_moved
     half = LossScaleOptimizer(optimizers.Adam(2.0**-28))
     half.build(dense(dtype="bfloat16").trainable_variables)
     assert not is_unmoved(WeightWatch([half], 0))  # samples of the gradients tell of it

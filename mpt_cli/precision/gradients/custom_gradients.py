@@ -61,14 +61,14 @@ def custom_gradient(f: Callable[..., Any] | None = None) -> Callable[..., Any]:
     @wraps(f)
     def decorated(*arguments: Any, **keywords: Any) -> Any:
         leaves = [ops.copy(x) if isinstance(x, keras.Variable) else x for x in keras.tree.flatten(arguments)]
-        places = [place for place, leaf in enumerate(leaves) if _is_tensor(leaf)]
+        indices = [index for index, leaf in enumerate(leaves) if _is_tensor(leaf)]
 
         def on_tensors(*tensors: Tensor) -> Any:
-            values = dict(zip(places, tensors, strict=True))
-            given = [values.get(place, leaf) for place, leaf in enumerate(leaves)]
+            values = dict(zip(indices, tensors, strict=True))
+            given = [values.get(index, leaf) for index, leaf in enumerate(leaves)]
             return f(*keras.tree.pack_sequence_as(arguments, given), **keywords)
 
-        tensors = [leaves[place] for place in places]
+        tensors = [leaves[index] for index in indices]
         if keras.backend.backend() == "jax":
             return _call_on_jax(on_tensors, tensors)
         return ops.custom_gradient(on_tensors)(*tensors)
