@@ -99,6 +99,7 @@ class RunRecord:
     """The totals of the steps, their events and lines, whether weights move, and the state for rules and verdict."""
 
     telemetry: Telemetry
+    is_of_program = True  # rather than of a recipe
 
     def __init__(self, counters: StepCounters, health: HealthRules, stopwatch: Stopwatch) -> None:
         self.counters, self.health, self.stopwatch, self.progress = counters, health, stopwatch, Progress()
@@ -116,6 +117,7 @@ class RunRecord:
             self.progress.metrics,
             unmoved=None if self.weight_watch is None else self.weight_watch.found,
             unchecked="" if self.counters.sample is not None else self.unchecked,
+            is_of_program=self.is_of_program,
         )
 
     def record_steps(self, records: StepRecords) -> None:

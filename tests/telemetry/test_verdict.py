@@ -112,6 +112,7 @@ CASES = {
     "all skipped": skipping(ALL),
     "all skipped, bad loss": skipping(ALL, forward_steps=ALL),
     "all skipped, inputs too large": skipping(ALL, forward_steps=ALL, forward_layer="net/cube", largest_input=113168.0),
+    "all skipped, nan by inputs too large": skipping(ALL, persistent_nan_steps=ALL, largest_input=113168.0),
     "all skipped, bad loss by a layer": skipping(ALL, forward_steps=ALL, forward_layer="net/cube"),
     "all skipped, bad loss by a layer in float32": skipping(
         ALL, forward_steps=ALL, forward_layer="net/log", forward_dtype="float32"
