@@ -213,10 +213,7 @@ class FaultSearch:
             return event
         try:
             batch = batch_of(event.step)
-            if batch is None:
-                return event
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-            if not is_forward and largest_magnitude(x) <= LARGEST_FLOAT16:
+            if batch is None or not (is_forward or largest_magnitude(batch) > LARGEST_FLOAT16):
                 return event
             self._met += 1
             if self._met > ALWAYS and self._met & (self._met - 1):
@@ -226,5 +223,4 @@ class FaultSearch:
             self._works = False
             self.say(f"the layer can't be determined here ({first_line(error)[:200]}); training continues without")
             return event
-        is_named = found is not None and (is_forward or found.layer == IN_DATA)
-        return replace(event, **found._asdict()) if is_named else event
+        return replace(event, **found._asdict()) if found and (is_forward or found.layer == IN_DATA) else event

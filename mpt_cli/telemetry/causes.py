@@ -50,9 +50,12 @@ class Cause:
 
 def _explain_forward(run_state: RunState, overflowing: str) -> str:
     """Return why the loss itself was not finite, and what to do."""
-    first, layer, dtype = f"Keep {overflowing}", run_state.forward_layer, run_state.forward_dtype
-    if dtype in WIDE:
-        first = f"The first layer that returned inf or nan, {layer}, computes in {dtype} already: look at its inputs"
+    first = f"Keep {overflowing}"
+    if run_state.forward_dtype in WIDE:
+        first = (
+            f"The first layer that returned inf or nan, {run_state.forward_layer}, computes in "
+            f"{run_state.forward_dtype} already: look at its inputs"
+        )
     return (
         f"the loss itself was not finite, which is not the loss scale's fault. {first}, look for bad values in the "
         "data, or lower the learning rate."
@@ -208,7 +211,8 @@ CAUSES = {
     LOSS_ALONE: Cause(
         lambda run_state, _: run_state.scaling.scales,
         "the gradients were finite, so a part of the loss overflows whose gradient does not, such as a regularizer of "
-        "a layer in float16: keep that layer in float32 (not tried).",
+        'a layer in float16: keep that layer in float32 (dtype="float32" where it is made, in a recipe '
+        "policy.overrides={{LAYER: float32}}; not tried).",
     ),
     SPOILED: Cause(
         _always,

@@ -88,8 +88,9 @@ class EventTally:
     def _add_nan(self, event: Event, scale_history: _ScaleHistory) -> None:
         self.nan_steps.append(event.step)
         scale_history.suspected.append(event)
-        may_explain = self.scaling.rule.may_explain
-        if event.largest_input or not may_explain(event.scale_before, scale_history.applied, scale_history.overflowed):
+        if event.largest_input or not self.scaling.rule.may_explain(
+            event.scale_before, scale_history.applied, scale_history.overflowed
+        ):
             known = self.persistent_nan_steps[-1] if self.persistent_nan_steps else 0  # perhaps by another optimizer
             self.persistent_nan_steps += [nan.step for nan in scale_history.suspected if nan.step > known]
             scale_history.suspected.clear()

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.faults import build_injector, find_forward_fault, warn_of_fault
 from mpt_cli.engine.step_batches import BatchPlan, Feed, byte_size, first_batch
 from mpt_cli.engine.step_loop import Engine, read_metrics
-from mpt_cli.errors import ConfigError, Problem, UserCodeError, config_error
+from mpt_cli.errors import Problem, UserCodeError, config_error, raise_problems
 from mpt_cli.models.build import plain_message
 from mpt_cli.precision import (
     LayerAudit,
@@ -270,27 +270,26 @@ def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
     own = [type(optimizer).__name__.lower() for _, optimizer, _ in optimizers_in(model)] if is_compiled(model) else []
     findings = find_bad_combinations(model, next(iter(own), settings.optimizer.name))
     fatal = [Problem(finding.key, finding.what) for finding in findings if finding.fatal]
-    if largest := _inputs_beyond_float16(model, data):
-        fatal.append(Problem("data", describe_large_inputs(largest)))
-    if fatal:
-        raise ConfigError(fatal)
+    raise_problems([*fatal, *_check_inputs(model, data)])
     return [f"{finding.key}: {finding.what}" for finding in findings]
 
 
-def _inputs_beyond_float16(model: Any, data: DataSet) -> float | None:
-    """Return the largest input if a layer in float16 gets it as inf. That is tried on the examples with the largest
-    number of each input, of a stream on its first batch."""
+def _check_inputs(model: Any, data: DataSet) -> Iterator[Problem]:
+    """Yield a problem if a layer in float16 gets an input as inf. That is tried on the examples with the largest number
+    of each input, of a stream on its first batch."""
     if data.max_abs_input <= LARGEST_FLOAT16 or not can_be_called(model):
-        return None
+        return
     for part in filter(None, (data.train, data.validation)):
         if isinstance(part, Stream):
             part = first_batch(part, 1)
-        arrays = [array for _, array in named_arrays(part.x, "x") if array.dtype.kind == "f"]
-        rows = np.unique([np.abs(array).argmax() // (array.size // len(array)) for array in arrays])
-        x = map_arrays(keras.ops.convert_to_tensor, part.take(rows).x)
+        rows = [
+            np.abs(array).argmax() // (array.size // len(array))
+            for _, array in named_arrays(part.x, "x")
+            if array.dtype.kind == "f"
+        ]
+        x = map_arrays(keras.ops.convert_to_tensor, part.take(np.array(rows)).x)
         if (fault := find_forward_fault(model, (x,))) and fault.largest_input:
-            return fault.largest_input
-    return None
+            yield Problem("data", describe_large_inputs(fault.largest_input))
 
 
 def count_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:
