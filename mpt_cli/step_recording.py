@@ -61,9 +61,7 @@ UNSEEN = (
     "its step can't be repeated: it has a custom loss, derivatives in the loss, weights outside of its models, shapes "
     "that are unknown while tracing, or several replicas. mpt compare compares a script with float32."
 )
-TOO_LONG = (
-    "that would take too long beside the training. Set trainer.gradient_health_every_steps=10 to check it all the same."
-)
+TOO_LONG = "it takes long beside this training. Set trainer.gradient_health_every_steps=10 to check it all the same."
 HIDDEN = (
     "gradients of the loss are 0, or nearly 0, before they reach the model. Raise the loss scale "
     '(loss_scale.initial_scale, not tried), and make the output layers with dtype="float32".'
@@ -458,7 +456,7 @@ class LoopRecording(Recording):
     def explained(self, events: list[Event]) -> list[Event]:
         """Return the events, with the layer where the forward pass of the latest skipped step went wrong."""
         events = super().explained(events)
-        for event in [*events]:
+        for event in events:
             for model, x in self.calls.inputs_of_skipped(self.optimizer, event.step + self.offset):
                 search = self._searches.setdefault(id(model), FaultSearch(model, self.telemetry.message))
                 events = search.name_layers(events, {event.step: (x,)}.get)

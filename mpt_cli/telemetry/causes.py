@@ -36,7 +36,8 @@ class Cause:
             after = f", after_steps={skips[-1] - 1}" if skips else ""
             key, diagnosis = f'dtype="float32" where {layer} is made', f"mpt.diagnose(model, x, y{after})"
         notes = [f"{key}, not tried"] if layer else []
-        notes += [f"{diagnosis} names those that need it"] if run_state.is_inspectable else []
+        if run_state.is_inspectable:
+            notes.append(f"{diagnosis} names those that need it")
         overflowing = f"{layer or 'a layer that overflows'} in float32" + (f" ({'; '.join(notes)})" if notes else "")
         return self.advice.format(
             overflowing=overflowing,

@@ -269,8 +269,8 @@ def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
     """Return warnings about known-bad combinations; ConfigError with all of those that can't work."""
     own = [type(optimizer).__name__.lower() for _, optimizer, _ in optimizers_in(model)] if is_compiled(model) else []
     findings = find_bad_combinations(model, next(iter(own), settings.optimizer.name))
-    fatal = [Problem(finding.key, finding.what) for finding in findings if finding.fatal]
-    raise_problems([*fatal, *_check_inputs(model, data)])
+    problems = [Problem(finding.key, finding.what) for finding in findings if finding.fatal]
+    raise_problems([*problems, *_check_inputs(model, data)])
     return [f"{finding.key}: {finding.what}" for finding in findings]
 
 

@@ -25,7 +25,7 @@ from mpt_cli.training.progress import Conclusion, Progress, Stopwatch
 # a learning rate that is too small all updates are.
 LEAST_UPDATES = 10  # before anything is said
 MOST_KERNEL_BYTES = 2**27  # of kernels, the smallest first
-NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto samples it."  # why half precision was not checked
+NO_SAMPLES_ASKED = "set trainer.gradient_health_every_steps=auto to check it."  # why half precision was not checked
 
 
 class WeightWatch:

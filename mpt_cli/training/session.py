@@ -48,9 +48,7 @@ from mpt_cli.training.run_from_settings import RunDefinition
 from mpt_cli.training.run_record import NO_SAMPLES_ASKED
 
 # why half precision was not checked
-NO_SAMPLE_YET = (
-    "the run was too short. Set trainer.gradient_health_every_steps=10 to check it after 10 steps, at any cost."
-)
+NO_SAMPLE_YET = "the run was too short. Set trainer.gradient_health_every_steps=10 to check it after 10 steps."
 LOSS_IS_ITS_OWN = "only the model's train_step can compute its loss. mpt compare compares the model with float32."
 
 

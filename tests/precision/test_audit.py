@@ -6,11 +6,10 @@ import pytest
 from mpt_cli.precision import Policy, apply_policy, find_bad_combinations
 
 
-def network(policy: str = "float32", last: str | None = None, extra: keras.layers.Layer | None = None) -> keras.Model:
+def network(policy: str = "float32", last: str | None = None) -> keras.Model:
     with Policy(policy).scope():
-        layers = [keras.Input((4,)), keras.layers.Dense(3, name="hidden")]
-        layers += [extra] if extra else []
-        return keras.Sequential([*layers, keras.layers.Dense(2, activation=last, name="head")], name="net")
+        layers = [keras.layers.Dense(3, name="hidden"), keras.layers.Dense(2, activation=last, name="head")]
+        return keras.Sequential([keras.Input((4,)), *layers], name="net")
 
 
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
