@@ -36,7 +36,7 @@ from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimize
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
 from mpt_cli.signals import format_end, signal_of
 from mpt_cli.telemetry.health_and_verdict import HealthRules, Stop
-from mpt_cli.telemetry.record_types import DEAD, FORWARD_PASS, Event, RunHeader, Scaling
+from mpt_cli.telemetry.record_types import DEAD, Event, RunHeader, Scaling
 from mpt_cli.telemetry.run_state import EventTally, RunState
 from mpt_cli.telemetry.sinks import build_telemetry
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
@@ -56,15 +56,12 @@ APPLIED = {  # keys that have an effect, or are known, if mpt only records, by s
     "logger": None,
 }
 
-NO_SAMPLES = "losses of half precision by layer: mpt.fit samples them"
+NO_SAMPLES = "effect of half precision on each layer: train with mpt.fit, which measures it"
 UNSEEN = (
     "its step can't be repeated: it has a custom loss, derivatives in the loss, weights outside of its models, shapes "
     "that are unknown while tracing, or several replicas. mpt compare compares a script with float32."
 )
-TOO_LONG = (
-    "a sample would take too long beside the training. trainer.gradient_health_every_steps=10 takes one at the end, "
-    "at any cost."
-)
+TOO_LONG = "it takes long beside this training. Set trainer.gradient_health_every_steps=10 to check it all the same."
 HIDDEN = (
     'gradients of the loss are 0, or nearly 0, before they reach the model. Make the output layers with dtype="float32" '
     "(not tried); a higher loss scale also helps if no step was skipped."
@@ -448,8 +445,9 @@ class LoopRecording(Recording):
         return usual if self.stop is None else NUMERICAL
 
     def run_state(self) -> RunState:
-        """Return the state of the run without claims about nan, which clipping by an infinite norm makes of inf."""
-        return replace(super().run_state(), persistent_nan_steps=[])
+        """Return the state without claims about nan, which clipping by an infinite norm makes of inf, but of inputs."""
+        state = super().run_state()
+        return state if state.largest_input else replace(state, persistent_nan_steps=[])
 
     def finish(self) -> None:
         self.sample(self.calls.steps(), self.budget)
@@ -458,7 +456,7 @@ class LoopRecording(Recording):
     def explained(self, events: list[Event]) -> list[Event]:
         """Return the events, with the layer where the forward pass of the latest skipped step went wrong."""
         events = super().explained(events)
-        for event in [event for event in events if event.cause == FORWARD_PASS]:
+        for event in events:
             for model, x in self.calls.inputs_of_skipped(self.optimizer, event.step + self.offset):
                 search = self._searches.setdefault(id(model), FaultSearch(model, self.telemetry.message))
                 events = search.name_layers(events, {event.step: (x,)}.get)

@@ -157,12 +157,10 @@ def find_forward_fault(model: Any, batch: Any) -> ForwardFault | None:
             return
         layer = layers[index]
         variable = next((v.path for v in layer.trainable_variables), variable)
-        if not (fault := _fault_of(outputs)):
-            return
         # no layer made inf of its inputs yet: the cast to float16 did, of the batch if that is large
         if _fault_of(inputs) and (largest := largest_magnitude(x)) > LARGEST_FLOAT16 and computes_in_float16(model):
             found.append(ForwardFault(IN_DATA, None, INF, largest_input=largest))
-        else:
+        elif fault := _fault_of(outputs):
             found.append(ForwardFault(layer.path or layer.name, variable, fault, layer.compute_dtype))
 
     with keras.StatelessScope(collect_losses=True), outputs_noted(layers, look):
@@ -191,7 +189,8 @@ def _fault_of(structure: Any) -> str | None:
 
 
 class FaultSearch:
-    """Names the layer in the events of steps with a non-finite loss: of the first few, then ever more rarely.
+    """Names the layer in the events of steps with a non-finite loss: of the first few, then ever more rarely. So of
+    steps with a large batch and nan in the gradients alone, which inf behind a tanh leaves, if the batch is the cause.
 
     The weights are those after the call that made the step, which are the same if all later steps of it were skipped. A
     failing search (too little memory, a model that can't be called outside of its step) is reported through `say`, and
@@ -209,16 +208,19 @@ class FaultSearch:
         return [self._named(event, batch_of) for event in events]
 
     def _named(self, event: Event, batch_of: Callable[[int], Any]) -> Event:
-        if event.cause != FORWARD_PASS or event.layer is not None or not self._works:
+        is_forward = event.cause == FORWARD_PASS
+        if (event.layer if is_forward else event.inf or not event.nan) or not self._works:
             return event
         try:
             batch = batch_of(event.step)
-            self._met += batch is not None
-            if batch is None or (self._met > ALWAYS and self._met & (self._met - 1)):
+            if batch is None or not (is_forward or largest_magnitude(batch) > LARGEST_FLOAT16):
+                return event
+            self._met += 1
+            if self._met > ALWAYS and self._met & (self._met - 1):
                 return event
             found = find_forward_fault(self.model, batch)
         except Exception as error:  # a search must never end the run
             self._works = False
             self.say(f"the layer can't be determined here ({first_line(error)[:200]}); training continues without")
             return event
-        return event if found is None else replace(event, **found._asdict())
+        return replace(event, **found._asdict()) if found and (is_forward or found.layer == IN_DATA) else event

@@ -111,18 +111,15 @@ def _risk(layer: Any, is_head: bool) -> str:
     return layer_risk(layer) if layer.compute_dtype == "float16" else ""
 
 
-def find_bad_combinations(model: Any, optimizer_name: str, max_abs_input: float | None = None) -> list[Finding]:
-    """Return all known-bad combinations of model, optimizer and data.
-
-    `max_abs_input` is the largest magnitude among the inputs, None if unknown.
+def find_bad_combinations(model: Any, optimizer_name: str) -> list[Finding]:
+    """Return all known-bad combinations of model and optimizer.
 
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="bfloat16")])
     >>> [(finding.key, finding.fatal) for finding in find_bad_combinations(model, "adam")]
     [('policy.name', True)]
     """
-    layers = layers_of(model)
     findings = []
-    narrow = sorted({x.variable_dtype for x in layers if x.weights and x.variable_dtype in NARROW})
+    narrow = sorted({x.variable_dtype for x in layers_of(model) if x.weights and x.variable_dtype in NARROW})
     if narrow:
         is_adaptive = optimizer_name in ADAPTIVE
         lost = (
@@ -142,14 +139,4 @@ def find_bad_combinations(model: Any, optimizer_name: str, max_abs_input: float 
                     fatal=row.risk.startswith(PROBABILITIES),
                 )
             )
-    first = [layer.compute_dtype for layer in layers[:1]]
-    if max_abs_input is not None and max_abs_input > LARGEST_FLOAT16 and first == ["float16"]:
-        findings.append(
-            Finding(
-                "policy.name",
-                f"inputs reach {max_abs_input:.6g}, beyond float16's largest number 65504, so that the "
-                "first layer sees inf. Scale the data, or use mixed_bfloat16 or float32.",
-                fatal=True,
-            )
-        )
     return findings

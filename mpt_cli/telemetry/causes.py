@@ -24,14 +24,20 @@ class Cause:
 
     fits: Callable[[RunState, int], bool]
     advice: str
+    is_of_values: bool = False  # that no scale changes, such as inputs
 
     def advise(self, run_state: RunState) -> str:
+        if self.is_of_values and run_state.largest_input:
+            return describe_large_inputs(run_state.largest_input)
         layer = run_state.overflowing_layer
-        notes = [f"{keep_in_float32([layer])}; this was not tried"] if layer else []
-        if run_state.is_inspectable:
+        key, diagnosis = f"policy.overrides={{{layer}: float32}}", "mpt diagnose"
+        if run_state.is_of_program:
             skips = run_state.applied_steps and run_state.skip_steps
             after = f", after_steps={skips[-1] - 1}" if skips else ""
-            notes.append(f"mpt diagnose, in a script mpt.diagnose(model, x, y{after}), names those that need it")
+            key, diagnosis = f'dtype="float32" where {layer} is made', f"mpt.diagnose(model, x, y{after})"
+        notes = [f"{key}, not tried"] if layer else []
+        if run_state.is_inspectable:
+            notes.append(f"{diagnosis} names those that need it")
         overflowing = f"{layer or 'a layer that overflows'} in float32" + (f" ({'; '.join(notes)})" if notes else "")
         return self.advice.format(
             overflowing=overflowing,
@@ -45,19 +51,24 @@ class Cause:
 
 def _explain_forward(run_state: RunState, overflowing: str) -> str:
     """Return why the loss itself was not finite, and what to do."""
-    if run_state.largest_input:
-        return (
-            f"inputs reach {run_state.largest_input:.6g}, and float16 holds none above 65504, whatever the loss scale. "
-            'Scale the inputs (before the model, or unless it is subclassed in a first layer with dtype="float32"), or '
-            "use the policy mixed_bfloat16 (not tried)."
-        )
-    first = f"Keep {overflowing},"
+    first = f"Keep {overflowing}"
     if run_state.forward_dtype in WIDE:
-        first = f"The first layer that returned inf or nan, {run_state.forward_layer}"
-        first = f"{first}, computes in {run_state.forward_dtype} already: look at its inputs,"
+        first = (
+            f"The first layer that returned inf or nan, {run_state.forward_layer}, computes in "
+            f"{run_state.forward_dtype} already: look at its inputs"
+        )
     return (
-        f"the loss itself was not finite, which is not the loss scale's fault. {first} look for bad values in the "
-        "data (float16 holds none above 65504: scale them), or lower the learning rate."
+        f"the loss itself was not finite, which is not the loss scale's fault. {first}, look for bad values in the "
+        "data, or lower the learning rate."
+    )
+
+
+def describe_large_inputs(largest: float) -> str:
+    """Return that inputs as large as this are inf in float16, and what to do."""
+    return (
+        f"inputs reach {largest:.6g}, and float16 holds none above 65504, whatever the loss scale. Scale the inputs "
+        'before the model, or in a first layer with dtype="float32" if the model is not subclassed, or use the policy '
+        "mixed_bfloat16 (not tried)."
     )
 
 
@@ -133,11 +144,13 @@ CAUSES = {
     IN_FORWARD: Cause(
         lambda run_state, skips: run_state.forward_share(skips) > 0.5,
         "{forward}",
+        is_of_values=True,
     ),
     NAN_FOUND: Cause(
         lambda run_state, skips: run_state.is_nan(skips),
         "the loss was finite, but its gradients held nan and no inf, which the scale does not explain. If the model "
         f"trains with policy=float32, keep {{overflowing}}; if not, {A_BUG}",
+        is_of_values=True,
     ),
     APPLIED_NAN: Cause(
         lambda run_state, _: run_state.began_as_nan and not run_state.scaling.is_needed,
@@ -199,8 +212,8 @@ CAUSES = {
     LOSS_ALONE: Cause(
         lambda run_state, _: run_state.scaling.scales,
         "the gradients were finite, so a part of the loss overflows whose gradient does not, such as a regularizer of "
-        "a layer in float16: keep that layer in float32 (policy.overrides={{LAYER: float32}}, in a script "
-        'dtype="float32"; not tried).',
+        'a layer in float16: keep that layer in float32 (dtype="float32" where it is made, in a recipe '
+        "policy.overrides={{LAYER: float32}}; not tried).",
     ),
     SPOILED: Cause(
         _always,

@@ -74,9 +74,9 @@ class EventTally:
     def _add_skip(self, event: Event, scale_history: _ScaleHistory) -> None:
         self.skip_steps.append(event.step)
         self.skip_scales.append(event.scale_after)
+        self.largest_input = max(self.largest_input, event.largest_input or 0.0)
         if event.cause == FORWARD_PASS:
             self.forward_steps.append(event.step)
-            self.largest_input = max(self.largest_input, event.largest_input or 0.0)
             if self.forward_layer is None and event.layer not in (None, IN_DATA, IN_LOSS):
                 self.forward_layer, self.forward_dtype = event.layer, event.dtype
         elif event.nan and not event.inf:
@@ -88,7 +88,9 @@ class EventTally:
     def _add_nan(self, event: Event, scale_history: _ScaleHistory) -> None:
         self.nan_steps.append(event.step)
         scale_history.suspected.append(event)
-        if not self.scaling.rule.may_explain(event.scale_before, scale_history.applied, scale_history.overflowed):
+        if event.largest_input or not self.scaling.rule.may_explain(
+            event.scale_before, scale_history.applied, scale_history.overflowed
+        ):
             known = self.persistent_nan_steps[-1] if self.persistent_nan_steps else 0  # perhaps by another optimizer
             self.persistent_nan_steps += [nan.step for nan in scale_history.suspected if nan.step > known]
             scale_history.suspected.clear()
@@ -148,6 +150,7 @@ class RunState:
     weights_are_finite: bool = True
     spoiled_state: Sequence[str] = ()  # paths of non-trainable weights that a skipped step left not finite
     is_inspectable: bool = True  # whether mpt.diagnose takes the model
+    is_of_program: bool = False  # rather than of a recipe
     unchecked: str = ""  # why nothing is known of what half precision does to the numbers; empty where it is known
 
     @property

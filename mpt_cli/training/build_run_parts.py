@@ -4,20 +4,21 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 
-from mpt_cli.data.examples import DataSet, Examples, Stream, map_arrays
+from mpt_cli.data.examples import DataSet, Examples, Stream, map_arrays, named_arrays
 from mpt_cli.data.prepare_data_set import dtype_name
 from mpt_cli.data.sources import load_data_of_run
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.choose_engine import JitChoice, build_engine, check_layers, choose_jit
 from mpt_cli.engine.distribution import Distribution, build_distribution
-from mpt_cli.engine.faults import build_injector, warn_of_fault
+from mpt_cli.engine.faults import build_injector, find_forward_fault, warn_of_fault
 from mpt_cli.engine.step_batches import BatchPlan, Feed, byte_size, first_batch
 from mpt_cli.engine.step_loop import Engine, read_metrics
 from mpt_cli.errors import Problem, UserCodeError, config_error, raise_problems
@@ -33,11 +34,13 @@ from mpt_cli.precision import (
     head_layers,
     layers_of,
 )
+from mpt_cli.precision.audit import LARGEST_FLOAT16
 from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch, configured_rate
 from mpt_cli.precision.operations import chosen_policies
 from mpt_cli.precision.train_step import can_be_called, custom_steps, metrics_of, optimizers_in, optimizers_of
 from mpt_cli.settings.model_data_optimizer_keys import Loader
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
+from mpt_cli.telemetry.causes import describe_large_inputs
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.loss_and_optimizer import (
     build_optimizer,
@@ -265,9 +268,28 @@ def has_text(settings: Settings, data: DataSet) -> bool:
 def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
     """Return warnings about known-bad combinations; ConfigError with all of those that can't work."""
     own = [type(optimizer).__name__.lower() for _, optimizer, _ in optimizers_in(model)] if is_compiled(model) else []
-    findings = find_bad_combinations(model, next(iter(own), settings.optimizer.name), data.max_abs_input)
-    raise_problems(Problem(finding.key, finding.what) for finding in findings if finding.fatal)
+    findings = find_bad_combinations(model, next(iter(own), settings.optimizer.name))
+    problems = [Problem(finding.key, finding.what) for finding in findings if finding.fatal]
+    raise_problems([*problems, *_check_inputs(model, data)])
     return [f"{finding.key}: {finding.what}" for finding in findings]
+
+
+def _check_inputs(model: Any, data: DataSet) -> Iterator[Problem]:
+    """Yield a problem if a layer in float16 gets an input as inf. That is tried on the examples with the largest number
+    of each input, of a stream on its first batch."""
+    if data.max_abs_input <= LARGEST_FLOAT16 or not can_be_called(model):
+        return
+    for part in filter(None, (data.train, data.validation)):
+        if isinstance(part, Stream):
+            part = first_batch(part, 1)
+        rows = [
+            np.abs(array).argmax() // (array.size // len(array))
+            for _, array in named_arrays(part.x, "x")
+            if array.dtype.kind == "f"
+        ]
+        x = map_arrays(keras.ops.convert_to_tensor, part.take(np.array(rows)).x)
+        if (fault := find_forward_fault(model, (x,))) and fault.largest_input:
+            yield Problem("data", describe_large_inputs(fault.largest_input))
 
 
 def count_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:

@@ -25,7 +25,7 @@ from mpt_cli.training.progress import Conclusion, Progress, Stopwatch
 # a learning rate that is too small all updates are.
 LEAST_UPDATES = 10  # before anything is said
 MOST_KERNEL_BYTES = 2**27  # of kernels, the smallest first
-NO_SAMPLES_ASKED = "trainer.gradient_health_every_steps=auto samples it."  # why half precision was not checked
+NO_SAMPLES_ASKED = "set trainer.gradient_health_every_steps=auto to check it."  # why half precision was not checked
 
 
 class WeightWatch:
@@ -99,6 +99,7 @@ class RunRecord:
     """The totals of the steps, their events and lines, whether weights move, and the state for rules and verdict."""
 
     telemetry: Telemetry
+    is_of_program = True  # rather than of a recipe
 
     def __init__(self, counters: StepCounters, health: HealthRules, stopwatch: Stopwatch) -> None:
         self.counters, self.health, self.stopwatch, self.progress = counters, health, stopwatch, Progress()
@@ -116,6 +117,7 @@ class RunRecord:
             self.progress.metrics,
             unmoved=None if self.weight_watch is None else self.weight_watch.found,
             unchecked="" if self.counters.sample is not None else self.unchecked,
+            is_of_program=self.is_of_program,
         )
 
     def record_steps(self, records: StepRecords) -> None:

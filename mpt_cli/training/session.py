@@ -48,9 +48,7 @@ from mpt_cli.training.run_from_settings import RunDefinition
 from mpt_cli.training.run_record import NO_SAMPLES_ASKED
 
 # why half precision was not checked
-NO_SAMPLE_YET = (
-    "the run was too short for a sample; trainer.gradient_health_every_steps=10 takes one after 10 steps, at any cost."
-)
+NO_SAMPLE_YET = "the run was too short. Set trainer.gradient_health_every_steps=10 to check it after 10 steps."
 LOSS_IS_ITS_OWN = "only the model's train_step can compute its loss. mpt compare compares the model with float32."
 
 
@@ -90,6 +88,7 @@ class Session(Trainer):
         checkpointer = Checkpointer(store, settings.trainer, self, self.checkpoint)
         health = HealthRules(settings.loss_scale, settings.trainer, scaling)
         super().__init__(parts, telemetry, counters, health, checkpointer)
+        self.is_of_program = not parts.definition.repeatable
         self.callbacks = Callbacks(callbacks, parts.model)
         self._prepare_samples(may_sample=not has_own_step)
         process_info = parts.platform.process_info

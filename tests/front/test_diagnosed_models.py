@@ -64,6 +64,21 @@ def test_digits_are_those_of_the_dtypes_that_the_model_has_and_scales_are_of_the
     assert {layer.dtype_policy.name for layer in model.layers[1:]} == {"mixed_bfloat16", "float32"}
 
 
+def test_inputs_beyond_float16_are_refused_only_where_a_layer_in_float16_reads_them():
+    ids, raw = keras.Input((2,), dtype="int32"), keras.Input((3,))
+    with mpt.Policy("mixed_float16").scope():
+        for name in ("float32", "mixed_float16"):
+            lifted = keras.layers.Dense(4, "tanh", dtype=name)(raw)
+            lifted = keras.layers.Concatenate()([keras.layers.Flatten()(keras.layers.Embedding(10, 4)(ids)), lifted])
+            model = keras.Model([ids, raw], keras.layers.Dense(2, dtype="float32")(lifted))
+            model.compile("sgd", "mse", jit_compile=False)
+            x = [np.zeros((64, 2), int), np.eye(64, 3, -9, "float32") * -1e6]
+            if name == "float32":
+                assert mpt.diagnose(model, x, Y, **QUIET).recommended
+    with pytest.raises(ConfigError, match=r"^data: inputs reach 1e\+06, and float16 holds none above 65504"):
+        mpt.diagnose(model, x, Y, **QUIET)
+
+
 class Own(keras.Model):
     """No config, a Lambda, a loss in its call, and one that is registered nowhere."""
 

@@ -270,7 +270,7 @@ def test_a_sample_that_takes_too_long_beside_the_training_is_taken_where_it_is_a
     mpt("run", "run_dir=run", "policy=mixed_bfloat16", *words, "recurrent.py", cwd=tmp_path)
     run = load_run(tmp_path / "run")
     assert (run.verdict, run.summary["applied_steps"], run.summary["skipped_steps"]) == (verdict, 2, 0)
-    told = f"{ASKED} takes one" if verdict == "not checked" else 'dtype="float32" where memory is made'
+    told = f"Set {ASKED}" if verdict == "not checked" else 'dtype="float32" where memory is made'
     assert told in run.explanation
 
 
@@ -280,7 +280,7 @@ def test_a_script_of_which_no_sample_is_wanted_is_not_checked(tmp_path):
     never = ASKED.replace("10", "null")
     mpt("run", "run_dir=run", "policy=mixed_bfloat16", never, "recurrent.py", cwd=tmp_path)
     explanation = load_run(tmp_path / "run").explanation
-    assert explanation.endswith("was not checked: trainer.gradient_health_every_steps=auto samples it."), explanation
+    assert explanation.endswith("was not checked: set trainer.gradient_health_every_steps=auto to check it."), explanation
 
 
 ONE_BATCH = """

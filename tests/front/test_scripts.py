@@ -319,7 +319,7 @@ def test_a_short_loop_leaves_its_first_and_last_step_and_its_skip(short_run):
     assert any(sentence.startswith("metrics in skipped steps: the loop") for sentence in missing)
     assert done.stderr.count("not recorded") == 1 and done.stderr.endswith(
         "mpt run: not recorded: epochs, metrics, validation and examples per second, checkpoints, metrics in "
-        "skipped steps, losses of half precision by layer, settings of the program (summary.json says why)\n"
+        "skipped steps, effect of half precision on each layer, settings of the program (summary.json says why)\n"
         "mpt run: 1 of 7 steps skipped\nmpt run: next: mpt report run\n"
     )
     assert "not recorded epochs, metrics" in (folder / "run" / "console.log").read_text()
@@ -390,7 +390,7 @@ def test_what_needs_more_than_a_record_and_its_report_say_how_the_script_is_run_
     said, page = capsys.readouterr().out, Path("page.html").read_text()
     assert "not recorded: checkpoints: a custom loop can't be resumed" in said
     assert "<li>checkpoints: a custom loop can&#39;t be resumed</li>" in page
-    assert "not recorded: losses of half precision by layer" in said
+    assert "not recorded: effect of half precision on each layer" in said
     assert "callbacks, schedule of the rate, seed), and the trained model" in said
     assert AGAIN in page and "mpt train" not in page and "mpt reproduce" not in page
 

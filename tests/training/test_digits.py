@@ -197,7 +197,7 @@ def test_without_samples_a_run_in_half_precision_is_not_checked(tmp_path):
         settings={**QUIET, "trainer.gradient_health_every_steps": None},
     )
     assert run.verdict == "not checked"
-    assert run.explanation.endswith("was not checked: trainer.gradient_health_every_steps=auto samples it.")
+    assert run.explanation.endswith("was not checked: set trainer.gradient_health_every_steps=auto to check it.")
 
 
 def compiled(loss="mse", rate=0.01):

@@ -13,6 +13,7 @@ from mpt_cli.data.examples import Examples
 from mpt_cli.engine.faults import IN_DATA, FaultSearch, find_forward_fault
 from mpt_cli.precision import FixedScale, Policy
 from mpt_cli.precision.gradients.custom_gradients import custom_gradient
+from mpt_cli.telemetry.record_types import Event
 
 pytestmark = pytest.mark.slow
 DEPTH = 12
@@ -129,12 +130,16 @@ def test_inputs_beyond_float16_are_named_after_a_branch_of_ids_and_not_where_flo
     embedded = keras.layers.Flatten()(keras.layers.Embedding(10, 4)(ids))
     batch = ((keras.ops.ones((2, 2), "int32"), keras.ops.full((2, 3), -113168.0)), None, None)
     with Policy("mixed_float16").scope():
-        for first in (keras.layers.Activation("linear"), keras.layers.Rescaling(1e-5, dtype="float32")):
+        kinds = *map(keras.layers.Activation, ("linear", "tanh")), keras.layers.Rescaling(1e-5, dtype="float32")
+        for first in kinds:
             lifted = keras.layers.Dense(4, name="lift", kernel_initializer=keras.initializers.Constant(6e4))(first(raw))
             model = keras.Model([ids, raw], keras.layers.Concatenate()([embedded, lifted]))
             fault = find_forward_fault(model, batch)
             expected = (IN_DATA, 113168.0) if first.compute_dtype == "float16" else ("lift", None)
             assert (fault.layer, fault.largest_input) == expected
+            event = Event(1, 1, "overflow", 8.0, 4.0, nan=3, cause="backward", layer="lift")
+            (event,) = FaultSearch(model, pytest.fail).name_layers([event], lambda step: batch)
+            assert (event.layer, event.largest_input) == expected
 
 
 def test_only_the_searched_steps_count_and_the_first_model_named_stays(spoiled):

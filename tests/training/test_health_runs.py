@@ -155,7 +155,7 @@ def test_a_run_of_a_few_steps_is_sampled_at_its_end_or_says_what_to_set_for_it(t
     if summary.gradients is not None:
         assert summary.gradients["step"] == 12
     else:
-        assert "trainer.gradient_health_every_steps=10 takes one after 10 steps" in summary.explanation
+        assert "trainer.gradient_health_every_steps=10 to check it after 10 steps" in summary.explanation
 
 
 @pytest.mark.long

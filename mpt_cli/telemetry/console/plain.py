@@ -137,7 +137,8 @@ def _format_place(skips: list[Event]) -> str:
     what = event.fault or " and ".join(name for name in ("inf", "nan") if getattr(event, name)) or "not finite"
     if event.cause == FORWARD_PASS:
         return f" ({what} in the forward pass{f', first in {event.layer}' if event.layer else ''})"
-    return f" ({what}{f' in {event.variable}' if event.variable else ''})"
+    place = event.variable or event.layer
+    return f" ({what}{f' in {place}' if place else ''})"
 
 
 SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 60.0
