@@ -125,7 +125,8 @@ def _choose(found: Collection, keywords: str) -> Collection:
     if names and not (found.targets or found.errors):
         listed = f"There are {', '.join(dict.fromkeys(names))}."
         raise config_error("-k", "must be part of a name or tag.", keywords, listed)
-    found.unmatched = [word for word in _keywords(keywords) if not (word in _OPERATORS or _matches(word, names))]
+    wanted = re.sub(r"(?i)\bnot(\s+[^\s()]+|\s*\(.*?\))", "", keywords)  # nothing is wrong if no name has the others
+    found.unmatched = [word for word in _keywords(wanted) if not (word in _OPERATORS or _matches(word, names))]
     return found
 
 
@@ -272,4 +273,4 @@ def _matches(expression: str, names: Sequence[str]) -> bool:
     joined = "\n".join(names).lower()
     # nothing else is evaluated
     told = [word if word in _OPERATORS else str(word in joined) for word in _keywords(expression)]
-    return bool(eval(" ".join(told), {})) if told else True
+    return bool(eval(" ".join(told) or "True", {}))

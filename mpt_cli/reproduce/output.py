@@ -10,7 +10,7 @@ from mpt_cli.errors import naming
 from mpt_cli.files import write_atomic
 from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import print_table, text_columns
-from mpt_cli.reproduce.collection import Collection
+from mpt_cli.reproduce.collection import WEIGHTS, Collection, ReproduceTarget
 from mpt_cli.reproduce.reproduction import Outcomes, Reproduction
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.overrides import resume_command
@@ -57,10 +57,14 @@ class ResultPrinter:
 
     def show_unfinished(self, outcomes: Outcomes) -> None:
         """Show what has no result after a signal, and how to finish what had begun."""
+        left = []
         for number, target in enumerate(self.found.targets, 1):
             if number not in outcomes.results:
                 begun = outcomes.commands.get(number)
                 self.line(f"{target.name}: {_to_finish(begun.subject) if begun else NOT_BEGUN}")
+                left.append(target)
+        if left:
+            self.line(f"to run the rest: {_command(*left)}")
 
     def finish(self, results: Sequence[Reproduction]) -> None:
         rows = [
@@ -73,7 +77,7 @@ class ResultPrinter:
             return
         columns = text_columns(["run", "what", "expected", "got", ""])
         self.console.print()
-        print_table(columns, rows, self.console, lambda row: "" if row[-1].startswith("ok") else "bold red")
+        print_table(columns, rows, self.console, lambda row: "" if row[-1] == "ok" else "bold red")
         counts = Counter(map(_outcome, results)) + Counter(unreadable=len(self.found.errors))
         self.line(f"\n{', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
         for result in results:
@@ -93,13 +97,16 @@ def _outcome(result: Reproduction) -> str:
 
 def _details(result: Reproduction) -> Iterator[str]:
     """Yield why attempts failed, facts about a failed run, and the command that runs it again."""
-    child = result.child
+    child, attempts = result.child, (*result.earlier, result)
     for attempt, each in enumerate(result.earlier, 1):
         yield f"attempt {attempt}: {each.failure}{f' (run: {each.child.run_dir})' if each.child.run_dir else ''}"
-    if len({each.child.data for each in (*result.earlier, result)} - {""}) > 1:
+    if len({each.child.data for each in attempts} - {""}) > 1:
         yield "the data was different from attempt to attempt: let the loader draw from a parameter `seed`"
     if result.passed:
         return
+    weights = {(each.child.summary or {}).get(WEIGHTS) for each in attempts}
+    if len(weights) == 1 < result.attempts and all(weights):
+        yield f"{result.attempts} attempts gave the same values: not flaky"
     if child.run_dir:
         yield f"run: {child.run_dir}"
     if child.timeout:
@@ -112,20 +119,16 @@ def _details(result: Reproduction) -> Iterator[str]:
     if result.differences:
         yield f"changed since the first run ({len(result.differences)}; your code as far as git tracks it):"
         yield from (f"  {difference}" for difference in result.differences[:12])
-    yield f"again: {_command(result)}"
+    yield f"again: {_command(result.target)}"
 
 
 def _to_finish(run: RunDirectory) -> str:
     return f"cut off; to finish it: {resume_command(run.path)}"
 
 
-def _command(result: Reproduction) -> str:
-    """Return the command that runs this target again."""
-    conf, *changes = result.target.words
-    name = conf.removeprefix("conf=")
-    if result.target.recipe is None:
-        name = str(Path(name).parent)  # a run directory, whose config.yaml it is
-    return shell_command("reproduce", name, *changes, *result.target.options)
+def _command(*targets: ReproduceTarget) -> str:
+    """Return the command that runs these targets of one reproduction again."""
+    return shell_command("reproduce", *(target.name for target in targets), *targets[0].words[1:], *targets[0].options)
 
 
 def write_junit(path: Path, found: Collection, outcomes: Outcomes) -> None:
@@ -146,7 +149,7 @@ def write_junit(path: Path, found: Collection, outcomes: Outcomes) -> None:
     for error in found.errors:
         _add_suite(root, error.name, [("run", "error", [str(error)])])
     ElementTree.indent(root)
-    text = ElementTree.tostring(root, encoding="unicode", xml_declaration=False)
+    text = ElementTree.tostring(root, encoding="unicode")
     with naming(path, "Give another --junit."):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n')

@@ -79,7 +79,7 @@ class FinishedProcess:
     @property
     def crash_sentence(self) -> str:
         """Return `crash` with the message of the run."""
-        reason = (self.words.splitlines() or [""])[0].removeprefix("mpt train: ")
+        reason = self.words.partition("\n")[0].removeprefix("mpt train: ")
         begun = "did not finish" if self.run_dir else "did not run"
         return f"{begun}: {self.crash}{': ' if reason else ''}{reason}"
 
@@ -215,9 +215,9 @@ def reproduce(
         for number, target in left.items():
             run = _new_folder(folder / f"{number}-{Path(target.name).stem}")  # unique where two recipes have one name
             words, log = [*target.words, format_override("run_dir", str(run.path))], Path(logs, f"{run.path.name}.log")
-            outcomes.commands[number] = command_in("train", words, run, log, target.environment)
+            command = outcomes.commands[number] = command_in("train", words, run, log, target.environment)
             tell_start(target.name, run.path)
-            yield outcomes.commands[number]
+            yield command
 
     left, results = dict(enumerate(targets, 1)), outcomes.results
     for _ in range(retries + 1):
@@ -302,21 +302,20 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
     ConfigError if the run is too short or `step` isn't in it; DataError if a run fails by itself.
     """
     whole, killed = _new_folder(folder / "whole"), _new_folder(folder / "killed")
-    executor = LocalExecutor()
     with tempfile.TemporaryDirectory() as scratch:
 
-        def run(verb: str, overrides: list[str], directory: RunDirectory, log: str) -> FinishedProcess:
+        def run(verb: str, overrides: list[str], directory: RunDirectory) -> FinishedProcess:
             own = [*overrides, format_override("run_dir", str(directory.path))]
-            command = command_in(verb, own, directory, Path(scratch) / log)
-            return read_finished(command, run_one(command, executor))
+            command = command_in(verb, own, directory, Path(scratch, directory.path.name))
+            return read_finished(command, run_one(command, LocalExecutor()))
 
-        unbroken = _check_succeeded(run("train", words, whole, "whole.log"))
+        unbroken = _check_succeeded(run("train", words, whole))
         steps = int((unbroken.summary or {})["steps_seen"])
         at = random.randrange(1, max(2, steps)) if step is None else step
         if not 1 <= at < steps:
             raise config_error("--at", f"must be a step of the run before its last, {steps}.", at)
         own = [*words, f"trainer.checkpoint_every_steps={max(1, at * 2 // 3)}"]
-        child = run("__killed", [f"--at={at}", *own], killed, "killed.log")
+        child = run("__killed", [f"--at={at}", *own], killed)
         if child.exit_code != -SIGKILL:
             raise DataError(f"the run could not be killed at step {at}: {child.words or child.exit_code}")
         if unbroken.data != child.data:
@@ -325,10 +324,9 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
                 "(dataset_fingerprint), so that their results differ without a kill. "
                 "Let the loader take its random numbers from a parameter `seed`."
             )
-        resumed = _check_succeeded(run("train", [*own, "resume=auto"], killed, "resumed.log"))
-    attempts = resumed.environment["attempts"]
-    difference = first_difference(whole, resumed.run)
-    return ResumeProof(steps, at, attempts[-1]["from_step"], difference)
+        resumed = _check_succeeded(run("train", [*own, "resume=auto"], killed))
+    from_step = resumed.environment["attempts"][-1]["from_step"]
+    return ResumeProof(steps, at, from_step, first_difference(whole, killed))
 
 
 def _check_succeeded(child: FinishedProcess) -> FinishedProcess:

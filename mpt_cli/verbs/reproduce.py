@@ -31,11 +31,11 @@ from mpt_cli.verbs import minimum_problems, print_json, say, verb_parser
 
 def run_reproduce(arguments: argparse.Namespace) -> int:
     os.environ[DEFAULTS] = ""  # a run that is compared with an earlier one uses none of the user's default files
-    if arguments.resume_check:
-        return _check_resume(arguments)
     junit = Path(arguments.junit or "")
     if junit.is_file() and junit.read_bytes().startswith(b"<?xml"):  # a recipe, if the file was left out, stays
         junit.unlink()  # an earlier reproduction's file would be mistaken for the present one
+    if arguments.resume_check:
+        return _check_resume(arguments)
     found = collect(_read_request(arguments))
     outcomes = Outcomes()
     results: list[Reproduction] = []
@@ -95,8 +95,18 @@ def _read_request(arguments: argparse.Namespace) -> Selection:
     problems = [problem for holds, problem in checks if not holds]
     problems += minimum_problems(1, jobs=arguments.jobs)
     raise_problems([*problems, *minimum_problems(0, rtol=arguments.rtol, retries=arguments.retries)])
-    options = [f"--{name}={value:g}" for name in ("rtol", "timeout") if (value := getattr(arguments, name))]
+    options = [
+        f"--{name}={value}"
+        for name, value in _given_options(arguments).items()
+        if name in ("jobs", "output", "retries", "rtol", "timeout")
+    ]
     return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, options)
+
+
+def _given_options(arguments: argparse.Namespace) -> dict[str, object]:
+    """Return the values that differ from their defaults."""
+    usual = verb_parser("reproduce")
+    return {name: value for name, value in vars(arguments).items() if value != usual.get_default(name)}
 
 
 def _names_and_changes(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
@@ -121,15 +131,10 @@ def run_killed(arguments: argparse.Namespace) -> int:
     return train(settings, ["mpt", "train", *arguments.overrides], reporters).exit_code
 
 
-_RESUME_CHECK_OPTIONS = ("given", "at", "output", "json", "resume_check")
-
-
 def _check_resume(arguments: argparse.Namespace) -> int:
     """Check the resume of one recipe, given by its name or by conf=."""
     names, changes = _names_and_changes(arguments)
-    usual = verb_parser("reproduce")
-    others = vars(arguments).keys() - {*_RESUME_CHECK_OPTIONS}
-    if len(names) > 1 or any(getattr(arguments, name) != usual.get_default(name) for name in others):
+    if len(names) > 1 or _given_options(arguments).keys() - {"given", "at", "output", "json", "resume_check"}:
         raise config_error("--resume-check", "takes one recipe, its changes, --at, --output and --json, no more.")
     words = [*(f"conf={name}" for name in names), *changes]
     settings = with_drawn_seed(load_settings(words))

@@ -29,7 +29,7 @@ def test_both_install_one_package_and_run_what_mpt_has() -> None:
     install, run = commands("reproduce.yml")
     assert install == ["pip", "install", "$MPT_PACKAGE"] and commands("reproduce.gitlab-ci.yml") == [install, run]
     parsed = verb_parser(run[1]).parse_intermixed_args(run[2:])
-    assert (parsed.given, parsed.dry_run, parsed.retries) == (["recipes"], False, 1)
+    assert (parsed.given, parsed.dry_run, parsed.keywords) == (["recipes"], False, "not quarantine")
 
 
 def test_what_was_compiled_is_kept_between_jobs(monkeypatch) -> None:
