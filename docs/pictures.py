@@ -36,8 +36,8 @@ def main() -> None:
         mpt("train", *words, "run_dir=digits")
         write("console.svg", console_picture(RunDirectory.open("digits")))
         mpt("train", "conf=overflow", "run_dir=overflow")
-        found = {picture.name: picture for picture in run_pictures([read_history(Path("overflow"))])}
-        write("overflow-scale.svg", scale_picture(found["loss-scale"]))
+        found = {picture.title: picture for picture in run_pictures([read_history(Path("overflow"))])}
+        write("overflow-scale.svg", scale_picture(found["Loss scale"]))
         mpt("diagnose", "conf=underflow", "loss_scale=none", "--out", "diagnosis")
         write("underflow-gradients.svg", gradients_picture(json.loads(Path("diagnosis/diagnosis.json").read_text())))
     write("speed.svg", speed_picture(json.loads((RESULTS / "speed.json").read_text())))
@@ -68,7 +68,7 @@ def scale_picture(picture: Picture) -> str:
             transform=axes.get_xaxis_transform(),
         )
         axes.set_yscale("log", base=2)
-        axes.set(xlabel=picture.x_label, ylabel=picture.y_label)
+        axes.set(xlabel="step", ylabel=picture.y_label)
         axes.grid(alpha=0.2)
         axes.legend(frameon=False)
         text = StringIO()

@@ -51,13 +51,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Picture:
-    """`name` is that of a file, `log_base` that of the y axis (None: linear), `skips` steps marked at the bottom."""
+    """`log_base` is that of the y axis (None: linear), `skips` are steps marked at the bottom."""
 
-    name: str
     title: str
     y_label: str
     curves: Sequence[Curve]
-    x_label: str = "step"
     log_base: int | None = None
     from_zero: bool = False
     skips: Sequence[float] = ()

@@ -213,7 +213,7 @@ def _metric_pictures(histories: Sequence[RunHistory], name: str) -> list[Picture
     parts = {"validation": f"val_{name}", "training": name}
     if len(histories) > 1:
         return [
-            _metric_picture(f"{part} {name}", f"{words.capitalize()} in {part}", field, curves)
+            _metric_picture(f"{words.capitalize()} in {part}", field, curves)
             for part, field in parts.items()
             if (curves := _curves(histories, field))
         ]
@@ -223,14 +223,14 @@ def _metric_pictures(histories: Sequence[RunHistory], name: str) -> list[Picture
         for part, look in looks.items()
         for curve in _curves(histories, parts[part])
     ]
-    return [_metric_picture(name, words.capitalize(), words, curves)]
+    return [_metric_picture(words.capitalize(), words, curves)]
 
 
-def _metric_picture(name: str, title: str, y_label: str, curves: list[Curve]) -> Picture:
+def _metric_picture(title: str, y_label: str, curves: list[Curve]) -> Picture:
     is_lost = any(not math.isfinite(y) for curve in curves for y in curve.ys)
     note = "Marks × at the top: a value that was not finite." if is_lost else ""
-    base = _log_base(curves) if "loss" in name else None
-    return Picture(slug(name), title, y_label, curves, log_base=base, note=note)
+    base = _log_base(curves) if "loss" in y_label else None
+    return Picture(title, y_label, curves, log_base=base, note=note)
 
 
 def _log_base(curves: Sequence[Curve]) -> int | None:
@@ -263,7 +263,7 @@ def _scale_pictures(histories: Sequence[RunHistory]) -> list[Picture]:
     curves = _curves(histories, "loss_scale")
     skips = histories[0].skips if len(histories) == 1 and curves else ()
     note = f"Skipped steps, marked at the bottom: {len(skips):,}." if skips else ""
-    scale = Picture("loss-scale", "Loss scale", "loss scale", curves, log_base=2, skips=skips, note=note)
+    scale = Picture("Loss scale", "loss scale", curves, log_base=2, skips=skips, note=note)
     return [scale] if curves else []
 
 
@@ -274,13 +274,4 @@ def _overlay(histories: Sequence[RunHistory], name: str, title: str, y_label: st
     if not any(map(math.isfinite, (y for curve in curves for y in curve.ys))):
         return []
     base = _log_base(curves) if name == "gradient_norm" else None
-    return [Picture(slug(name), title, y_label, curves, log_base=base, from_zero="%" in y_label)]
-
-
-def slug(name: str) -> str:
-    """Return a name that a file can have.
-
-    >>> slug("val_Top 5")
-    'val-top-5'
-    """
-    return "".join(letter if letter.isalnum() else "-" for letter in name.lower()[:50])
+    return [Picture(title, y_label, curves, log_base=base, from_zero="%" in y_label)]

@@ -18,10 +18,9 @@ from mpt_cli.jobs.launchers import recorded_launcher
 from mpt_cli.jobs.local_processes import Running
 from mpt_cli.runs.directory import latest_line
 from mpt_cli.sweep.directory import NOT_ENDED, RUNNING, WAITING, JobResult, SweepDirectory, read_job
-from mpt_cli.sweep.job_list import Job
+from mpt_cli.sweep.job_list import Job, choose_objective
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds
-from mpt_cli.training.progress import MONITORED
 
 PLAIN_SECONDS, LIVE_SECONDS = 30.0, 0.5  # between two updates: as lines that stay, as lines that change
 
@@ -33,8 +32,8 @@ class JobLines:
     A context manager: it gives the terminal back.
     """
 
-    def __init__(self, console: PrintableConsole, sweep: SweepDirectory, count: int) -> None:
-        self._console, self._sweep, self._count = console, sweep, count
+    def __init__(self, console: PrintableConsole, sweep: SweepDirectory, count: int, objective: str | None) -> None:
+        self._console, self._sweep, self._count, self._objective = console, sweep, count, objective
         self._live = Live(console=console, transient=True) if console.is_live else None
         self._shown_at = -math.inf
         self._ended: dict[str, JobResult] = {}
@@ -54,7 +53,8 @@ class JobLines:
         if self._ended.get(result.job.name) != result:
             self._ended[result.job.name] = result
             progress = f"[{len(self._ended):>{len(str(self._count))}}/{self._count}]"
-            self._console.say(f"{progress} {format_result(result)}", None if result.is_good else "red", 2)
+            words = f"{progress} {format_result(result, self._objective)}"
+            self._console.say(words, None if result.is_good else "red", 2)
 
     def tick(self, running: Sequence[Running]) -> None:
         """Show what runs in the queue of this process, now and then."""
@@ -111,19 +111,19 @@ def format_state(line: dict[str, Any] | None, seconds: float) -> list[str]:
     ]
 
 
-def format_result(result: JobResult) -> str:
-    """Return how a job ended, in one line."""
-    return f"{result.status:<9} {result.job.name}  {result.reason or _format_summary(result)}".rstrip()
+def format_result(result: JobResult, objective: str | None) -> str:
+    """Return how a job ended, in one line, with the objective that this word chooses."""
+    return f"{result.status:<9} {result.job.name}  {result.reason or _format_summary(result, objective)}".rstrip()
 
 
-def _format_summary(result: JobResult) -> str:
+def _format_summary(result: JobResult, word: str | None) -> str:
     if not result.summary:
         return ""
-    metrics = result.summary.get("metrics", {})
-    name = next((usual for usual in MONITORED if usual in metrics), None)
-    parts = [f"{name} {format_number(float(metrics[name]))}"] if name else []
-    parts.append(f"{format_count(result.number('skipped_steps') or 0)} skipped")
-    return ", ".join([*parts, result.summary["verdict"], format_seconds(result.seconds or 0.0)])
+    parts = [f"{format_count(result.number('skipped_steps') or 0)} skipped", result.summary["verdict"]]
+    with suppress(ConfigError):  # this job does not report it
+        objective = choose_objective(word, [result.summary])
+        parts.insert(0, f"{objective.name} {format_number(objective.value(result.summary))}")
+    return ", ".join([*parts, format_seconds(result.seconds or 0.0)])
 
 
 def find_cluster(sweep: SweepDirectory) -> Cluster | None:

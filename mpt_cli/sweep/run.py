@@ -261,7 +261,7 @@ class SweepRun:
         limits = replace(limits, workers=max(limits.workers, len(under_way)))
         jobs = chain(left, search.new_jobs() if search else ())
         unproven = [plan.facts["objective"]]  # until a job has finished, the metrics of a user's model are not known
-        with JobLines(self.console, sweep, count) as lines:
+        with JobLines(self.console, sweep, count, plan.facts["objective"]) as lines:
 
             def record(command: Command, ending: Ending) -> None:
                 sweep.write_ending(command.subject, ending)

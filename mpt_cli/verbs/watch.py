@@ -87,8 +87,8 @@ def _watch_sweep(path: Path) -> int:
         why = "it has no config.yaml, sweep.json or compare.json" if path.is_dir() else "it does not exist"
         raise DataError(f"{path} is not the directory of a run, a sweep or a comparison: {why}.")
     sweep = kind.directory(path)
-    console, cluster = PrintableConsole(sys.stdout), find_cluster(sweep)
-    with JobLines(console, sweep, sweep.read_plan().wanted) as lines:
+    console, cluster, plan = PrintableConsole(sys.stdout), find_cluster(sweep), sweep.read_plan()
+    with JobLines(console, sweep, plan.wanted, plan.facts["objective"]) as lines:
         for abandoned in watch_directory(path, SWEEP_LOOK_SECONDS):
             jobs = job_states(sweep, cluster)
             running = [job for job in jobs if job.status == RUNNING]

@@ -42,13 +42,13 @@ def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
 def test_several_runs_are_overlaid_each_with_a_look_of_its_own_twelve_drawn_at_first(tmp_path):
     histories = [read_history(write_run(tmp_path / f"run{number:02}")) for number in range(26)]
     few = run_pictures(histories[:3])
-    assert [picture.name for picture in few] == [
-        "validation-loss",
-        "training-loss",
-        "validation-accuracy",
-        "training-accuracy",
-        "loss-scale",
-        "examples-per-second",
+    assert [picture.title for picture in few] == [
+        "Loss in validation",
+        "Loss in training",
+        "Accuracy in validation",
+        "Accuracy in training",
+        "Loss scale",
+        "Throughput",
     ]
     assert few[4].log_base == 2
     loss = run_pictures(histories)[1]
@@ -117,9 +117,9 @@ def test_sampled_gradients_have_pictures(tmp_path):
         for step in (10, 20)
     ]
     history = read_history(write_run(tmp_path / "run", metrics_lines=lines))
-    found = {picture.name: picture for picture in run_pictures([history])}
-    assert found["gradient-flushed-share"].curves[0].ys == [25.0, 25.0]
-    assert "gradient-headroom-doublings" in found and "gradient-norm" not in found
+    found = {picture.title: picture for picture in run_pictures([history])}
+    assert found["Gradients flushed to zero"].curves[0].ys == [25.0, 25.0]
+    assert "Room above the scale" in found and "Gradient norm" not in found
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from mpt_cli.sweep.directory import SweepDirectory
 @pytest.mark.slow
 def test_what_was_said_of_the_jobs_is_said_again_when_the_sweep_is_resumed(stubs, tmp_path) -> None:
     assert stubs.start(["conf=digits_mlp", "seed=1", "sweep_dir=s"], objective="skipped_steps")[1] == 0
+    assert "  skipped_steps 3.0000, 3 skipped, healthy" in stubs.said
     next((tmp_path / "s").glob("logs/*.json")).unlink()
     stubs.manners = {1: "hangs"}
     found, code = stubs.resume(tmp_path / "s", timeout_seconds=0.5)

@@ -32,7 +32,7 @@ def test_in_a_terminal_running_jobs_stand_below_the_lines_that_stay(tmp_path):
     (tmp_path / "001-stub").mkdir()
     (tmp_path / "001-stub" / "metrics.jsonl").write_text(json.dumps(LINE) + "\n")
     console = PrintableConsole(stream, force_terminal=True, width=100, color_system=None)
-    with JobLines(console, sweep, 4) as progress:
+    with JobLines(console, sweep, 4, None) as progress:
         progress.tick([Running(work[0]), Running(work[1], "Slurm job 7: PENDING (Priority)")])  # type: ignore[list-item]
         sweep.write_ending(work[0].subject, Ending(-9, 10.0))
         progress.tell(read_job(sweep, work[0].subject))

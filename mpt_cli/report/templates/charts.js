@@ -82,14 +82,14 @@
     };
   }
   function lineChart(box, found) {
-    const { curves } = found, isOverSteps = found.x_label === "step";
+    const { curves } = found;
     const lost = curves.flatMap((curve) => curve.lost);
     const u = plot(box, {
       scales: { x: { time: false }, y: scale(found.log_base, found.from_zero) },
-      axes: [axis(found.x_label), { ...axis("", found.log_base), size: roomFor, labelSize: 0 }],
-      series: [{ label: found.x_label, value: (u, value) => words(value) },
+      axes: [axis("step"), { ...axis("", found.log_base), size: roomFor, labelSize: 0 }],
+      series: [{ label: "step", value: (u, value) => words(value) },
         ...curves.map((curve) => series(curve, found.log_base))],
-      cursor: { sync: isOverSteps ? { key: "steps" } : undefined, drag: { x: true, y: false }, focus: { prox: 24 } },
+      cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, focus: { prox: 24 } },
       focus: { alpha: 0.35 }, legend: { markers: { dash: (u, place) => BORDERS[curves[place - 1]?.style] ?? "solid" } },
       hooks: { setSeries: [(u, place, { show }) => { // the points of a line go with it
         if (show == null) return;
