@@ -114,9 +114,9 @@ def _with_seeds(words: Sequence[str], grid: Grid, first: int, count: int) -> lis
     return sorted(words, key=lambda word: override_key(word) == SEED or 2 * (override_key(word) in grid.varied))
 
 
-SHARES = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")  # metrics between 0 and 1
+SHARES = ("acc", "auc", "precision", "recall", "f1", "iou", "dice", "r2")  # metrics of which 1 is the best
 SHARE_TOLERANCE = 0.01  # one percentage point
-RELATIVE_TOLERANCE = 0.05  # of the baseline's value, for losses and errors
+RELATIVE_TOLERANCE = 0.05  # of the baseline's mean, for losses and errors
 SAME, EQUAL, WORSE, BETTER, UNCLEAR, UNKNOWN = "the same", "equal", "worse", "better", "unclear", "unknown"
 
 
@@ -169,9 +169,19 @@ def compare_quality(
 
 
 def default_tolerance(objective: Objective, bases: Sequence[float]) -> float:
-    """Return one percentage point for a share, 5 % for anything else."""
-    is_share = not objective.falls and any(word in objective.name.lower() for word in SHARES)
-    return SHARE_TOLERANCE if is_share else RELATIVE_TOLERANCE * abs(statistics.fmean(bases))
+    """Return one percentage point for a share, 5 % of the mean for anything else.
+
+    Of a mean that is negative or near 0, such as that of a log-likelihood, a percentage means nothing: if it is below
+    two standard deviations of the seeds, return this deviation. With one seed it is not known: nan.
+
+    >>> loss, r2 = Objective("val_loss", falls=True), Objective("val_r2_score", falls=False)
+    >>> default_tolerance(loss, [2.0, 2.0]), default_tolerance(loss, [-9.0, -10.0, -8.0]), default_tolerance(r2, [-5.0])
+    (0.1, 1.0, 0.01)
+    """
+    if not objective.falls and any(word in objective.name.lower() for word in SHARES):
+        return SHARE_TOLERANCE
+    mean, deviation = statistics.fmean(bases), statistics.stdev(bases) if len(bases) > 1 else math.nan
+    return RELATIVE_TOLERANCE * mean if mean > 2 * deviation else deviation
 
 
 SMALLEST_GAIN = 0.05  # a smaller difference in speed counts as none

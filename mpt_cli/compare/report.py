@@ -35,7 +35,7 @@ def _pays_sentence(comparison: Comparison) -> str:
     if comparison.workers > 1:
         return f"Speed was not compared, because {comparison.workers} jobs ran at a time."
     if comparison.seeds < FEWEST_SEEDS:
-        return f"Fewer than {FEWEST_SEEDS} seeds can't rule out chance: use --seeds {FEWEST_SEEDS} or more."
+        return f"Fewer than {FEWEST_SEEDS} seeds can't rule out chance: start one with --seeds {FEWEST_SEEDS} or more."
     measured = _measured(comparison)
     told = [
         f"{entry.label} {_pays_words(entry)}: {_speed_up_cell(entry)} the speed of {entry.baseline.label}, "
@@ -71,12 +71,12 @@ def _pays_words(entry: Entry) -> str:
 def sentences(comparison: Comparison) -> list[str]:
     """Return the rules for judging."""
     told = list[str]()
-    if margins := [entry.quality.margin for entry in comparison.compared if entry.quality.kind != UNKNOWN]:
+    if margins := [entry.quality.margin for entry in comparison.compared if entry.quality.margin >= 0]:
         told.append(
-            f"Equal quality: {FEWEST_SEEDS} or more seeds show that the mean of {comparison.objective.name} "
-            f"differs from the baseline's by less than {format_number(max(margins))}. Better or worse: they show that "
-            "it differs. Both have an error rate of 5%. The same: no seed differs, which is no proof. Otherwise it is "
-            "unclear."
+            f"Equal quality: the 95% interval of the difference lies within {format_number(max(margins))}, the "
+            "tolerance (by default 0.01 for an accuracy, else 5% of the baseline's mean, or the standard deviation of "
+            "its seeds if that mean is negative or near 0). Better or worse: the interval leaves out 0. The same: no "
+            "seed differs, which is no proof. Otherwise it is unclear: a new comparison with more --seeds may tell."
         )
     if _measured(comparison):
         told.append(
@@ -85,11 +85,14 @@ def sentences(comparison: Comparison) -> list[str]:
     if any(entry.ignores_seed for entry in comparison.entries if entry.baseline is None):
         told.append("No seed changed a metric of the baseline: for quality its runs count as one.")
     if comparison.plan.jobs[0].verb == "run":
-        told.append("If a script trains several times, only the first training is compared.")
+        told.append(
+            "Of a script the first training is compared: a fit by its last epoch, even if EarlyStopping restores "
+            "another; a loop by its mean loss at the end, because values that the script computes can't be compared."
+        )
     if comparison.has_best:
-        name = f"best_metrics.{comparison.objective.name}"
-        best = shell_command("report", comparison.directory.path, "--objective", name)
-        told.append(f"Each run's last value is judged, even if it restores earlier weights; its best by `{best}`")
+        name = comparison.objective.name
+        best = shell_command("report", comparison.directory.path, "--objective", f"best_metrics.{name}")
+        told.append(f"`{best}` judges by the best epoch, the one that EarlyStopping keeps if it monitors {name}.")
     return told
 
 
@@ -106,7 +109,8 @@ def entry_verdict(entry: Entry) -> str:
 def _quality_words(entry: Entry) -> str:
     """Return the kind of quality, with the number of seeds for which it holds."""
     quality = entry.quality
-    return f"{quality.kind} in {count_seeds(quality.seeds)}" if quality.seeds else quality.kind
+    margin = f" within {format_number(quality.margin)}" if quality.kind == EQUAL else ""
+    return f"{quality.kind}{margin} in {count_seeds(quality.seeds)}" if quality.seeds else quality.kind
 
 
 def columns(comparison: Comparison) -> list[TableColumn[Entry]]:

@@ -3,10 +3,10 @@
 The runs are paired by seed, and the mean of the differences is tested. Two questions are asked, each answered wrongly
 in at most LEVEL of the cases, at any number of seeds:
 
-- equal: two one-sided t tests against a margin (D. J. Schuirmann, "A comparison of the two one-sided tests procedure
-  and the power approach for assessing the equivalence of average bioavailability", 1987). It is the same as that the
-  interval of 1 - 2 LEVEL lies between the margins.
 - better or worse: the two-sided paired t test, that is that the interval of 1 - LEVEL leaves out 0.
+- equal: the same interval lies between the margins, so that it also shows the reader why. These are two one-sided t
+  tests at half the LEVEL (D. J. Schuirmann, "A comparison of the two one-sided tests procedure and the power approach
+  for assessing the equivalence of average bioavailability", 1987).
 
 When several configurations are compared with the best one, the level is divided by the number of comparisons
 (Bonferroni), because any of them may be first by chance.
@@ -69,21 +69,17 @@ class PairedDifference:
         """Return whether no seed of several shows a difference."""
         return self.seeds > 1 and all(abs(difference) <= self.resolution for difference in self.differences)
 
-    def interval(self, confidence: float) -> tuple[float, float] | None:
-        """Return the interval of the mean difference, by Student's t. None if the spread is unknown: with fewer seeds
-        than FEWEST_SEEDS, or if all differences are the same.
+    @property
+    def shown_interval(self) -> tuple[float, float] | None:
+        """Return the interval of the mean difference, by Student's t, at the level that all comparisons share. None if
+        the spread is unknown: with fewer seeds than FEWEST_SEEDS, or if all differences are the same.
         """
         if self.seeds < FEWEST_SEEDS or statistics.stdev(self.differences) <= self.resolution:
             return None
         from scipy import stats
 
-        found = stats.ttest_1samp(self.differences, 0.0).confidence_interval(confidence)
+        found = stats.ttest_1samp(self.differences, 0.0).confidence_interval(1 - LEVEL / self.comparisons)
         return float(found.low), float(found.high)
-
-    @property
-    def shown_interval(self) -> tuple[float, float] | None:
-        """Return the interval at the level that all comparisons share."""
-        return self.interval(1 - LEVEL / self.comparisons)
 
     @property
     def is_shown(self) -> bool:
@@ -93,5 +89,5 @@ class PairedDifference:
 
     def is_within(self, margin: float) -> bool:
         """Return whether the mean is nearer to 0 than the margin, shown at the level."""
-        interval = self.interval(1 - 2 * LEVEL)
+        interval = self.shown_interval
         return interval is not None and -margin < interval[0] and interval[1] < margin

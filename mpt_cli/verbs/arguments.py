@@ -304,7 +304,7 @@ def configure_compare(parser: Parser) -> None:
         "--tolerance",
         type=float,
         metavar="X",
-        help="largest difference from the baseline that counts as equal; default: 0.01 for an accuracy, 5 %% of a loss",
+        help="largest difference that counts as equal; default: 0.01 for an accuracy, 5 %% of a loss well above 0",
     )
     parser.epilog = """examples:
   mpt compare conf=digits_cnn          float32, mixed_float16 and mixed_bfloat16

@@ -134,7 +134,7 @@ def _check_compare(arguments: argparse.Namespace) -> None:
                 "--resume",
                 "must be given without overrides, -j, --seeds and --tolerance.",
                 None,
-                "Those of the comparison are in its compare.json.",
+                "It has those of the comparison; start a new one for others, such as more seeds.",
             )
         )
     raise_problems(problems)
