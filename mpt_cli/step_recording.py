@@ -63,8 +63,8 @@ UNSEEN = (
 )
 TOO_LONG = "it takes long beside this training. Set trainer.gradient_health_every_steps=10 to check it all the same."
 HIDDEN = (
-    'gradients of the loss are 0, or nearly 0, before they reach the model. Make the output layers with dtype="float32" '
-    "(not tried); a higher loss scale also helps if no step was skipped."
+    "gradients of the loss are 0, or nearly 0, before they reach the model. Make the output layers with "
+    'dtype="float32" (not tried); a higher loss scale also helps if no step was skipped.'
 )
 LAST_OVERFLOWED = "the gradients of the last step overflowed."
 UNFINISHED = "that is checked when the training ends."
