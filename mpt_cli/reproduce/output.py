@@ -10,7 +10,7 @@ from mpt_cli.errors import naming
 from mpt_cli.files import write_atomic
 from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import print_table, text_columns
-from mpt_cli.reproduce.collection import WEIGHTS, Collection, ReproduceTarget
+from mpt_cli.reproduce.collection import FINGERPRINT, Collection, ReproduceTarget
 from mpt_cli.reproduce.reproduction import Outcomes, Reproduction
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.overrides import resume_command
@@ -104,7 +104,7 @@ def _details(result: Reproduction) -> Iterator[str]:
         yield "the data was different from attempt to attempt: let the loader draw from a parameter `seed`"
     if result.passed:
         return
-    weights = {(each.child.summary or {}).get(WEIGHTS) for each in attempts}
+    weights = {(each.child.summary or {}).get(FINGERPRINT) for each in attempts}
     if len(weights) == 1 < result.attempts and all(weights):
         yield f"{result.attempts} attempts gave the same values: not flaky"
     if child.run_dir:

@@ -279,15 +279,16 @@ def _check_inputs(model: Any, data: DataSet) -> Iterator[Problem]:
     of each input, of a stream on its first batch."""
     if data.max_abs_input <= LARGEST_FLOAT16 or not can_be_called(model):
         return
-    for part in filter(None, (data.train, data.validation)):
-        if isinstance(part, Stream):
-            part = first_batch(part, 1)
+    for part in (data.train, data.validation):
+        if part is None:
+            continue
+        examples = first_batch(part, 1) if isinstance(part, Stream) else part
         rows = [
             np.abs(array).argmax() // (array.size // len(array))
-            for _, array in named_arrays(part.x, "x")
+            for _, array in named_arrays(examples.x, "x")
             if array.dtype.kind == "f"
         ]
-        x = map_arrays(keras.ops.convert_to_tensor, part.take(np.array(rows)).x)
+        x = map_arrays(keras.ops.convert_to_tensor, examples.take(np.array(rows)).x)
         if (fault := find_forward_fault(model, (x,))) and fault.largest_input:
             yield Problem("data", describe_large_inputs(fault.largest_input))
 

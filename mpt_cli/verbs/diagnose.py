@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpt_cli.diagnose.preparation import diagnosis_directory, find_overflow, on_one_device
 from mpt_cli.engine.backend import prepare_backend, set_import_variables
-from mpt_cli.errors import MISMATCH, OK, Problem, config_error, raise_problems
+from mpt_cli.errors import MISMATCH, OK, Problem, config_error, printable_tree, raise_problems
 from mpt_cli.files import write_json
 from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.runs.resume import stored_settings
@@ -16,6 +16,7 @@ from mpt_cli.settings.load import load_with_notes
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel
 from mpt_cli.settings.search_path import conf_override, recipe_paths, shell_command
 from mpt_cli.telemetry.console import PrintableConsole
+from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS
 from mpt_cli.training.run_from_settings import RunDefinition
 from mpt_cli.training_run import with_drawn_seed
 from mpt_cli.verbs import minimum_problems, print_json, say
@@ -60,27 +61,23 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
     return OK
 
 
-def _report_no_overflow(run_dir: str, is_of_program: bool, arguments: argparse.Namespace) -> int:
-    """Print that no step of the run overflowed; make no directory."""
+def _report_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, arguments: argparse.Namespace) -> int:
+    """Print that no step of the run overflowed, and its verdict if that is bad; make no directory."""
     measures = (
         "mpt.diagnose(model, x, y) there, of a model compiled with its loss"
         if is_of_program
         else _diagnose_command(run_dir)
     )
+    ending = printable_tree(run.ending)
     rows = [f"no step of {run_dir} overflowed. To measure how close it came: {measures}"]
+    if ending.get("verdict") not in (None, *GOOD_VERDICTS):
+        rows.append(f"{ending['verdict']}: {ending.get('explanation', '')}")
     if arguments.json:
         print_json(
-            {
-                "status": "ok",
-                "kind": "overflow",
-                "run_dir": run_dir,
-                "step": None,
-                "layer": None,
-                "explanation": rows,
-            }
+            {"status": "ok", "kind": "overflow", "run_dir": run_dir, "step": None, "layer": None, "explanation": rows}
         )
     else:
-        say(*rows)
+        say("\n".join(rows))
     return OK
 
 
@@ -118,7 +115,7 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     overflow, stored = find_overflow(run, arguments.step), stored_settings(run)
     is_of_program = isinstance(stored.model, GivenModel)
     if overflow is None:
-        return _report_no_overflow(run_dir, is_of_program, arguments)
+        return _report_no_overflow(run, run_dir, is_of_program, arguments)
     if is_of_program:
         rule = "is the run of a script or a Python program: it holds neither the model nor the data."
         remedy = (

@@ -280,7 +280,9 @@ def test_a_script_of_which_no_sample_is_wanted_is_not_checked(tmp_path):
     never = ASKED.replace("10", "null")
     mpt("run", "run_dir=run", "policy=mixed_bfloat16", never, "recurrent.py", cwd=tmp_path)
     explanation = load_run(tmp_path / "run").explanation
-    assert explanation.endswith("was not checked: set trainer.gradient_health_every_steps=auto to check it."), explanation
+    assert explanation.endswith("was not checked: set trainer.gradient_health_every_steps=auto to check it."), (
+        explanation
+    )
 
 
 ONE_BATCH = """

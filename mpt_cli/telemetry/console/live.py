@@ -2,10 +2,11 @@
 
 import time
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import ControlType, Segment
 from rich.text import Text
 
 from mpt_cli.telemetry.console.plain import PlainConsole
@@ -40,10 +41,11 @@ class LiveConsole(PlainConsole):
         )
         self._task = self._bar.add_task("", start=False, total=None, doing="")
         self._console = console
+        self._drawn: list[int] = []  # the widths of the lines of the area
         self._live = Live(
             console=console,
             refresh_per_second=REFRESHES_PER_SECOND,
-            get_renderable=self._area,
+            get_renderable=lambda: self,
             transient=True,
             vertical_overflow="crop",
         )
@@ -79,6 +81,17 @@ class LiveConsole(PlainConsole):
 
     def _tell_position(self, sentence: str) -> None:
         self._latest = sentence
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the area. A terminal that was made narrower has wrapped the old lines, which rich does not count: clear
+        them too.
+        """
+        lines = console.render_lines(self._area(), options, pad=False)
+        if broken := sum((width - 1) // options.max_width for width in self._drawn if width):
+            yield Segment(f"\x1b[{broken}A\x1b[J", None, [(ControlType.CURSOR_UP, broken)])
+        self._drawn = [Segment.get_line_length(line) for line in lines]
+        for line in lines:
+            yield from [*line, Segment.line()]
 
     def _area(self) -> RenderableType:
         """Return where the run is now, and the latest line of the log."""
