@@ -212,8 +212,8 @@ CAUSES = {
     LOSS_ALONE: Cause(
         lambda run_state, _: run_state.scaling.scales,
         "the gradients were finite, so a part of the loss overflows whose gradient does not, such as a regularizer of "
-        'a layer in float16: keep that layer in float32 (dtype="float32" where it is made, in a recipe '
-        "policy.overrides={{LAYER: float32}}; not tried).",
+        "a layer in float16: keep that layer in float32 (policy.overrides={{LAYER: float32}}, in a script "
+        'dtype="float32"; not tried).',
     ),
     SPOILED: Cause(
         _always,

@@ -44,7 +44,7 @@ def test_a_key_that_advice_names_is_taken_by_a_script_too(mode):
         replace(base, bad_steps=2),
         replace(base, scaling=Scaling(is_needed=True)),
     ]
-    script = replace(base, forward_layer="a", scaling=replace(base.scaling, is_needed=True))
+    script = replace(base, is_of_program=True, forward_layer="a", scaling=replace(base.scaling, is_needed=True))
     texts = [cause.advise(each) for cause in CAUSES.values() for each in (base, script)]
     others += [
         replace(script, faults={name: fault}, output_noise=1.0)
