@@ -277,7 +277,7 @@ def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
 def _check_inputs(model: Any, data: DataSet) -> Iterator[Problem]:
     """Yield a problem if a layer in float16 gets an input as inf. That is tried on the examples with the largest number
     of each input, of a stream on its first batch."""
-    if data.max_abs_input <= LARGEST_FLOAT16 or not can_be_called(model):
+    if data.max_abs_input <= LARGEST_FLOAT16 or not has_custom(model, "call"):
         return
     for part in (data.train, data.validation):
         if part is None:
