@@ -54,21 +54,22 @@ def nearest(name: object, valid: Iterable[str], cutoff: float = 0.6) -> str | No
     ('mixed_float16', 'mixed_bfloat16')
     """
     plain = {_normalized(candidate): candidate for candidate in valid}
-    if (meant := OTHER_WORDS.get(_normalized(name), "")) in plain:
+    wanted = _normalized(name)
+    if (meant := OTHER_WORDS.get(wanted, "")) in plain:
         return plain[meant]
-    matches = get_close_matches(_normalized(name), plain, n=5, cutoff=cutoff)
-    return plain[max(matches, key=lambda match: _likeness(_normalized(name), match))] if matches else None
+
+    def likeness(match: str) -> float:
+        """Return difflib's ratio, reduced for each missing or extra letter: adma is adam rather than adamax."""
+        return SequenceMatcher(None, wanted, match).ratio() - 0.05 * abs(len(wanted) - len(match))
+
+    matches = get_close_matches(wanted, plain, n=5, cutoff=cutoff)
+    return plain[max(matches, key=likeness)] if matches else None
 
 
 def did_you_mean(name: object, valid: Iterable[str]) -> str:
     """Return a sentence with the nearest valid name, empty when none is near."""
     match = nearest(name, valid)
     return f"Did you mean {match}?" if match else ""
-
-
-def _likeness(name: str, candidate: str) -> float:
-    """Return difflib's ratio, reduced for each missing or extra letter: adma is adam rather than adamax."""
-    return SequenceMatcher(None, name, candidate).ratio() - 0.05 * abs(len(name) - len(candidate))
 
 
 def _normalized(name: object) -> str:

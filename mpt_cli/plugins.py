@@ -7,7 +7,6 @@ Names are read from the packages' metadata. A class is imported only where it is
 that can't be imported breaks no run that does not use it.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -19,19 +18,10 @@ class PluginError(Exception):
     """A sentence: which package names what, and why it can't be used."""
 
 
-@dataclass(frozen=True)
-class Plugin:
-    """One entry point. `reference` is its module:name, `package` the installed package with its version."""
-
-    name: str
-    reference: str
-    package: str
-
-
 @cache
-def installed() -> dict[str, Plugin]:
+def installed() -> dict[str, EntryPoint]:
     """Return what the installed packages add, by name; of two with one name the first, see `load_plugin`."""
-    return {point.name: _described(point) for point in reversed(_entry_points())}
+    return {point.name: point for point in reversed(_entry_points())}
 
 
 def load_plugin(name: str, base: type) -> type:
@@ -45,21 +35,10 @@ def load_plugin(name: str, base: type) -> type:
 
 def _only_point(name: str) -> EntryPoint:
     same = [point for point in _entry_points() if point.name == name]
-    if len({_described(point).reference for point in same}) > 1:
-        packages = " and ".join(_described(point).package for point in same)
+    if len({point.value for point in same}) > 1:
+        packages = " and ".join(map(_package, same))
         raise PluginError(f"{packages} both have one of this name. Uninstall one of them.")
     return same[0]
-
-
-def loadable(base: type) -> dict[str, type]:
-    """Return every class that can be used; those that can't are left out."""
-    found: dict[str, type] = {}
-    for name in installed():
-        try:
-            found[name] = load_plugin(name, base)
-        except PluginError:
-            continue
-    return found
 
 
 @cache
@@ -67,9 +46,8 @@ def _entry_points() -> list[EntryPoint]:
     return sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value))
 
 
-def _described(point: EntryPoint) -> Plugin:
-    package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an installed package"
-    return Plugin(point.name, point.value, package)
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an installed package"
 
 
 @cache
@@ -81,4 +59,4 @@ def _load(point: EntryPoint) -> Any:
 
 
 def _source(point: EntryPoint) -> str:
-    return f"{point.value} of {_described(point).package}"
+    return f"{point.value} of {_package(point)}"

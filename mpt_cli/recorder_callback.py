@@ -19,7 +19,7 @@ import numpy as np
 
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.errors import ConfigError, Problem, config_error, raise_problems, summarise_error
-from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_custom_train_step, keep_skips_whole
+from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_custom, keep_skips_whole
 from mpt_cli.precision.gradient_check import are_finite
 from mpt_cli.precision.keras_internals import build_before_tracing, lacks_variables, optimizer_values_in_fit
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, state_to_keep, unwrapped
@@ -209,8 +209,6 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _FitRecording(Recording):
-    """The record of one `fit`."""
-
     def __init__(self, recorder: Recorder, model: Any, settings: Settings) -> None:
         self.recorder, self.model, scaling = recorder, model, scaling_of(model, settings)
         missing = self._take_over(settings, scaling)
@@ -257,7 +255,7 @@ class _FitRecording(Recording):
             log = model.optimizer.keep_step_log(capacity)
             if model.built and model.trainable_variables and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
-        self.own_step = has_custom_train_step(model)
+        self.own_step = has_custom(model, "train_step")
         model.optimizer.allows_unscaled = self.own_step
         if not self.own_step and "train_step" not in vars(model):
             keep_skips_whole(model)

@@ -83,7 +83,7 @@ def is_secret_name(name: str) -> bool:
 
 
 @contextmanager
-def watched_environment(is_closed: bool = False) -> Iterator[dict[str, None]]:
+def watched_environment(is_closed: bool) -> Iterator[dict[str, None]]:
     """Yield the variables that configurations read in the block; if `is_closed`, they can read none."""
     before = known.variables, known.is_closed
     known.variables, known.is_closed = {}, is_closed

@@ -240,7 +240,7 @@ class ScriptRun:
         """Return the runs that ended normally, or by a health rule."""
         return [run for run in self.runs if run.summary["status"] in ("finished", "stopped")]
 
-    def why_not_good(self, allow_unchecked: bool = False) -> str:
+    def why_not_good(self, allow_unchecked: bool) -> str:
         """Return a sentence on the verdicts that are not good; empty if all are."""
         good = (*GOOD_VERDICTS, *([UNCHECKED] if allow_unchecked else []))
         bad = [f"{self._shown(run)} is {run.verdict}" for run in self.ended_runs if run.verdict not in good]

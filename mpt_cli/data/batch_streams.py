@@ -205,7 +205,7 @@ def as_examples(batch: Any, where: str) -> Examples:
     return read_arrays(parts, f"{where}: ")
 
 
-def read_arrays(parts: Sequence[Any], where: str = "") -> Examples:
+def read_arrays(parts: Sequence[Any], where: str) -> Examples:
     """Return x, y and sample_weight, as many as there are, as `as_arrays` does."""
     return Examples(*(as_arrays(part, f"{where}{name}") for part, name in zip_longest(parts, Examples._fields)))
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import optree
@@ -21,8 +21,8 @@ def joined(parts: Sequence[Any], length: int) -> Any:
     return whole
 
 
-Array: TypeAlias = NDArray[Any]
-Arrays: TypeAlias = Any  # an Array, or a dict or tuple of Arrays; Any, so that users of a plain array need no casts
+Array = NDArray[Any]
+Arrays = Any  # an Array, or a dict or tuple of Arrays; Any, so that users of a plain array need no casts
 
 
 class Examples(NamedTuple):

@@ -179,7 +179,7 @@ def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
     return empty
 
 
-def not_finite(examples: Examples, may_lack_targets: bool = False) -> list[str]:
+def not_finite(examples: Examples, may_lack_targets: bool) -> list[str]:
     """Say where inputs, targets and weights have NaN or inf; with `may_lack_targets` targets may have NaN."""
     return [
         problem

@@ -14,7 +14,7 @@ from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, add_up, layer_
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.step_batches import StepChunk
 from mpt_cli.errors import ConfigError, NumericalError, config_error
-from mpt_cli.precision import computes_in_float16, has_custom_train_step
+from mpt_cli.precision import computes_in_float16, has_custom
 from mpt_cli.precision.gradient_check import is_overwritten
 from mpt_cli.precision.gradients.exponent_counts import INFS, NANS, SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
@@ -93,7 +93,7 @@ class RunStepper:
 
 def check_inspectable(model: Any) -> None:
     """Raise ConfigError for a model with its own train_step."""
-    if has_custom_train_step(model):
+    if has_custom(model, "train_step"):
         raise config_error(
             "model",
             f"{type(model).__name__} has its own train_step, whose gradients can't be inspected from outside.",

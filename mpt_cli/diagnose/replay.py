@@ -16,7 +16,7 @@ from mpt_cli.diagnose.float32_examination import RunStepper
 from mpt_cli.diagnose.preparation import OverflowEvent, RemedyTrial, remedy_rows
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector, largest_magnitude
-from mpt_cli.precision import has_custom_train_step
+from mpt_cli.precision import has_custom
 from mpt_cli.precision.gradients.exponent_counts import INFS, NANS, Counts
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.runs.directory import RunDirectory
@@ -125,7 +125,7 @@ def examine_overflow(
     again = not stepper.train_to(stepper.step + 1)[-1][1]
     restore_state(model, state)
     bad_weights = [v.path for v in weights_of(model) if not np.isfinite(_on_host(v.value)).all()]
-    own = type(model).__name__ if has_custom_train_step(model) else None
+    own = type(model).__name__ if has_custom(model, "train_step") else None
     loss, observed = _run_with_probes(parts, batch) if own is None else (nan, [])
     largest = largest_magnitude(batch.x)
     return OverflowDiagnosis(run, overflow, parts, from_step, again, loss, scale, observed, bad_weights, largest, own)

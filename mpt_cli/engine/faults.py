@@ -16,7 +16,7 @@ from keras import ops
 
 from mpt_cli.data.examples import DataSet, Examples
 from mpt_cli.errors import config_error, first_line
-from mpt_cli.precision import computes_in_float16, has_custom_train_step, layers_of
+from mpt_cli.precision import computes_in_float16, has_custom, layers_of
 from mpt_cli.precision.audit import LARGEST_FLOAT16
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor, scale_gradient
 from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training
@@ -32,7 +32,7 @@ def build_injector(fault: FaultSettings, model: Any, data: DataSet) -> "Injector
     """Return the injector for the steps of `model`, None without a fault; ConfigError for an unfit `fault.place`."""
     if fault.kind == "none":
         return None
-    if fault.place != "data" and has_custom_train_step(model):
+    if fault.place != "data" and has_custom(model, "train_step"):
         rule = "must be data: the model has a train_step of its own."
         raise config_error("fault.place", rule, fault.place, "Use fault.place=data.")
     if fault.place == "data" and "float" not in data.input_dtype:

@@ -175,7 +175,7 @@ def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, row: StepRow) ->
     assert state is not None
     lost, zero = ~ops.isfinite(row.scalar("loss")), row.scalar("zero") > 0
     applied = row.applied(not optimizer.scales)
-    goes_on: StreakCounts[Any] = StreakCounts(skips=~applied, non_finite_losses=lost, zero_steps=zero)
+    goes_on = StreakCounts(skips=~applied, non_finite_losses=lost, zero_steps=zero)
     counts = ops.stack([applied | True, applied, applied])  # a skipped step leaves the streaks of applied ones
     return ops.where(counts, ops.where(ops.stack(goes_on), streaks + 1, 0), streaks)
 

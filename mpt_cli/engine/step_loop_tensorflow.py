@@ -64,7 +64,11 @@ class TensorFlowEngine(Engine):
     def _trace(self, loop: Any, source: Any, last: Any) -> None:
         """Trace for batches of any length before the first call, which would be for the length it has."""
         if self._takes_any_length and not loop.experimental_get_tracing_count():
-            specs = tf.nest.map_structure(_of_any_length, source), tf.TensorSpec((None, None), tf.int32)
+
+            def spec(array: Any) -> Any:
+                return None if array is None else tf.TensorSpec((None, *array.shape[1:]), array.dtype)
+
+            specs = tf.nest.map_structure(spec, source), tf.TensorSpec((None, None), tf.int32)
             loop.get_concrete_function(*specs, tf.nest.map_structure(tf.TensorSpec.from_tensor, last))
 
     @property
@@ -129,11 +133,6 @@ class TensorFlowEngine(Engine):
 
         results = self.strategy.run(on_replica)
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], results)
-
-
-def _of_any_length(array: Any) -> Any:
-    """Return what a function takes of any number of examples like these."""
-    return None if array is None else tf.TensorSpec((None, *array.shape[1:]), array.dtype)
 
 
 def _batch(source: Any, rows: Tensor) -> Any:

@@ -133,7 +133,6 @@ class SlurmCluster(Cluster):
 
 
 def _value(text: str) -> Any:
-    """Return the number written in a text, or else the text."""
     number = read_number(text)
     return number if str(number) == text else text
 

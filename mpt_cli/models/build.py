@@ -18,7 +18,7 @@ from keras import layers, ops
 from mpt_cli.data.examples import Shapes, map_arrays
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, config_error, did_you_mean
 from mpt_cli.precision.keras_internals import inner_layers
-from mpt_cli.precision.train_step import can_be_called, has_custom_train_step
+from mpt_cli.precision.train_step import has_custom
 from mpt_cli.settings.model_data_optimizer_keys import CNN, MLP, Builder, ModelSettings, ResNet, Saved, Transformer
 from mpt_cli.user_code import call_user, load_function, model_problem, parameters_of
 
@@ -83,8 +83,8 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
     UserCodeError for an exception of the user's `call`: Keras raises ValueError if shapes don't fit. A model with its
     own train_step is accepted without a `call`, or with one for other inputs, as in a GAN whose call generates.
     """
-    own_step = has_custom_train_step(model)
-    if own_step and not can_be_called(model):
+    own_step = has_custom(model, "train_step")
+    if own_step and not has_custom(model, "call"):
         model.built = True
         return model
     try:
@@ -401,7 +401,6 @@ def _set_layers(model: Any, patterns: list[str], trained: bool) -> None:
 
 
 def _matches(pattern: str, layer: Any) -> bool:
-    """Return whether a shell pattern matches the name, path or class of this layer."""
     return any(fnmatchcase(text, pattern) for text in (layer.name, layer.path or layer.name, type(layer).__name__))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         set_global_policy,
     )
     from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule
-    from mpt_cli.precision.train_step import has_custom_train_step, keep_skips_whole
+    from mpt_cli.precision.train_step import has_custom, keep_skips_whole
 
 __all__ = [
     "DynamicScale",
@@ -39,7 +39,7 @@ __all__ = [
     "custom_gradient",
     "find_bad_combinations",
     "global_policy",
-    "has_custom_train_step",
+    "has_custom",
     "head_layers",
     "keep_skips_whole",
     "layers_of",

@@ -70,7 +70,8 @@ def apply(
     own = measured
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         if context.num_replicas_in_sync > 1:
-            measured = _over_replicas(context, measured)
+            largest = tf.reduce_max(context.all_gather(tf.reshape(measured.largest, [1]), axis=0))
+            measured = GradientMeasurement(all_replicas(measured.finite), largest)
         _apply_inner_where(optimizer, measured, lambda: optimizer.apply_inner(grads, variables, unscaled))
     else:
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
@@ -114,12 +115,6 @@ def all_replicas(flag: Tensor) -> Tensor:
     if context is None or context.num_replicas_in_sync == 1:
         return flag
     return tf.equal(context.all_reduce("sum", tf.cast(tf.logical_not(flag), tf.float32)), 0.0)
-
-
-def _over_replicas(context: Any, measured: GradientMeasurement) -> GradientMeasurement:
-    """Combine the measurements of all replicas; in replica context, of strategies that can reduce there."""
-    largest = tf.reduce_max(context.all_gather(tf.reshape(measured.largest, [1]), axis=0))
-    return GradientMeasurement(all_replicas(measured.finite), largest)
 
 
 def replicas() -> int:
@@ -278,7 +273,8 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
     true_loss = unscale_loss_for_distribution(loss)
 
     def update_metrics() -> None:
-        loss_tracker(model).update_state(true_loss, sample_weight=_batch_size(x))
+        size = tf.shape(next(part for part in tf.nest.flatten(x) if part is not None))[0]
+        loss_tracker(model).update_state(true_loss, sample_weight=size)
         model.compute_metrics(x, y, y_pred, sample_weight=weight)
 
     if not optimizer.scales:
@@ -301,10 +297,6 @@ def _update_or_put_back(
     tf.cond(is_applied, then_nothing(update_metrics), then_nothing(put_back))
     if not inside:
         assign(kept, [tf.where(is_applied, v, old) for v, old in zip(kept, before, strict=True)])
-
-
-def _batch_size(x: Any) -> Tensor:
-    return tf.shape(next(part for part in tf.nest.flatten(x) if part is not None))[0]
 
 
 def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[dict[str, Tensor], StepRow]:

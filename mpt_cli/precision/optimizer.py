@@ -333,11 +333,6 @@ class LossScaleOptimizer(
         """Return whether a step whose gradients are `finite`, or not, will be applied: a boolean scalar."""
         return finite if self.scales else ops.logical_or(finite, True)
 
-    def indices_of(self, variables: list[Any]) -> list[int]:
-        """Return the index of each of `variables` among those the optimizer was built for; -1 for one that is not."""
-        indices = {id(variable): index for index, variable in enumerate(self._trainable_variables)}
-        return [indices.get(id(variable), -1) for variable in variables]
-
     def apply_gradients(
         self,
         grads_and_vars: Any,

@@ -11,6 +11,7 @@ import math
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import Field, asdict, dataclass, field, fields
 from inspect import isabstract
 from operator import ge, gt, le, lt
@@ -162,8 +163,11 @@ def load_rule(name: str) -> type[ScaleRule]:
 
 def find_installed_rule(class_name: str) -> type[ScaleRule] | None:
     """Return the class of this name among the modes of other packages, None where there is none that can be used."""
-    rules = plugins.loadable(ScaleRule).values()
-    return next((rule for rule in rules if rule.__name__ == class_name), None)
+    for name in plugins.installed():
+        with suppress(plugins.PluginError):
+            if (rule := load_rule(name)).__name__ == class_name:
+                return rule
+    return None
 
 
 def format_power(number: float) -> str:

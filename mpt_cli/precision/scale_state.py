@@ -322,7 +322,8 @@ def row_since(optimizer: Any, start: StepStart, loss: Tensor) -> StepRow:
 def index_of(nearest: Tensor, variables: Sequence[Any], optimizer: Any) -> Tensor:
     """Return the index of a variable among all that the optimizer was built for; it is the one at `nearest` of those
     that an update was given, -1 for none."""
-    indices = optimizer.indices_of(variables)
+    known = {id(variable): index for index, variable in enumerate(optimizer.trained_variables)}
+    indices = [known.get(id(variable), -1) for variable in variables]
     if indices == list(range(len(indices))):
         return nearest
     index = ops.take(ops.convert_to_tensor(indices, dtype="int32"), ops.maximum(nearest, 0))

@@ -118,7 +118,7 @@ def keep_skips_whole(model: Any) -> Any:
     >>> bool(keras.ops.all(keras.ops.isfinite(model.layers[0].moving_mean))), int(model.optimizer.skipped_steps)
     (True, 1)
     """
-    if has_custom_train_step(model):
+    if has_custom(model, "train_step"):
         raise ValueError(f"{type(model).__name__} has a train_step of its own, which this would replace.")
     if not getattr(model, "compiled", False) or not isinstance(model.optimizer, LossScaleOptimizer):
         raise ValueError(f"{type(model).__name__} must be compiled with mpt_cli.precision.LossScaleOptimizer first.")
@@ -189,43 +189,16 @@ def _metrics_or_nan(model: Any) -> dict[str, Any]:
     return metrics
 
 
-def has_custom_train_step(model: Any) -> bool:
-    """Return whether the model's class overrides Keras's `train_step`.
+def has_custom(model: Any, method: str) -> bool:
+    """Return whether the model's class overrides this method of Keras's; one with a `train_step` needs no `call`.
 
-    >>> has_custom_train_step(keras.Sequential())
-    False
+    >>> has_custom(keras.Sequential(), "call"), has_custom(keras.Sequential(), "train_step")
+    (True, False)
     """
-    return bool(type(model).train_step is not keras.Model.train_step)
+    return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
 COLUMNS = ("loss_scale", "applied_steps", "skipped_steps")  # of each further optimizer, as NAME/ATTRIBUTE
-
-
-def has_custom_test_step(model: Any) -> bool:
-    """Return whether the model's class overrides Keras's `test_step`.
-
-    >>> has_custom_test_step(keras.Sequential())
-    False
-    """
-    return bool(type(model).test_step is not keras.Model.test_step)
-
-
-def has_custom_compute_loss(model: Any) -> bool:
-    """Return whether the model's class overrides Keras's `compute_loss`.
-
-    >>> has_custom_compute_loss(keras.Sequential())
-    False
-    """
-    return bool(type(model).compute_loss is not keras.Model.compute_loss)
-
-
-def can_be_called(model: Any) -> bool:
-    """Return whether the model's class has a `call`; one that only has a `train_step` need not.
-
-    >>> can_be_called(keras.Sequential())
-    True
-    """
-    return getattr(type(model), "call", None) is not keras.Model.call
 
 
 @dataclass

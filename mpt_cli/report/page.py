@@ -80,14 +80,9 @@ def run_link(run_dir: Path, page: Path) -> str:
 
 def write_page(path: Path, text: str) -> None:
     """Write the page; DataError if it can't be written, or if `path` is a file that is no page of mpt."""
-    check_replaceable(path)
-    with naming(path, "Choose another place by --out."):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, text)
-
-
-def check_replaceable(path: Path) -> None:
-    """Raise DataError if `path` is something that mpt did not write."""
     with naming(path, "Give another --out."), suppress(FileNotFoundError), open_file(path) as file:
         if GENERATOR.encode() not in file.read(2000):
             raise DataError(f"{path} exists and is no page of mpt. Nothing was changed; give another --out.")
+    with naming(path, "Choose another place by --out."):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, text)

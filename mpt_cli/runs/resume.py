@@ -175,8 +175,7 @@ def forbidden_changes(before: Settings, now: Settings) -> list[Problem]:
 def check_resumable(run: RunDirectory, settings: Settings) -> dict[str, tuple[Any, Any]]:
     """Return the allowed changes against the run's settings; ConfigError with all that are not allowed."""
     before = stored_settings(run, settings)
-    problems = forbidden_changes(before, settings)
-    raise_problems(problems)
+    raise_problems(forbidden_changes(before, settings))
     return changed_settings(before, settings)
 
 

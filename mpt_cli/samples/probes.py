@@ -55,7 +55,12 @@ class Probes:
     def _probed(self, index: int, call: Callable[..., Any], perturbations: Sequence[Tensor]) -> Callable[..., Any]:
         def probed_call(*arguments: Any, **named: Any) -> Any:
             out_of = perturbations[index + len(self.parts) * self.inputs]  # only now: each replica has its own
-            self._enter(index, _float_tensors((arguments, named)))
+            if index not in self.order:
+                self.order.append(index)
+            for x in _float_tensors((arguments, named)):
+                maker = self._makers[id(x)][0] if id(x) in self._makers else self._last
+                if maker is not None and maker != index:
+                    self.consumers.setdefault(maker, set()).add(index)
             if self.inputs:
                 arguments, named = map_floats(lambda x: insert_probe(x, perturbations[index]), (arguments, named))
             is_trained = bool(self.trained or getattr(self.parts[index], "trainable_weights", ()))
@@ -68,25 +73,13 @@ class Probes:
             outputs = map_floats(lambda x: keep_logits(x, insert_probe(x, out_of)), outputs)
             if is_trained:
                 self.trained.add(index)
-            self._leave(index, _float_tensors(outputs))
+            self._last = index
+            for x in _float_tensors(outputs):
+                self.dtypes[index] = _dtype(x)
+                self._makers[id(x)] = index, x
             return outputs
 
         return probed_call
-
-    def _enter(self, index: int, given: list[Tensor]) -> None:
-        """Note who made the inputs."""
-        if index not in self.order:
-            self.order.append(index)
-        for x in given:
-            maker = self._makers[id(x)][0] if id(x) in self._makers else self._last
-            if maker is not None and maker != index:
-                self.consumers.setdefault(maker, set()).add(index)
-
-    def _leave(self, index: int, outputs: list[Tensor]) -> None:
-        self._last = index
-        for x in outputs:
-            self.dtypes[index] = _dtype(x)
-            self._makers[id(x)] = index, x
 
 
 @custom_gradient

@@ -178,7 +178,7 @@ def overlap(path: str, other: str) -> bool:
 
 
 @cache
-def section_content(cls: type, path: str = "") -> Mapping[str, "Key | type"]:
+def section_content(cls: type, path: str) -> Mapping[str, "Key | type"]:
     """Return the content of a section at `path` by name: its keys, and the dataclasses of its sections."""
     hints = get_type_hints(cls, include_extras=True)
     return {

@@ -25,7 +25,7 @@ from mpt_cli.settings.search_path import (
 )
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
-_parser = cache(OverridesParser.create)
+_hydra_parser = cache(OverridesParser.create)
 _GRAMMAR_SIGNS = set(",()[]{}'\"$\\")
 
 
@@ -40,7 +40,7 @@ def parse_override(text: str) -> Override:
     ('2024_11_21', 20241121)
     """
     name, _, value = text.partition("=")
-    key, parser = find_key(name.lstrip("+")), _parser()
+    key, parser = find_key(name.lstrip("+")), _hydra_parser()
     options = () if key is None else key.options
     is_plain = value.lower() not in ("", "null") and not _GRAMMAR_SIGNS & set(value)
     if "^" in value and not {int, float}.isdisjoint(options):

@@ -345,7 +345,6 @@ def _header_of(name: str, path: Path) -> dict[str, str | None]:
 
 
 def _missing_files(group: str, names: list[str]) -> list[Problem]:
-    """Return a problem for each name in a list that is no file of the group."""
     choices = [GroupChoice(group, name, f"defaults.{group}") for name in names if "${" not in name]
     return [problem for choice in choices if (problem := choice.problem())]
 

@@ -7,6 +7,7 @@ Advice on each cause is in `causes`.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
@@ -556,9 +557,5 @@ class HealthRules:
 
     def _active(self, run_state: RunState) -> list[tuple[HealthRule, float]]:
         """Return the rules that are turned on, with their limits; the limit is 1 for one that is only on or off."""
-        limits = ((rule, self._limit(rule.key)) for rule in RULES if rule.key and rule.applies(run_state))
+        limits = ((rule, attrgetter(rule.key)(self) or None) for rule in RULES if rule.key and rule.applies(run_state))
         return [(rule, limit) for rule, limit in limits if limit is not None]
-
-    def _limit(self, key: str) -> float | None:
-        section, _, name = key.partition(".")
-        return getattr(getattr(self, section), name) or None

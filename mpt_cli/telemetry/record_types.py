@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import UnionType
-from typing import Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from mpt_cli.precision.scale_rules import NoScale, ScaleRule
 
@@ -224,31 +224,30 @@ class Summary:
     steps_per_second: float | None = None  # for a Recorder or `mpt run`: without the first call
 
 
-Number = TypeVar("Number")
 R = TypeVar("R")
 
 
-class StreakCounts(NamedTuple, Generic[Number]):
+class StreakCounts(NamedTuple):
     """Counts of bad steps, or the counts at which a call ends early. Vectors have this order everywhere.
 
     Steps in a row that were skipped; that were applied with a non-finite loss; that were applied with all gradients 0.
     """
 
-    skips: Number
-    non_finite_losses: Number
-    zero_steps: Number
+    skips: Any
+    non_finite_losses: Any
+    zero_steps: Any
 
 
-NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0)
+NO_STREAKS = StreakCounts(0, 0, 0)
 
 
 class StopLimits(NamedTuple):
     """`streaks` before a call, and their `limits`."""
 
-    streaks: StreakCounts[int] = NO_STREAKS
-    limits: StreakCounts[int] = StreakCounts(NEVER, NEVER, NEVER)
+    streaks: StreakCounts = NO_STREAKS
+    limits: StreakCounts = StreakCounts(NEVER, NEVER, NEVER)
 
-    def reachable(self) -> StreakCounts[int]:
+    def reachable(self) -> StreakCounts:
         """Return limits above the current streaks: a run resumed at a limit gets one more step.
 
         >>> StopLimits(StreakCounts(0, 12, 0), StreakCounts(50, 10, NEVER)).reachable()

@@ -145,8 +145,8 @@ class RunState:
     headroom_doublings: float | None = None  # likewise: how often the scale could double before a gradient overflows
     sample_step: int = 0
     sample_is_new: bool = False  # whether that was after the last step
-    streaks: StreakCounts[int] = NO_STREAKS  # after the last step
-    peaks: StreakCounts[int] = NO_STREAKS  # the highest of the last call
+    streaks: StreakCounts = NO_STREAKS  # after the last step
+    peaks: StreakCounts = NO_STREAKS  # the highest of the last call
     weights_are_finite: bool = True
     spoiled_state: Sequence[str] = ()  # paths of non-trainable weights that a skipped step left not finite
     is_inspectable: bool = True  # whether mpt.diagnose takes the model
@@ -187,11 +187,6 @@ class RunState:
         start = lead + (self.steps_seen - lead) // 2
         return self.steps_seen - start, self.skipped_steps - bisect_right(self.skip_steps, start)
 
-    def is_early(self, step: int) -> bool:
-        """Return whether a skip at `step` may belong to the search for the scale at the start."""
-        applied = step - 1 - bisect_left(self.skip_steps, step)
-        return applied <= max(SETTLING_STEPS, SETTLING_SHARE * self.steps_seen)
-
     @property
     def search_skips(self) -> int:
         """Return how many of the first skips were part of the search for the scale: early, before it had grown, with a
@@ -200,11 +195,11 @@ class RunState:
         if not self.scaling.rule.growth_steps:
             return 0
         end = self.steps_seen if self.first_growth_step is None else self.first_growth_step
-        forward = {*self.forward_steps}
+        most_applied, forward = max(SETTLING_STEPS, SETTLING_SHARE * self.steps_seen), {*self.forward_steps}
         others = (
             index
             for index, step in enumerate(self.skip_steps)
-            if step > end or step in forward or not self.is_early(step)
+            if step > end or step in forward or step - 1 - index > most_applied
         )
         return next(others, self.skipped_steps)
 

@@ -82,14 +82,14 @@ class StepCounters:
     applied: int = 0
     skipped: int = 0
     applied_in_epoch: int = 0
-    streaks: StreakCounts[int] = NO_STREAKS
+    streaks: StreakCounts = NO_STREAKS
     scale: float = math.nan
     lowest_scale: float = math.inf
     highest_scale: float = -math.inf
     counter: int = 0
     learning_rate: float = math.nan
     is_sound: bool = True  # whether loss and gradients of the last applied step were finite
-    peaks: StreakCounts[int] = NO_STREAKS
+    peaks: StreakCounts = NO_STREAKS
     last_mean_loss: float | None = None  # of the last call that had applied steps; if not finite, the last
     first_loss: float | None = None  # of the first applied step
     sample: GradientSample | None = None  # the latest
@@ -219,7 +219,6 @@ class StepCounters:
 
 
 def _overflow_fields(block: StepRecords, i: int, variables: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of an overflow event about the fault in row `i`."""
     nearest, is_backward = int(block.nearest[i]), bool(np.isfinite(block.loss[i]))
     is_known = is_backward and 0 <= nearest < len(variables)  # a loss that is not finite spoils every gradient
     variable = variables[nearest] if is_known else None

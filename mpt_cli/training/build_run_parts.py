@@ -30,14 +30,14 @@ from mpt_cli.precision import (
     audit_layers,
     computes_in_float16,
     find_bad_combinations,
-    has_custom_train_step,
+    has_custom,
     head_layers,
     layers_of,
 )
 from mpt_cli.precision.audit import LARGEST_FLOAT16
 from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch, configured_rate
 from mpt_cli.precision.operations import chosen_policies
-from mpt_cli.precision.train_step import can_be_called, custom_steps, metrics_of, optimizers_in, optimizers_of
+from mpt_cli.precision.train_step import custom_steps, metrics_of, optimizers_in, optimizers_of
 from mpt_cli.settings.model_data_optimizer_keys import Loader
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.causes import describe_large_inputs
@@ -277,7 +277,7 @@ def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
 def _check_inputs(model: Any, data: DataSet) -> Iterator[Problem]:
     """Yield a problem if a layer in float16 gets an input as inf. That is tried on the examples with the largest number
     of each input, of a stream on its first batch."""
-    if data.max_abs_input <= LARGEST_FLOAT16 or not can_be_called(model):
+    if data.max_abs_input <= LARGEST_FLOAT16 or not has_custom(model, "call"):
         return
     for part in (data.train, data.validation):
         if part is None:
@@ -346,13 +346,13 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Examp
     """
     add_losses_in_float32(model)
     batch = first_batch(data, batch_size)
-    if not can_be_called(model):
+    if not has_custom(model, "call"):
         return batch  # it has no outputs of its own
     specs = map_arrays(lambda array: keras.KerasTensor(array.shape, dtype_name(array)), batch)
     try:
         build_for_batch(model, specs if specs.sample_weight is not None else (specs.x, specs.y))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
-        if has_custom_train_step(model):
+        if has_custom(model, "train_step"):
             return batch  # it may compare other outputs with other targets than its `call` and the data have
         raise_model_problem("model", error)
         if (layer := failed_layer(error)) is not None:

@@ -193,7 +193,7 @@ def build_callbacks(trainer: TrainerSettings, run_dir: str) -> list[Any]:
     return made
 
 
-def check_callback(callback: Any, key: str = KEY) -> None:
+def check_callback(callback: Any, key: str) -> None:
     """Raise ConfigError unless it is a callback, and for callbacks that conflict with what a run does itself."""
     name = type(callback).__name__
     if not isinstance(callback, keras.callbacks.Callback):

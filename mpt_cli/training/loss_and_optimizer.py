@@ -18,7 +18,7 @@ from keras.optimizers import schedules
 
 from mpt_cli.data.examples import DataSet
 from mpt_cli.errors import DataError, config_error
-from mpt_cli.precision import LossScaleOptimizer, Policy, has_custom_train_step, head_layers
+from mpt_cli.precision import LossScaleOptimizer, Policy, has_custom, head_layers
 from mpt_cli.precision.keras_internals import call_behind, configured_rate, copied_optimizer
 from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer, LossScaleSettings, OptimizerSettings, Schedule
 from mpt_cli.settings.python_references import Reference, is_object, read_object
@@ -66,12 +66,12 @@ class _LossContext:
 def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: LossScaleOptimizer | None) -> None:
     """Give `model` its loss, metrics and optimizer, with all variables made."""
     # auto_scale_loss would wrap the optimizer in Keras's own class under a float16 policy
-    if has_custom_train_step(model) and settings.trainer.loss == "auto":
+    if has_custom(model, "train_step") and settings.trainer.loss == "auto":
         model.compile(optimizer=optimizer, auto_scale_loss=False)  # its step knows what it minimises
         return
     objective = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.base)
     model.compile(optimizer=optimizer, auto_scale_loss=False, **objective)
-    if optimizer is not None and not has_custom_train_step(model):
+    if optimizer is not None and not has_custom(model, "train_step"):
         optimizer.build(model.trainable_variables)
 
 

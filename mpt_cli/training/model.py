@@ -13,15 +13,12 @@ from mpt_cli.data.examples import DataSet
 from mpt_cli.engine.step_batches import first_batch
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, config_error, raise_problems, summarise_error
 from mpt_cli.models.build import build_model, plain_message, set_trained
-from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_custom_train_step
+from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_custom
 from mpt_cli.precision.operations import choose_policies, set_chosen_policies
 from mpt_cli.precision.train_step import (
     CustomSteps,
     OptimizerUse,
-    can_be_called,
     custom_steps,
-    has_custom_compute_loss,
-    has_custom_test_step,
     log_names,
     optimizers_in,
     set_custom_steps,
@@ -49,7 +46,7 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
     set_trained(model, settings.model)
     if is_compiled(model):
         check_compiled_model(settings, model)
-    elif has_custom_train_step(model) and type(model).compile is not keras.Model.compile:
+    elif has_custom(model, "train_step") and type(model).compile is not keras.Model.compile:
         raise config_error(
             "model.builder",
             f"{type(model).__name__} has its own compile method, whose arguments mpt can't know.",
@@ -161,7 +158,7 @@ def prepare_custom_steps(
     ConfigError if a step can't be counted, if it applies gradients of an unscaled loss although the scale is not 1, or
     if the model can't be validated. UserCodeError for an exception of a step.
     """
-    trains, tests = has_custom_train_step(model), has_custom_test_step(model)
+    trains, tests = has_custom(model, "train_step"), has_custom(model, "test_step")
     if not trains and not tests:
         return
     if settings.distribute.name != "none":
@@ -183,14 +180,12 @@ def prepare_custom_steps(
             "data.validation_fraction",
             "Give it a test_step, or set data.validation_fraction=0.",
         )
-    if trains:
-        _check_logs(model, "train_step", logs)
     set_custom_steps(model, used, logs, test_logs if tests else None, uses)
 
 
 def prepare_custom_test(model: Any, batch: Any) -> None:
     """Prepare the custom steps of a model that is only evaluated."""
-    if not has_custom_train_step(model) and not has_custom_test_step(model):
+    if not has_custom(model, "train_step") and not has_custom(model, "test_step"):
         return
     logs = _trace_testing(model, batch, "model", "Give it a test_step.")
     if logs is not None:
@@ -207,33 +202,28 @@ def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch
             raise config_error("backend.name", rule, "jax")
         model.optimizer.build(model.trainable_variables)
     try:
-        return trace_train_step(model, optimizers, batch)
+        logs, uses = trace_train_step(model, optimizers, batch)
+        log_names(logs)
+        return logs, uses
     except Exception as error:
         raise _step_error(model, "train_step", error) from error
 
 
 def _trace_testing(model: Any, batch: Any, key: str, remedy: str) -> Any:
     """Return the traced test_step, None if Keras's will do; ConfigError if there is no way to test."""
-    if not has_custom_test_step(model):
-        has_loss = getattr(model, "loss", None) is not None or has_custom_compute_loss(model)
-        if can_be_called(model) and (has_loss or model.losses):
+    if not has_custom(model, "test_step"):
+        has_loss = getattr(model, "loss", None) is not None or has_custom(model, "compute_loss")
+        if has_custom(model, "call") and (has_loss or model.losses):
             return None
         name = type(model).__name__
         rule = f"{name} has a train_step of its own, but neither a test_step nor a loss to validate it with."
         raise config_error(key, rule, None, remedy)
     try:
         logs = trace_test_step(model, batch)
+        log_names(logs)
+        return logs
     except Exception as error:
         raise _step_error(model, "test_step", error) from error
-    _check_logs(model, "test_step", logs)
-    return logs
-
-
-def _check_logs(model: Any, step: str, logs: Any) -> None:
-    try:
-        log_names(logs)
-    except ValueError as error:
-        raise _step_error(model, step, error) from error
 
 
 def _step_error(model: Any, step: str, error: Exception) -> MptError:

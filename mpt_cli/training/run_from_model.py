@@ -24,11 +24,11 @@ from mpt_cli.data.prepare_data_set import data_set_fields, shape_problems, weigh
 from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import DataError, config_error
 from mpt_cli.models.build import set_trained
-from mpt_cli.precision import LossScaleOptimizer, has_custom_train_step, layers_of
+from mpt_cli.precision import LossScaleOptimizer, has_custom, layers_of
 from mpt_cli.precision.keras_internals import compiled_loss_weights, copied_optimizer, policies_kept
 from mpt_cli.precision.policy import made_in_float32, name_of
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule
-from mpt_cli.precision.train_step import can_be_called, has_custom_compute_loss, unwrapped
+from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.settings.model_data_optimizer_keys import GivenOptimizer
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
 from mpt_cli.training.build_run_parts import build_metrics
@@ -88,7 +88,7 @@ class ModelRunDefinition(RunDefinition):
         for inner in replace_optimizers(model, lambda inner: inner).values():
             inner._mpt_is_wrapped = False  # by an earlier run; from now on it is this one's
         set_trained(model, self.settings.model)
-        model.built = model.built or not can_be_called(model)  # else Keras would not save what has no `call`
+        model.built = model.built or not has_custom(model, "call")  # else Keras would not save what has no `call`
         model.train_function = None  # made anew by the next `fit`, which has another optimizer now
         return model
 
@@ -158,7 +158,7 @@ def check_trainable(model: Any) -> None:
 
 def check_targets(model: Any, given: DataArguments) -> None:
     """ConfigError for arrays without targets where the model is compiled with a loss that reads them."""
-    own = has_custom_train_step(model) or has_custom_compute_loss(model)
+    own = has_custom(model, "train_step") or has_custom(model, "compute_loss")
     if given.y is None and model.loss is not None and not own and not is_batched_source(given.x):
         raise config_error(
             "y",

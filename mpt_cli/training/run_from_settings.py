@@ -94,7 +94,7 @@ class RunDefinition:
         return f"{policy.name} ({', '.join(notes)})" if notes else policy.name
 
 
-def repeat_problems(settings: Settings, run: str = "") -> list[Problem]:
+def repeat_problems(settings: Settings, run: str) -> list[Problem]:
     """Return the problems of settings that record objects of a Python program: which, and how to run it again.
 
     `run` is the name of the run, if that was given rather than its configuration.

@@ -23,10 +23,6 @@ _KEYS_WITH_PATHS = ("conf", "run_dir", "resume", "data.path", "model.path")
 _files = FilesCompleter()
 
 
-def _recipes(prefix: str, **_: Any) -> list[str]:
-    return list(recipe_paths())
-
-
 def _overrides(prefix: str, **_: Any) -> list[str]:
     key, equals, value = prefix.partition("=")
     if equals:
@@ -50,26 +46,18 @@ def _values(key: str, written: str) -> list[str]:
     return [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices]
 
 
-def _targets(prefix: str, **_: Any) -> list[str]:
-    return _overrides(prefix) if "=" in prefix else [*recipe_paths(), *_files(prefix)]
-
-
 def _words_or_files(prefix: str, **_: Any) -> list[str]:
     return [*_overrides(prefix), *([] if "=" in prefix else _files(prefix))]
-
-
-def _sections(prefix: str, parsed_args: Any, **_: Any) -> list[str]:
-    return [*sections()] if parsed_args.kind == "keys" else []
 
 
 # By the metavar of an argument, which says what it takes. Of arguments with choices argcomplete offers those itself.
 OFFERS: dict[str, Any] = {
     OVERRIDES: _words_or_files,
-    REPRODUCE_TARGETS: _targets,
-    "RECIPE": _recipes,
+    REPRODUCE_TARGETS: lambda prefix, **_: _overrides(prefix) if "=" in prefix else [*recipe_paths(), *_files(prefix)],
+    "RECIPE": lambda **_: list(recipe_paths()),
     SCRIPT: _words_or_files,
     MODULE: _files,
-    "SECTION": _sections,
+    "SECTION": lambda parsed_args, **_: [*sections()] if parsed_args.kind == "keys" else [],
     **dict.fromkeys(
         ("FILE", "DIR", "PATH", "DEST", "GPU", "RUN_DIR", "SWEEP_DIR", "COMPARE_DIR", "RUN|SWEEP|COMPARE"), _files
     ),

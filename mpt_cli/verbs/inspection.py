@@ -42,15 +42,14 @@ if TYPE_CHECKING:
 
 
 def run_list(arguments: argparse.Namespace) -> int:
+    section = arguments.section
+    if arguments.kind != "keys" and (arguments.schema or section is not None):
+        raise config_error("KIND", "must be keys with a SECTION or --schema.", arguments.kind)
     if arguments.schema:
-        if arguments.kind != "keys":
-            raise config_error("--schema", "is of keys.", None, "Write `mpt list keys --schema`.")
         print(strict_json(json_schema(), indent=2))
         return OK
     entries = LISTINGS[arguments.kind]()
-    if (section := arguments.section) is not None:
-        if arguments.kind != "keys":
-            raise config_error("SECTION", "is for `mpt list keys` alone.", section, f"Write `mpt list keys {section}`.")
+    if section is not None:
         entries = [entry for entry in entries if f"{entry['name']}.".startswith(f"{section}.")]
         if not entries:
             raise ConfigError(no_such_key(section, None))
@@ -92,11 +91,6 @@ def _files_of(group: str, prefix: str = "") -> list[dict[str, str]]:
         {"name": prefix + name, "description": (_heading(path) + ("" if is_shipped(path) else f" ({path})")).strip()}
         for name, path in sorted(group_files(group).items())
     ]
-
-
-def _groups() -> list[dict[str, str]]:
-    """Return the files of every group, the project's own groups last."""
-    return [entry for group in [*group_names(), *sorted(project_groups())] for entry in _files_of(group, f"{group}=")]
 
 
 def _heading(path: Path) -> str:
@@ -155,7 +149,9 @@ LISTINGS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "models": lambda: _variants("model"),
     "data": lambda: _variants("data"),
     "policies": lambda: _files_of("policy"),
-    "groups": _groups,
+    "groups": lambda: [
+        entry for group in [*group_names(), *sorted(project_groups())] for entry in _files_of(group, f"{group}=")
+    ],
     "optimizers": lambda: _variants("optimizer"),
     "modes": lambda: _variants("loss_scale"),
     "keys": _keys,
@@ -221,7 +217,7 @@ def _show(arguments: argparse.Namespace) -> int:
 def imported_functions(settings: Settings) -> dict[str, str]:
     """Return the functions that a run would import, by the key that names them."""
     mode = plugins.installed().get(settings.loss_scale.mode)
-    named = {"loss_scale.mode": mode.reference} if mode else {}
+    named = {"loss_scale.mode": mode.value} if mode else {}
     for key, reference in imported_objects(settings):
         named[key] = f"{named[key]}, {reference}" if key in named else reference
     return named

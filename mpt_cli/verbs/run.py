@@ -37,14 +37,15 @@ def run_run(arguments: argparse.Namespace) -> int:
     allows_unchecked = arguments.allow_unchecked or ALLOW_UNCHECKED in overrides
     overrides = [word for word in overrides if word not in (STRICT, ALLOW_UNCHECKED)]
     settings, name = script_settings(overrides), target_name(rest)
-    _warn_of_no_record(settings, script_title(rest))
+    title = script_title(rest)
+    _warn_of_no_record(settings, title)
     if keys := [word for word in rest[1:] if "=" in word and is_run_key(word.partition("=")[0])]:  # or the script's own
         say(f"mpt run: {' '.join(keys)}: given to the script; keys of mpt stand before its name.", sys.stderr)
     _choose_backend(settings.backend.name)
     is_module = rest[0] == "-m"
     again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then
     options = [STRICT] * strict + [ALLOW_UNCHECKED] * allows_unchecked
-    script = ScriptCommand(settings, script_title(rest), ("run", *options, *again, *rest), tuple(overrides))
+    script = ScriptCommand(settings, title, ("run", *options, *again, *rest), tuple(overrides))
 
     def run() -> None:
         with _as_main_module(

@@ -54,7 +54,7 @@ def test_probes_change_no_output_no_gradient_and_no_call_also_after_an_error(net
     probes = Probes(parts_of(model), inputs=True)
     calls = [vars(part).get("call") for part in probes.parts]
     plain = gradients(model, x)[0], model(x)
-    with pytest.raises(RuntimeError), probes.installed(probes.perturbations()):
+    with pytest.raises(RuntimeError), probes.attached(probes.perturbations()):
         assert all("call" in vars(part) for part in probes.parts)
         probed = gradients(model, x)[0], model(x)
         raise RuntimeError

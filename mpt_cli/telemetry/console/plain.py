@@ -216,7 +216,6 @@ class PlainConsole(Sink):
         return True
 
     def _write_beside(self, sentence: str) -> None:
-        """Write a sentence between two rows."""
         self._write(labelled_lines([("", sentence)], INDENT, self._width))
 
     def _write(self, lines: Sequence[str]) -> None:
