@@ -15,6 +15,7 @@ from mpt_cli.diagnose.preparation import UNCHANGED_RUN, OverflowEvent, RemedyTri
 from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.errors import MptError
 from mpt_cli.jobs.local_processes import NoAnswer, helper_object, module_command
+from mpt_cli.precision.scale_rules import format_power
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.load import load_settings
 
@@ -58,7 +59,7 @@ def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
     lower = dict.fromkeys(max(scale / divisor, scaling.rule.floor or 0.0) for divisor in LOWER)
     is_lowered = scaling.scales and isfinite(found.loss)
     groups = [{**settings.policy.overrides, **dict.fromkeys(names, "float32")} for names in _layer_groups(found)]
-    words = [[f"{FIRST_SCALE}={each!r}"] for each in lower if is_lowered and each < scale]
+    words = [[f"{FIRST_SCALE}={format_power(each)}"] for each in lower if is_lowered and each < scale]
     words += [["loss_scale=dynamic"]] if scaling.scales and not scaling.rule.moves else []
     words += [[f"policy.overrides={group}".replace("'", "")] for group in dict.fromkeys(map(str, groups))]
     rate = getattr(settings.optimizer, "learning_rate", None)

@@ -9,7 +9,9 @@ from typing import Any
 
 from mpt_cli.settings.key_type import read_number
 from mpt_cli.sweep.directory import SweepResults
+from mpt_cli.sweep.job_list import job_count
 from mpt_cli.sweep.overrides import short_key
+from mpt_cli.sweep.paired import LEVEL
 from mpt_cli.telemetry.format import format_number
 
 MOST_DRAWN_JOBS = 300  # of jobs in parallel coordinates
@@ -26,22 +28,26 @@ def _ordinals(texts: Sequence[str]) -> list[int]:
 
 
 def value_means(found: SweepResults, key: str) -> str:
-    """Return the mean of the objective over the good jobs with each value of the key: "2**8 0.9499 (3 jobs),
-    2**15 0.9474 (3 jobs)"; "" for one value, or many.
+    """Return the mean of the objective for each value of the key, over good jobs that differ in nothing else, so that
+    no other key or seed is part of it: "2**8 0.9499, 2**15 0.9474 (3 jobs each, alike in all else)"; "" for one value,
+    for many, or without such jobs.
     """
-    reached: dict[str, list[float]] = {}
+    alike: dict[str, dict[str, float]] = {}
     for result in found.results:
         value = found.objective.value(result.summary) if result.is_good else None
         if value is not None and key in result.job.overrides:
-            reached.setdefault(result.job.overrides[key], []).append(value)
-    means = [f"{text} {format_number(fmean(values))} ({len(values)} jobs)" for text, values in reached.items()]
-    return ", ".join(means) if 1 < len(means) <= MOST_MEANS else ""
+            alike.setdefault(repr({**result.job.overrides, key: ""}), {})[result.job.overrides[key]] = value
+    texts = dict.fromkeys(text for each in alike.values() for text in each)
+    sets = [each for each in alike.values() if len(each) == len(texts)]
+    if not sets or not 1 < len(texts) <= MOST_MEANS:
+        return ""
+    means = ", ".join(f"{text} {format_number(fmean(each[text] for each in sets))}" for text in texts)
+    return f"{means} ({job_count(len(sets))} each, alike in all else)"
 
 
-def importances(found: SweepResults) -> list[tuple[str, float, str]]:
-    """Return each varied key, the seed too, with the share of the ranking of these jobs that it explains by itself, 0
-    if no more than chance, and with the means by value; the largest share first. It is no test: jobs of one seed are
-    not independent.
+def importances(found: SweepResults) -> list[tuple[str, float | None, str]]:
+    """Return each varied key, the seed too, with the share of the ranking of these jobs that it explains by itself,
+    None if it may be chance, and with the means by value; the largest share first.
 
     The share is eta squared of the Kruskal-Wallis test, (H - k + 1) / (n - k) for n jobs in k groups of equal values,
     which finds a best value in the middle as well as one at an end. More than n / 3 numbers are put into quarters.
@@ -59,11 +65,11 @@ def importances(found: SweepResults) -> list[tuple[str, float, str]]:
         for result, ordinal in zip(jobs, ordinals, strict=True):
             reached = found.objective.sort_key(found.objective.value(result.summary))
             groups.setdefault(ordinal, []).append(reached)
-        freedom = len(jobs) - len(groups)
-        if len(groups) > 1 and freedom > 0 and len({value for each in groups.values() for value in each}) > 1:
-            statistic = float(kruskal(*groups.values()).statistic)
-            rows.append((key, max(0.0, (statistic - len(groups) + 1) / freedom), value_means(found, key)))
-    return sorted(rows, key=lambda row: -row[1])
+        if len(groups) > 1 and len({value for each in groups.values() for value in each}) > 1:
+            test, freedom = kruskal(*groups.values()), len(jobs) - len(groups)
+            share = (float(test.statistic) - len(groups) + 1) / freedom if test.pvalue <= LEVEL else None
+            rows.append((key, share, value_means(found, key)))
+    return sorted(rows, key=lambda row: -(row[1] or 0.0))
 
 
 def parallel_chart(found: SweepResults) -> dict[str, Any]:

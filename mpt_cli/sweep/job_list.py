@@ -271,9 +271,9 @@ def seeds_sentence(jobs: Sequence[Job]) -> str:
     counts = sorted({FEWEST_SEEDS, 5, 10, max(common, FEWEST_SEEDS)})
     sizes = ", ".join(f"{needed_size(count, len(seeds) - 1):.1f} with {count}" for count in counts)
     return (
-        f"{len(seeds)} configurations with {count_seeds(common)} in common. A difference is told from chance only if "
-        f"its mean is at least so many times its standard deviation over the seeds: {sizes} seeds; with fewer than "
-        f"{FEWEST_SEEDS} never."
+        f"{len(seeds)} configurations with {count_seeds(common)} in common. Two are told apart only if the mean of "
+        "their differences, one for each seed, is at least so many times the standard deviation of these "
+        f"differences: {sizes} seeds; with fewer than {FEWEST_SEEDS} never."
     )
 
 

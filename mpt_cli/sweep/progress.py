@@ -53,8 +53,9 @@ class JobLines:
         if self._ended.get(result.job.name) != result:
             self._ended[result.job.name] = result
             progress = f"[{len(self._ended):>{len(str(self._count))}}/{self._count}]"
-            words = f"{progress} {format_result(result, self._objective)}"
-            self._console.say(words, None if result.is_good else "red", 2)
+            said = result.reason or _format_summary(result, self._objective)
+            line = f"{progress} {result.status:<9} {result.job.name}  {said}".rstrip()
+            self._console.say(line, None if result.is_good else "red", 2)
 
     def tick(self, running: Sequence[Running]) -> None:
         """Show what runs in the queue of this process, now and then."""
@@ -111,18 +112,15 @@ def format_state(line: dict[str, Any] | None, seconds: float) -> list[str]:
     ]
 
 
-def format_result(result: JobResult, objective: str | None) -> str:
-    """Return how a job ended, in one line, with the objective that this word chooses."""
-    return f"{result.status:<9} {result.job.name}  {result.reason or _format_summary(result, objective)}".rstrip()
-
-
 def _format_summary(result: JobResult, word: str | None) -> str:
+    """Return what the job reached: the objective that this word chooses, if it has one, skips, verdict and time."""
     if not result.summary:
         return ""
     parts = [f"{format_count(result.number('skipped_steps') or 0)} skipped", result.summary["verdict"]]
     with suppress(ConfigError):  # this job does not report it
         objective = choose_objective(word, [result.summary])
-        parts.insert(0, f"{objective.name} {format_number(objective.value(result.summary))}")
+        if (value := objective.value(result.summary)) is not None:
+            parts.insert(0, f"{objective.name} {format_number(value)}")
     return ", ".join([*parts, format_seconds(result.seconds or 0.0)])
 
 

@@ -29,14 +29,14 @@ from mpt_cli.telemetry.format import (
 
 
 def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
-    """Return all columns for these results: rank, varied keys, objective, then the numerics and the cost,
+    """Return all columns for these results: rank, varied keys, objective, seeds, then the numerics and the cost,
     what a narrow terminal should keep first."""
     return [
         TableColumn("rank", lambda row: "-" if row.rank is None else str(row.rank)),
         *_key_columns(found.keys, lambda row: row.overrides),
         TableColumn(found.objective.name, _format_objective),
-        *_COSTS,
         *(_SEEDS if SEED in found.plan.varied else ()),
+        *_COSTS,
         *_NUMERICS,
     ]
 
@@ -153,19 +153,13 @@ def best_lines(found: SweepResults) -> list[str]:
     best = found.best
     if best is None:
         return [_line("best", "none: no job finished")]
-    title = "best" if found.best_is_shown else "first"
+    keys = found.keys if len(found.keys) > 1 else []
     return [
-        _line(title, f"{best.job.name}, {_reached(found, best)}"),
+        _line("best" if found.best_is_shown else "first", _headline(found, best)),
         _line("", best.job.command),
         _line("", lead_sentence(found)),
-        *_key_lines(found),
+        *(_line("means", f"{short_key(key)}: {text}") for key in keys if (text := value_means(found, key))),
     ]
-
-
-def _key_lines(found: SweepResults) -> list[str]:
-    """Return a line for each of several varied keys, with the mean for each of its values."""
-    lines = [_line("means", f"{short_key(key)}: {text}") for key in found.keys if (text := value_means(found, key))]
-    return lines if len(lines) > 1 else []
 
 
 def job_label(result: JobResult, *left_out: str) -> str:
@@ -174,28 +168,29 @@ def job_label(result: JobResult, *left_out: str) -> str:
     return ", ".join(f"{short_key(name)} {text}" for name, text in overrides if name not in left_out)
 
 
-def _reached(found: SweepResults, best: JobResult) -> str:
-    """Return the objective of the job, and its mean over the seeds of the configuration: the luckiest seed alone would
-    promise too much.
-    """
-    own = f"{found.objective.name} {format_number(found.objective.value(best.summary))}"
+def _headline(found: SweepResults, best: JobResult) -> str:
+    """Return what the first configuration reached, over its seeds: its best run alone would promise too much."""
     row = found.ranked[0]
-    return own if len(row.finished) == 1 else f"{own} ({_format_objective(row)} over its {len(row.finished)} seeds)"
+    reached, seeds = f"{found.objective.name} {_format_objective(row)}", len(row.values)
+    if seeds == 1:
+        return f"{best.job.name}, {reached}"
+    own = format_number(found.objective.value(best.summary))
+    label = job_label(best, SEED) or "the configuration"
+    return f"{label}, {reached} over {seeds} seeds; best run {best.job.name}, {own}"
 
 
 def lead_sentence(found: SweepResults) -> str:
     """Return a sentence on whether the first is shown to be best, or which others it can't be told from."""
-    seeds = count_seeds(len(found.ranked[0].finished))
+    seeds = len(found.ranked[0].finished)
     if len(found.ranked) == 1:
         return "No other configuration has a result to compare it with."
     if found.best_is_shown:
-        return f"It beats every other configuration over {seeds}, at a level of 5%."
+        return f"It beats every other configuration over {count_seeds(seeds)}, at a level of 5%."
     close = [job_label(row.results[0], SEED) or "the other" for row in found.not_told_apart]
     more = f" and {len(close) - MOST_SHOWN} more" if len(close) > MOST_SHOWN else ""
     return (
         f"It may be first by chance: their common seeds can't tell it from {'; '.join(close[:MOST_SHOWN])}{more}. "
-        "More seeds may show a difference"
-        + (f"; fewer than {FEWEST_SEEDS} never do." if len(found.ranked[0].finished) < FEWEST_SEEDS else ".")
+        "More seeds may show a difference" + (f"; fewer than {FEWEST_SEEDS} never do." if seeds < FEWEST_SEEDS else ".")
     )
 
 
@@ -255,7 +250,7 @@ def _curve_label(result: JobResult) -> str:
 
 def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> str:
     """Return the whole page as text; `page` is where it will lie."""
-    best, count = found.best, len(found.results)
+    best = found.best
     title = "Best" if found.best_is_shown else "First"
     chart = parallel_chart(found)
     drawn = (
@@ -271,7 +266,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
         f"Sweep {found.directory.path.name}",
         pictures,
         other_charts=[chart],
-        headline="No job finished." if best is None else f"{title}: {best.job.name}, {_reached(found, best)}",
+        headline="No job finished." if best is None else f"{title}: {_headline(found, best)}",
         kind="bad" if best is None else "good" if found.best_is_shown else "",
         counts=f"{'' if best is None else lead_sentence(found) + ' '}{counts_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
@@ -286,7 +281,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
         ),
         importances=[] if best is None else importances(found),
         lines=len(chart["names"]) if found.keys else 0,
-        left_out=drawn if count > MOST_DRAWN else "",
+        left_out=drawn if len(found.results) > MOST_DRAWN else "",
         again=again_command(found),
         jobs=_jobs_table(found, page, runs),
     )
@@ -348,7 +343,7 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
         "varied": found.plan.varied,  # the varied keys, in their order
         "is_complete": found.is_complete,  # whether every job has run
         "counts": dict(Counter(result.status for result in found.results)),  # number of jobs by status
-        # the best job of the first configuration; null if none finished
+        # the best run of the first configuration, whose mean is in `configurations`; null if none finished
         "best": None if best is None else {**job_dict(found, best), "overrides": best.job.overrides},
         # whether the seeds show that the first configuration is the best
         "best_is_shown": found.best_is_shown,

@@ -76,7 +76,7 @@ def test_the_story_of_an_overflow_begins_with_the_first_of_those_near_it(tmp_pat
     ("net", "words", "fails", "works"),
     [
         ("attention", [], "policy.overrides={pool: float32}", "policy.overrides={attention: float32}"),
-        ("plain", TOO_HIGH, "policy.overrides={head: float32}", "loss_scale.initial_scale=4096.0"),
+        ("plain", TOO_HIGH, "policy.overrides={head: float32}", "loss_scale.initial_scale=2**12"),
     ],
 )
 def test_a_remedy_is_judged_by_what_came_of_it(net, words, fails, works, tmp_path, capsys):
@@ -103,7 +103,7 @@ def test_a_lower_scale_takes_the_place_of_that_in_the_checkpoint(tmp_path, capsy
     [
         ("attention", [], "policy.overrides={attention: float32}", "policy.overrides={pool: float32}"),
         ("outlier", [], "policy.overrides={net/up: float32, net/down: float32}", "policy.overrides={net/up: float32}"),
-        ("plain", TOO_HIGH, "loss_scale.initial_scale=16384.0", "loss_scale.initial_scale=4194304.0"),
+        ("plain", TOO_HIGH, "loss_scale.initial_scale=2**14", "loss_scale.initial_scale=2**22"),
     ],
 )
 def test_the_remedy_that_is_named_first_works(net, words, first, failed, tmp_path, capsys):

@@ -65,7 +65,7 @@ def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs):
     stubs.values = {1: 0.900, 2: 0.910, 3: 0.905, 4: 0.950, 5: 0.959, 6: 0.956}
     found, _ = stubs.start(GRID)
     assert best_lines(found)[0] == (
-        "best       005-initial_scale-32768_seed-1, val_accuracy 0.9590 (0.9550 ± 0.0046 over its 3 seeds)"
+        "best       initial_scale 2**15, val_accuracy 0.9550 ± 0.0046 over 3 seeds; best run 005-initial_scale-32768_seed-1, 0.9590"
     )
     assert best_lines(found)[2].strip() == "It beats every other configuration over 3 seeds, at a level of 5%."
     # differences -0.050, -0.049, -0.051: 0.001 / sqrt(3) * 4.3027
@@ -79,7 +79,8 @@ def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     stubs.values = {1: 0.90, 2: 0.91, 3: 0.95, 4: 0.93, 5: 0.90, 6: 0.96}
     found, _ = stubs.start(GRID)
     told = "It may be first by chance: their common seeds can't tell it from initial_scale 2**8. More seeds may show a difference."
-    assert best_lines(found)[0].startswith("first      006-") and best_lines(found)[2].strip() == told
+    assert best_lines(found)[0].startswith("first      initial_scale 2**15, val_accuracy 0.9300 ±")
+    assert best_lines(found)[2].strip() == told
     assert cells(found, "2**8")["to the first"] == "≈ -0.0100 ± 0.0497"
     assert told.replace("'", "&#39;") in (tmp_path / "s" / "report.html").read_text()
     content = written(found)
@@ -205,10 +206,12 @@ def test_the_importance_of_a_key_is_its_share_of_the_ranking(stubs):
     found, _ = stubs.start(["conf=digits_mlp", "seed=0", "loss_scale.initial_scale=1,2,4", "trainer.epochs=1,2"])
     # H = 12 / (6 * 7) * (6**2 + 15**2) / 3 - 3 * 7 = 3.857; (3.857 - 2 + 1) / (6 - 2) = 0.714
     epochs, scale = importances(found)
-    assert epochs == ("trainer.epochs", pytest.approx(0.7143, abs=1e-4), "1 2.0000 (3 jobs), 2 5.0000 (3 jobs)")
-    assert scale == ("loss_scale.initial_scale", 0.0, "1 2.5000 (2 jobs), 2 3.5000 (2 jobs), 4 4.5000 (2 jobs)")
-    found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2"])
-    assert importances(found) == []  # of two jobs nothing is known
+    means = "1 2.0000, 2 5.0000 (3 jobs each, alike in all else)"
+    assert epochs == ("trainer.epochs", pytest.approx(0.7143, abs=1e-4), means)
+    assert scale[1:] == (None, "1 2.5000, 2 3.5000, 4 4.5000 (2 jobs each, alike in all else)")
+    stubs.values = {7: 9}  # with a seed that no other job has: it is no part of the means
+    found, _ = stubs.resume(found.directory.path, ["trainer.epochs=2", "loss_scale.initial_scale=1", "seed=1"])
+    assert importances(found)[0][2] == means
 
 
 def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):
@@ -217,7 +220,7 @@ def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):
     report.print_results(found, PrintableConsole(stream, force_terminal=True, width=80, color_system=None))
     head = stream.getvalue().split("\n")[0].split()
     assert (
-        head[:6] == ["rank", "initial_scale", "val_accuracy", "skipped", "final", "scale"]
+        head[:7] == ["rank", "initial_scale", "val_accuracy", "n", "to", "the", "first"]
         and "verdict" in head
         and "memory" not in head
     )
