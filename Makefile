@@ -31,7 +31,7 @@ ON_JAX := tests/training/test_engine.py tests/training/test_injected_patterns.py
 	tests/precision/test_optimizer_steps.py tests/precision/test_skips_whole.py tests/precision/test_finite.py \
 	tests/precision/gradients/test_custom_gradient.py tests/precision/test_documented_words.py
 ON_JAX_NIGHTLY := tests/training tests/precision tests/diagnose tests/plan tests/test_docstring_examples.py \
-	tests/front/test_diagnosed_models.py tests/front/test_python_runs.py tests/front/test_like_fit.py
+	tests/front/test_diagnosed_models.py tests/front/test_python_runs.py
 
 test: $(VENV)/.dev
 	$(PYTEST) -m "not long"

@@ -53,7 +53,6 @@ settings.load_profile("repeatable")
 LONGEST = (
     "test_every_write.py",
     "test_keras_suites.py",
-    "test_like_fit.py",
     "test_ended_early.py",
     "test_diagnose_verb.py",
     "test_kills.py",

@@ -75,3 +75,14 @@ def test_hooks_of_batches_that_do_nothing_are_told_from_those_that_do(tmp_path):
         callbacks.TerminateOnNaN(),
     ]
     assert [internals.idles_at_batches(each) for each in [*idle, *busy]] == [True] * 2 + [False] * 4
+
+
+def test_losses_that_layers_add_in_float16_are_added_in_float32():
+    model = keras.Sequential(
+        [keras.Input((2,)), keras.layers.Dense(1, activity_regularizer="l2", dtype="mixed_float16")]
+    )
+    model.compile("sgd", "mse")
+    internals.add_losses_in_float32(model)
+    x = np.ones((4, 2), "float32")
+    loss = model.compute_loss(x, x[:, :1], keras.ops.cast(model(x), "float32"))
+    assert keras.backend.standardize_dtype(loss.dtype) == "float32"
