@@ -216,7 +216,7 @@ def large_inputs(ours: bool) -> str:
         layers = [keras.layers.Rescaling(1e-5), keras.layers.Dense(1, use_bias=False)]
         model = keras.Sequential([keras.Input((1,)), *layers])
     if ours:
-        fault = find_forward_fault(model, np.float32([[70000.0]]))
+        fault = find_forward_fault(model, keras.ops.convert_to_tensor([[70000.0]]))
         return "stopped before training" if fault and fault.largest_input else "no word"
     return f"output {float(np.abs(model(np.float32([[70000.0]])))[0, 0]):g}"
 

@@ -291,6 +291,7 @@ def _check_inputs(model: Any, data: DataSet) -> Iterator[Problem]:
         x = map_arrays(keras.ops.convert_to_tensor, examples.take(np.array(rows)).x)
         if (fault := find_forward_fault(model, (x,))) and fault.largest_input:
             yield Problem("data", describe_large_inputs(fault.largest_input))
+            return
 
 
 def count_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:
