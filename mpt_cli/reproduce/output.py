@@ -109,8 +109,8 @@ def _details(result: Reproduction) -> Iterator[str]:
         yield f"{result.attempts} attempts gave the same values: not flaky"
     if child.run_dir:
         yield f"run: {child.run_dir}"
-    if child.timeout:
-        yield _to_finish(child.run)
+        if child.timeout:
+            yield _to_finish(child.run)
     if child.summary and child.summary["explanation"] not in child.words:  # as it is where a rule ended the run
         yield f"verdict {child.summary['verdict']}: {child.summary['explanation']}"
     yield from (f"{check.name} was expected, {check.unreported}" for check in result.checks if check.unreported)

@@ -279,11 +279,12 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch,
 
     def never_ends(command: Command) -> None:
         command.log.touch()
-        command.subject.path.mkdir(parents=True)
-        write_json(command.subject.summary_json, {**SUMMARY, "status": "terminated", "exit_code": 143})
+        if "mine" in command.name:
+            command.subject.path.mkdir(parents=True)
+            write_json(command.subject.summary_json, {**SUMMARY, "status": "terminated", "exit_code": 143})
 
     monkeypatch.setattr(StubExecutor, "run", staticmethod(never_ends), raising=False)
-    assert told(capsys, "too-long", "./mine.yaml", "--timeout", "0.05") == 143
+    assert told(capsys, "too-long", "./mine.yaml", "digits_mlp", "--timeout", "0.05") == 143
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(3, 3), (-9, 143), (2, 3)])
