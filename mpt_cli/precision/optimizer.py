@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from inspect import signature
+from math import inf
+from numbers import Real
 from threading import get_ident
 from typing import Any
 
@@ -18,7 +20,7 @@ from mpt_cli.precision.gradient_check import GradientMeasurement, divide, measur
 from mpt_cli.precision.keras_internals import track_for_tensorflow
 from mpt_cli.precision.loss_gradients import scaled_gradients, share_of_a_replica, variables_in
 from mpt_cli.precision.optimizer_saving import InnerSavingMixin
-from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_scale
+from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_count, check_scale
 from mpt_cli.precision.scale_state import ScaleAttributesMixin, ScaleState, StepLog
 
 Tensor = Any
@@ -35,6 +37,7 @@ BASE_OPTIONS = {
     "ema_overwrite_frequency": None,
     "gradient_accumulation_steps": None,
 }
+COUNTS = {"ema_overwrite_frequency", "gradient_accumulation_steps"}
 MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis"}
 
 
@@ -59,6 +62,11 @@ def drop_inner_scaling(inner: Any) -> None:
         inner.loss_scale_factor = None
 
 
+def check_switch(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}.")
+
+
 def build_rule(
     rule: Any, factor: Any, dynamic: Any, initial_scale: Any, growth_steps: Any, moving: dict[str, Any]
 ) -> ScaleRule:
@@ -74,8 +82,7 @@ def build_rule(
     if factor is not None:
         _check_left_out(given, "beside `loss_scale_factor`, which stands for a fixed scale")
         return FixedScale(check_scale("loss_scale_factor", factor))
-    if not isinstance(dynamic, bool | None):
-        raise ValueError(f"`dynamic` must be True or False. Received: dynamic={dynamic!r}.")
+    check_switch("dynamic", True if dynamic is None else dynamic)
     if dynamic is not False:
         return DynamicScale(
             2.0**15 if initial_scale is None else initial_scale,
@@ -100,9 +107,11 @@ def base_options(inner: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Return the options in `given` that must be set on `inner`.
 
     A value that is Keras's default counts as not given, as old files of Keras hold all of them. Raise ValueError for a
-    value that `inner` does not take or has another one for.
+    value of the wrong kind, and for one that `inner` does not take or has another value for.
     """
     said = {name: value for name, value in given.items() if value is not None and value != BASE_OPTIONS[name]}
+    for name, value in said.items():
+        _check_option(name, value)
     changed = {name: value for name, value in said.items() if value != getattr(inner, name)}
     arguments = signature(type(inner)).parameters
     for name, value in changed.items():
@@ -113,6 +122,15 @@ def base_options(inner: Any, given: dict[str, Any]) -> dict[str, Any]:
                 f"`{name}` must be given to {kind} itself. Received: {name}={value!r}, and {own!r} in {kind}."
             )
     return changed
+
+
+def _check_option(name: str, value: Any) -> None:
+    if name == "use_ema":
+        check_switch(name, value)
+    elif name in COUNTS:
+        check_count(name, value)
+    elif isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < inf:
+        raise ValueError(f"`{name}` must be a finite number of at least 0. Received: {name}={value!r}.")
 
 
 def backend_step() -> Any:

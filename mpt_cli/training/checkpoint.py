@@ -77,6 +77,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         label = json.loads(stored[LABEL])
         if label["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"it has schema_version {label['schema_version']}, this mpt reads {SCHEMA_VERSION}")
+        if f"-{label['step']:09d}" not in path.name:
+            raise ValueError("it is another checkpoint")
         arrays = {name: stored[name].view(np.dtype(dtype)) for name, dtype in label["dtypes"].items()}
     return Checkpoint(label["step"], arrays, label["position"])
 

@@ -10,36 +10,57 @@ from mpt_cli.precision import LossScaleOptimizer
 pytestmark = only_on("tensorflow")
 # tf.keras has the factors built in, a floor of 1, and no ceiling but that an inf scale is not assigned
 TF_KERAS_BOUNDS = {"min_scale": 1.0, "max_scale": 2.0**126}
-STEPS = 300
-RANDOM = np.random.default_rng(7)
-TARGETS = RANDOM.normal(size=(STEPS, 2)).astype("float32")
-BAD = RANDOM.choice(np.float32([0.0, np.inf, -np.inf, np.nan]), STEPS, p=[0.7, 0.1, 0.1, 0.1])
+STEPS = 1000
 
 
-def trajectory(optimizer) -> list[list[float]]:
-    """Scale, counter and both weights after each step of minimising a noisy parabola."""
+def bad_steps(share: float, seed: int) -> np.ndarray:
+    """0 for a finite step, else inf, -inf or nan; bad steps come in runs as well as alone."""
+    random = np.random.default_rng(seed)
+    bad = random.random(STEPS) < share
+    bad |= np.roll(bad, 1) & (random.random(STEPS) < 0.3)
+    return np.where(bad, random.choice(np.float32([np.inf, -np.inf, np.nan]), STEPS), np.float32(0.0))
+
+
+def trajectory(optimizer, variable, additions: np.ndarray) -> np.ndarray:
+    """(scale, counter, both weights) after each step of minimising a noisy parabola, in one compiled loop."""
     import tensorflow as tf
 
-    variable, rows = tf.Variable([1.0, -1.0]), []
+    targets = tf.constant(np.random.default_rng(7).normal(size=(STEPS, 2)).astype("float32"))
+    additions = tf.constant(additions)
     optimizer.build([variable])
-    for target, addition in zip(TARGETS, BAD, strict=True):
-        with tf.GradientTape() as tape:
-            scaled = optimizer.get_scaled_loss(tf.reduce_sum((variable - target) ** 2))
-        [gradient] = optimizer.get_unscaled_gradients(tape.gradient(scaled, [variable]))
-        optimizer.apply_gradients([(gradient + addition, variable)])
-        rows.append([float(optimizer.loss_scale), float(optimizer.dynamic_counter), *variable.numpy().tolist()])
-    return rows
+
+    @tf.function
+    def run():
+        rows = tf.TensorArray(tf.float32, STEPS)
+        for i in tf.range(STEPS):
+            with tf.GradientTape() as tape:
+                scaled = optimizer.get_scaled_loss(tf.reduce_sum((variable - targets[i]) ** 2))
+            [gradient] = optimizer.get_unscaled_gradients(tape.gradient(scaled, [variable]))
+            optimizer.apply_gradients([(gradient + additions[i], variable)])
+            counter = -1 if optimizer.dynamic_counter is None else optimizer.dynamic_counter
+            state = [optimizer.loss_scale, tf.cast(counter, tf.float32)]
+            rows = rows.write(i, tf.concat([state, variable], axis=0))
+        return rows.stack()
+
+    return run().numpy()
 
 
 @pytest.mark.slow
-def test_dynamic_scales_counters_and_weights_are_equal_at_every_step():
+@pytest.mark.parametrize(("share", "initial_scale", "growth_steps"), [(0.3, 2.0**15, 3), (0.6, 4.0, 2)])
+def test_dynamic_scales_counters_and_weights_are_equal_at_every_step(share, initial_scale, growth_steps):
     """`iterations` is left by a skipped step, as in Keras 3."""
+    import tensorflow as tf
     import tf_keras
 
+    additions, arguments = bad_steps(share, seed=growth_steps), (True, initial_scale, growth_steps)
     theirs = tf_keras.mixed_precision.LossScaleOptimizer(
-        tf_keras.optimizers.experimental.SGD(0.03, momentum=0.9), True, 2.0**15, 3
+        tf_keras.optimizers.experimental.SGD(0.03, momentum=0.9), *arguments
     )
-    ours = LossScaleOptimizer(keras.optimizers.SGD(0.03, momentum=0.9), True, 2.0**15, 3, **TF_KERAS_BOUNDS)
-    assert trajectory(ours) == trajectory(theirs)
-    assert int(ours.skipped_steps) == np.count_nonzero(BAD) and int(theirs.iterations) == STEPS
-    assert int(ours.iterations) == int(ours.applied_steps) == STEPS - np.count_nonzero(BAD)
+    ours = LossScaleOptimizer(keras.optimizers.SGD(0.03, momentum=0.9), *arguments, **TF_KERAS_BOUNDS)
+    expected = trajectory(theirs, tf.Variable([1.0, -1.0]), additions)
+    found = trajectory(ours, tf.Variable([1.0, -1.0]), additions)
+    np.testing.assert_array_equal(found, expected)
+    assert int(ours.skipped_steps) == np.count_nonzero(~np.isfinite(additions))
+    assert int(ours.applied_steps) == np.count_nonzero(np.isfinite(additions))
+    assert int(theirs.iterations) == STEPS
+    assert int(ours.iterations) == int(ours.applied_steps)

@@ -452,9 +452,13 @@ def a_loss_scale_factor_is_a_fixed_scale():
     assert optimizer.loss_scale_factor is None
 
 
-@row(KERAS_3, "error", "an option out of range", "one that contradicts the inner optimizer")
+@row(KERAS_3, "error", "an option of the wrong kind or out of range", "one that contradicts the inner optimizer")
 def options_that_are_refused():
     for option, words in (
+        ({"clipnorm": True}, "`clipnorm` must be a finite number of at least 0. Received: clipnorm=True"),
+        ({"weight_decay": "a"}, "`weight_decay` must be a finite number"),
+        ({"use_ema": 1}, "`use_ema` must be"),
+        ({"gradient_accumulation_steps": 2.5}, "`gradient_accumulation_steps` must be a whole number"),
         ({"gradient_accumulation_steps": 1}, "must be an integer >= 2"),
         ({"use_ema": True, "ema_momentum": 2.0}, r"must be in the range \[0, 1\]"),
         ({"clipnorm": 1.0, "clipvalue": 1.0}, "Only one of `clipnorm`"),

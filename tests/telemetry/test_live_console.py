@@ -81,6 +81,18 @@ def test_epochs_and_overflows_stay_above_the_live_area(header, snapshot, summary
         assert text.count(once) == 1
 
 
+def test_lines_that_a_narrower_terminal_broke_are_cleared(header, snapshot) -> None:
+    live, terminal = _live()
+    live.start(header)
+    live.snapshot(snapshot)
+    live.message("wide")
+    assert not re.search(r"\x1b\[\d+A\x1b\[J", terminal.getvalue())
+    live._console.width = 40
+    live.message("narrow")
+    live.close()
+    assert re.search(r"\x1b\[\d+A\x1b\[J", terminal.getvalue())
+
+
 def test_a_run_that_was_interrupted_while_it_compiled_has_no_verdict(header, summary) -> None:
     live, terminal = _live()
     live.start(header)

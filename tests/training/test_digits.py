@@ -60,6 +60,7 @@ def positions(draw):
         (offsets, "first", "mixed_bfloat16", 1),
         (waves, "waves", "mixed_float16", 20),
         (positions, "encoded", "mixed_float16", 60),
+        pytest.param(waves, "waves", "mixed_bfloat16", 1, marks=pytest.mark.long),
     ],
 )
 def test_the_layer_that_loses_digits_is_named_and_its_remedy_was_tried(net, layer, policy, epochs, tmp_path):
@@ -127,10 +128,11 @@ def test_auto_float16_computes_the_layer_in_float32_from_the_start(tmp_path):
     assert "  overrides:\n    reshape" in (tmp_path / "auto_float16" / "config.yaml").read_text()
 
 
-def test_a_net_that_trains_as_in_float32_loses_none(tmp_path):
+@pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.long)])
+def test_a_net_that_trains_as_in_float32_loses_none(tmp_path, policy):
     x = np.random.default_rng(0).normal(size=(512, 16)).astype("float32")
     hidden = [layers.Dense(32, "tanh") for _ in range(8)]
-    run = fit(tmp_path, [*hidden, layers.Dense(1)], x, x[:, :1] * x[:, 1:2], policy="mixed_float16")
+    run = fit(tmp_path, [*hidden, layers.Dense(1)], x, x[:, :1] * x[:, 1:2], policy=policy)
     assert run.verdict == "healthy", run.explanation
     assert run.summary["gradients"]["output_noise"] < 0.002
 
@@ -140,6 +142,24 @@ def test_a_model_that_draws_random_numbers_in_inference_is_not_blamed(tmp_path):
     noise = layers.Lambda(lambda t: t + keras.random.normal(keras.ops.shape(t), dtype=t.dtype), output_shape=(4,))
     x = np.ones((64, 4), "float32")
     assert fit(tmp_path, [noise, layers.Dense(1)], x, x[:, :1]).verdict != DIGITS_LOST
+
+
+def test_a_short_run_is_sampled_at_its_end(tmp_path):
+    x = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")
+    net = [*[layers.Dense(8, "tanh") for _ in range(3)], layers.Dense(1)]
+    run = fit(
+        tmp_path,
+        net,
+        x,
+        1e-6 * x[:, :1],
+        "mse",
+        policy="mixed_float16",
+        loss_scale="none",
+        rate=0.0,
+        sample_weight=np.full(256, 1e-7, "float32"),
+    )
+    assert run.summary["steps_seen"] == 4 and run.summary["gradients"]["step"] == 4
+    assert run.verdict == "scale too low to matter" and run.summary["gradients"]["flushed_share"] > 0.5
 
 
 def test_moving_statistics_that_are_still_far_off_lose_no_digits_of_training(tmp_path):
@@ -164,6 +184,20 @@ def test_augmentation_that_has_no_gradient_in_bfloat16_is_sampled(tmp_path):
     rows = lines(tmp_path / "mixed_bfloat16" / "layers.jsonl")
     first = next(row for row in rows if "rescaling" in row["layer"])
     assert (first["kind"], first["values"]) == ("activations", 64 * 64), "what stands before it is counted all the same"
+
+
+def test_without_samples_a_run_in_half_precision_is_not_checked(tmp_path):
+    x = np.ones((64, 2), "float32")
+    run = mpt.fit(
+        compiled(),
+        x,
+        x[:, :1],
+        policy="mixed_float16",
+        run_dir=tmp_path / "run",
+        settings={**QUIET, "trainer.gradient_health_every_steps": None},
+    )
+    assert run.verdict == "not checked"
+    assert run.explanation.endswith("was not checked: set trainer.gradient_health_every_steps=auto to check it.")
 
 
 def compiled(loss="mse", rate=0.01):

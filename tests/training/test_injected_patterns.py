@@ -7,10 +7,11 @@ import signal
 from itertools import accumulate
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import ReferenceScale
+from reference import ReferenceScale, changes_of
 from test_health_runs import objects as lines
 from tiny import TinyRun, tiny_data, tiny_run
 
@@ -110,6 +111,72 @@ def train(compiled, pattern: list[bool], folder=None, **options) -> tuple[Outcom
     with record_in(folder) if folder else Telemetry([]) as telemetry:
         trainer = trainer_of(compiled, pattern, telemetry, **options)
         return trainer.fit(), trainer.counters
+
+
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    pattern=st.lists(st.booleans(), min_size=STEPS, max_size=STEPS),
+    value=st.sampled_from([math.inf, -math.inf]),
+    log=st.sampled_from([1, 7, 100]),
+    per_call=st.sampled_from([1, 8]),
+)
+def test_events_and_counters_are_those_of_the_reference(compiled, tmp_path_factory, pattern, value, log, per_call):
+    folder = tmp_path_factory.mktemp("run")
+    _, counters = train(compiled, pattern, folder, per_call=per_call, value=value, log=log)
+
+    reference = ReferenceScale(scale=16.0, **RULE)
+    steps = reference.run(pattern)
+    events = lines(folder / "events.jsonl")
+    assert changes_of(events) == reference.events
+    for event in events:
+        bad = event["kind"] == "overflow"
+        assert (event["nan"] + event["inf"] > 0) == bad
+        # the numbers go wrong in the data: a variable tells it only where the loss stays finite all the same
+        assert (event["cause"] is not None) == bad and (event["variable"] is not None) == (event["cause"] == "backward")
+    assert counters.streaks.skips == reference.consecutive_skips
+    for name in ("seen", "applied", "skipped", "counter", "scale"):
+        assert getattr(counters, name) == getattr(reference, name), name
+    tally = compiled[0].model.optimizer
+    counts = (tally.seen_steps, tally.applied_steps, tally.skipped_steps, tally.consecutive_skips)
+    assert [int(count) for count in counts] == [
+        STEPS,
+        reference.applied,
+        reference.skipped,
+        reference.consecutive_skips,
+    ]
+    check_lines(lines(folder / "metrics.jsonl"), steps, log)
+
+
+def check_lines(found: list[dict], steps, log: int) -> None:
+    logged = [line for line in found if not line.get("epoch_end")]
+    expected = sorted(range(log, STEPS + 1, log))
+    assert [line["step"] for line in logged if line["step"] in expected][: len(expected)] == expected
+    for line in found:
+        done = steps[: line["step"]]
+        assert line["skipped_steps"] == sum(not step.finite for step in done)
+        assert line["applied_steps"] == sum(step.finite for step in done)
+        assert (line["loss_scale"], line["scale_counter"]) == (done[-1].scale_after, done[-1].counter)
+        assert line["learning_rate"] == pytest.approx(0.1)
+        applied = [step.finite for step in done[0 if line.get("epoch_end") else (line["step"] - 1) // log * log :]]
+        assert math.isfinite(line["loss"]) if any(applied) else line["loss"] is None
+
+
+def test_weights_are_those_of_the_good_steps_alone(compiled):
+    """Bit for bit: a skipped step leaves nothing behind, and power-of-two scales lose no bits."""
+    pattern = [step % 3 != 1 for step in range(STEPS)]
+    run, start = compiled
+    train(compiled, pattern)
+    with_skips = run.weights()
+
+    restore_state(run.model, start)
+    data = tiny_data(STEPS * 4)
+    good = np.repeat(pattern, 4)
+    feed = Feed(data.take(np.flatnonzero(good)), run.engine, BatchPlan(4, 8), resident=False)
+    feed.start(1)
+    while (chunk := feed.take(8)) is not None:
+        assert run.engine.train(chunk.source, chunk.batch_indices, chunk.count).finite.all()
+    for ours, theirs in zip(with_skips, run.weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @settings(deadline=None, max_examples=24, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -103,7 +103,7 @@ def scaling_of(settings, policy="float32"):
 class TestScaling:
     def test_auto_is_dynamic_where_something_computes_in_float16(self):
         for policy, mode in (("mixed_float16", "dynamic"), ("mixed_bfloat16", "none"), ("float32", "none")):
-            assert scaling_of(LossScaleSettings(), policy).mode == mode
+            assert scaling_of(LossScaleSettings(), policy).rule.mode == mode
 
     def test_each_mode_takes_every_number(self):
         settings = LossScaleSettings("dynamic", 8.0, 5, 4.0, 0.25, 2.0, 64.0, 3)
