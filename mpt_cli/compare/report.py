@@ -16,6 +16,7 @@ from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
 from mpt_cli.sweep.report import MEMORY, SKIPPED, ending_lines, format_difference, format_verdict, job_dict
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import format_number
+from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS
 
 
 def overall_sentence(comparison: Comparison) -> str:
@@ -39,7 +40,7 @@ def _pays_sentence(comparison: Comparison) -> str:
     measured = _measured(comparison)
     told = [
         f"{entry.label} {_pays_words(entry)}: {_speed_up_cell(entry)} the speed of {entry.baseline.label}, "
-        f"its quality {_quality_words(entry)}."
+        f"its quality {_quality_words(entry)}{_bad_verdicts(entry)}."
         for entry in measured
         if entry.baseline
     ]
@@ -50,6 +51,11 @@ def _pays_sentence(comparison: Comparison) -> str:
             "steps in an epoch, or two seconds of a script's own loop."
         )
     return " ".join(told)
+
+
+def _bad_verdicts(entry: Entry) -> str:
+    bad = {str(result.summary["verdict"]) for result in entry.finished} - {*GOOD_VERDICTS}
+    return f", its verdict {' or '.join(sorted(bad))}" if bad else ""
 
 
 def _measured(comparison: Comparison) -> list[Entry]:
@@ -76,7 +82,7 @@ def sentences(comparison: Comparison) -> list[str]:
             f"Equal quality: the 95% interval of the difference lies within {format_number(max(margins))}, the "
             "tolerance (by default 0.01 for an accuracy, else 5% of the baseline's mean, or the standard deviation of "
             "its seeds if that mean is negative or near 0). Better or worse: the interval leaves out 0. The same: no "
-            "seed differs, which is no proof. Otherwise it is unclear: a new comparison with more --seeds may tell."
+            "seed differs beyond rounding, which is no proof. Otherwise it is unclear: a new comparison with more --seeds may tell."
         )
     if _measured(comparison):
         told.append(

@@ -20,11 +20,12 @@ from mpt_cli.telemetry.console import PrintableConsole
 
 @dataclass
 class Outcomes:
-    """What the stubs report by policy: accuracy (of each seed), examples per second (also of each), exit code."""
+    """What the stubs report by policy: accuracy (of each seed), examples per second (also of each), exit code, verdict."""
 
     accuracy: dict[str, Sequence[float]] = field(default_factory=dict)
     rate: dict[str, float | Sequence[float]] = field(default_factory=dict)
     code: dict[str, int] = field(default_factory=dict)
+    verdict: dict[str, str] = field(default_factory=dict)
     started: list[str] = field(default_factory=list)
 
     def compare(self, words: Sequence[str], seeds: int | None = None, **options: Any) -> tuple[Comparison, int]:
@@ -47,6 +48,7 @@ class Outcomes:
         code, rate = self.code.get(policy, 0), self.rate.get(policy, 1000.0)
         more = {
             "exit_code": code,
+            "verdict": self.verdict.get(policy, "healthy"),
             "status": "finished" if code == 0 else "stopped",
             "skipped_steps": 0,
             "examples_per_second": rate[seed % len(rate)]

@@ -50,7 +50,15 @@ CASES = {
     "slower": (TWO, 3, {"accuracy": spread(0.951, 0.96, 0.942), "rate": {"mixed_float16": 500.0}}),
     "a script with its own seed": (TWO, 3, {"rate": FASTER}),
     # differences -0.45, -0.46, -0.45: 0.0057735 / sqrt(3) * 4.3027 = 0.01434
-    "worse": (TWO, 3, {"accuracy": spread(0.5, 0.5, 0.52, of_float32=(0.95, 0.96, 0.97)), "rate": FASTER}),
+    "worse": (
+        TWO,
+        3,
+        {
+            "accuracy": spread(0.5, 0.5, 0.52, of_float32=(0.95, 0.96, 0.97)),
+            "rate": FASTER,
+            "verdict": {"mixed_float16": "digits lost"},
+        },
+    ),
     "a failed run": (THREE, None, {"code": {"mixed_float16": 4}, "rate": {"mixed_bfloat16": 3000.0}}),
     "a failed baseline": (THREE, None, {"code": {"float32": 4}}),
     "each backend, without float32": (EACH_BACKEND, None, {}),

@@ -21,6 +21,11 @@ ACCURACY, LOSS = Objective("val_accuracy", falls=False), Objective("val_loss", f
         (LOSS, [(1.0, 0.9), (1.0, 1.9)], "unclear"),  # two seeds show nothing but sameness
         (LOSS, [(1.00, 1.01), (1.1, 1.12), (0.9, 0.905)], "equal"),  # within 5 %
         (LOSS, [(0.02, 0.021), (0.5, 0.498), (-0.4, -0.401)], "equal"),  # within the deviation of the seeds, 0.45
+        (
+            LOSS,
+            [(-1999.9, -1999.893), (-1999.8, -1999.792), (-2000.0, -1999.993)],
+            "equal",
+        ),  # within 0.1, their deviation
         (LOSS, [(-100.0, -96.0), (-101.0, -97.1), (-99.0, -95.0)], "worse"),  # within 5 %, but by four deviations
         (LOSS, [(1.0, math.nan)], "worse"),
         (LOSS, [(math.nan, 1.0)], "unknown"),
@@ -35,6 +40,9 @@ def test_the_tolerance_can_be_chosen():
     pairs = [(0.98, 0.96), (0.97, 0.951), (0.99, 0.969)]
     assert compare_quality(ACCURACY, pairs, tolerance=0.03).kind == "equal"
     assert compare_quality(ACCURACY, pairs, tolerance=0.0).kind == "worse"
+    shifted = [(base - 2000, other - 2000) for base, other in [(0.1, 0.107), (0.2, 0.208), (0.3, 0.3071)]]
+    assert compare_quality(LOSS, shifted, tolerance=0.001).kind == "worse"  # a constant in the loss hides nothing
+    assert compare_quality(LOSS, [(value, value - 1e-4) for value in (800.0, 801.0, 802.0)]).interval is None
 
 
 @pytest.mark.parametrize(
