@@ -82,7 +82,8 @@ def sentences(comparison: Comparison) -> list[str]:
             f"Equal quality: the 95% interval of the difference lies within {format_number(max(margins))}, the "
             "tolerance (by default 0.01 for an accuracy, else 5% of the baseline's mean, or the standard deviation of "
             "its seeds if that mean is negative or near 0). Better or worse: the interval leaves out 0. The same: no "
-            "seed differs beyond rounding, which is no proof. Otherwise it is unclear: a new comparison with more --seeds may tell."
+            "seed differs beyond rounding, which is no proof. Otherwise it is unclear: a new comparison with more "
+            "--seeds may tell."
         )
     if _measured(comparison):
         told.append(
