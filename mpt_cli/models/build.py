@@ -98,7 +98,7 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
         if problem is None and not is_unfit:
             raise UserCodeError(f"{key}: calling the model raised {type(error).__name__}: {said}") from error
         rule = "the model must take the data's examples."
-        unfit_problem = Problem(key, rule, shapes.input_shape, f"The data gives {shapes}. Keras says: {said}")
+        unfit_problem = Problem(key, rule, None, f"The data gives {shapes}. Keras says: {said}")
         raise ConfigError(problem or unfit_problem) from error
     has_own_loss = own_step or model.compiled  # which may compare what it likes
     if shapes.num_classes is not None and not has_own_loss and not shapes.targets_as_given:
@@ -114,6 +114,10 @@ def _call_symbolically(model: keras.Model, shapes: Shapes) -> Any:
         inputs = map_arrays(
             lambda dtype, shape: keras.KerasTensor((None, *shape), dtype), shapes.input_dtypes, shapes.input_shape
         )
+        if isinstance(model, keras.Function) and isinstance(model.input, (list, tuple)) and isinstance(inputs, dict):
+            names = [getattr(each, "name", "") for each in model.input]
+            if inputs.keys() >= {*names}:  # Keras does so with arrays, but takes symbolic tensors in sorted order
+                inputs = [inputs[name] for name in names]
         return model(inputs)
 
 

@@ -65,12 +65,13 @@ def build():
     assert model.built and model.count_params() == (3 * 5 + 5) + (5 * 4 + 4)
 
 
-def test_a_model_of_several_inputs_fits_data_of_several_inputs(build):
+@pytest.mark.parametrize("given", ["inputs", "[inputs['right'], inputs['left']]"])
+def test_a_model_of_several_inputs_fits_data_of_several_inputs(build, given):
     model = build(
-        """
+        f"""
 def build(input_shape):
-    inputs = {name: keras.Input(shape, name=name) for name, shape in input_shape.items()}
-    return keras.Model(inputs, layers.Dense(4)(layers.Concatenate()(list(inputs.values()))))
+    inputs = {{name: keras.Input(shape, name=name) for name, shape in input_shape.items()}}
+    return keras.Model({given}, layers.Dense(4)(layers.Concatenate()([layers.Reshape(x.shape[1:])(x) for x in inputs.values()])))
 """,
         shape={"left": (2,), "right": (3,)},
         dtype={"left": "float32", "right": "int32"},
@@ -103,7 +104,7 @@ def test_outputs_without_a_last_dimension_count_as_one(build):
         ("def build():\n    pass", r"model.builder: nets.py:build must return a keras.Model. Received: 'NoneType'"),
         (
             "def build():\n    return keras.Sequential([keras.Input((5,)), layers.Dense(4)])",
-            r"model.builder: the model must take the data's examples. Received: \(3,\). The data gives inputs of shape \(3,\) "
+            r"model.builder: the model must take the data's examples. The data gives inputs of shape \(3,\) "
             r"and dtype float32, 4 outputs. Keras says: .*expected shape=\(None, 5\), found shape=\(None, 3\)",
         ),
         (
