@@ -186,7 +186,10 @@ class TestSavedModel:
 class Subclassed(keras.Model):
     def __init__(self):
         super().__init__()
-        self.first, self.last = keras.layers.Dense(2, name="first"), keras.layers.Dense(1, name="last")
+        self.first, self.last = (
+            keras.layers.Dense(2, name="first"),
+            keras.layers.Dense(1, name="last", dtype="mixed_float16"),
+        )
 
     def call(self, x):
         return self.last(self.first(x))
@@ -195,6 +198,11 @@ class Subclassed(keras.Model):
 def test_a_head_that_is_not_known_is_said_with_the_last_layers():
     settings = load_settings(["conf=digits_mlp", "policy=mixed_float16"])
     assert warn_of_no_head(settings, Subclassed()) == [
-        "policy.head=float32 does nothing: Subclassed has no layer called head. Rename its last layer, or set "
+        "policy.head=float32 does nothing: Subclassed has no layer that is known as its head. Set "
         "policy.overrides.NAME=float32 (last layers: first, last; docs/guides/policy.md)."
     ]
+    for dtype in ("float32", "mixed_float16"):
+        x = keras.layers.Dense(2)(inputs := keras.Input((3,)))
+        heads = [keras.layers.Dense(1, name=name, dtype=dtype)(x) for name in ("low", "high")]
+        said = warn_of_no_head(settings, keras.Model(inputs, keras.ops.cumsum(keras.ops.concatenate(heads))))
+        assert ("last layers: low, high;" in str(said)) == bool(said) == (dtype != "float32")
