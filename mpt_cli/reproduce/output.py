@@ -11,7 +11,7 @@ from mpt_cli.files import write_atomic
 from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import print_table, text_columns
 from mpt_cli.reproduce.collection import FINGERPRINT, Collection, ReproduceTarget
-from mpt_cli.reproduce.reproduction import Outcomes, Reproduction
+from mpt_cli.reproduce.reproduction import CAUSES_IN_DATA, CAUSES_IN_TRAINING, Outcomes, Reproduction
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.overrides import resume_command
 from mpt_cli.settings.search_path import shell_command
@@ -100,11 +100,14 @@ def _details(result: Reproduction) -> Iterator[str]:
     child, attempts = result.child, (*result.earlier, result)
     for attempt, each in enumerate(result.earlier, 1):
         yield f"attempt {attempt}: {each.failure}{f' (run: {each.child.run_dir})' if each.child.run_dir else ''}"
-    if len({each.child.data for each in attempts} - {""}) > 1:
-        yield "the data was different from attempt to attempt: let the loader draw from a parameter `seed`"
+    data = {each.child.data for each in attempts} - {""}
+    weights = {None if each.crash else (each.child.summary or {}).get(FINGERPRINT) for each in attempts}
+    if len(data) > 1:
+        yield f"the data was different from attempt to attempt; {CAUSES_IN_DATA}"
+    elif data and len(weights - {None}) > 1:
+        yield f"attempts with the same data gave different values; {CAUSES_IN_TRAINING}"
     if result.passed:
         return
-    weights = {(each.child.summary or {}).get(FINGERPRINT) for each in attempts}
     if len(weights) == 1 < result.attempts and all(weights):
         yield f"{result.attempts} attempts gave the same values: not flaky"
     if child.run_dir:
@@ -117,7 +120,7 @@ def _details(result: Reproduction) -> Iterator[str]:
     if child.exit_code:
         yield from child.words.splitlines()[-MOST_OUTPUT_LINES:]
     if result.differences:
-        yield f"changed since the first run ({len(result.differences)}; your code as far as git tracks it):"
+        yield f"{len(result.differences)} facts changed since the first run (of your code, only what git tracks):"
         yield from (f"  {difference}" for difference in result.differences[:12])
     yield f"again: {_command(result.target)}"
 

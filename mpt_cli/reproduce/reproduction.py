@@ -30,6 +30,15 @@ from mpt_cli.signals import raise_for, signal_name
 from mpt_cli.telemetry.record_types import FORWARD_PASS
 from mpt_cli.training.checkpoint import CheckpointStore
 
+CAUSES_IN_DATA = (
+    "usual causes: random numbers drawn without the run's seed (mpt fills a loader's parameter `seed`), hash() or the "
+    "order of a set, the order in which files are listed, the time"
+)
+CAUSES_IN_TRAINING = (
+    "usual causes: random numbers in the model or its training that a fixed `seed` of the run does not set, or a GPU "
+    "that adds in another order"
+)
+
 
 @dataclass(frozen=True)
 class FinishedProcess:
@@ -200,7 +209,8 @@ def reproduce(
     """Run every target in its own process under `folder`; put each result into `outcomes` and `tell` it. `tell_start`
     gets the name and the run directory of what starts.
 
-    Those that fail run again up to `retries` times. After Ctrl-C none is started, and an interrupted one has no result.
+    Those that may pass run again up to `retries` times. After Ctrl-C none is started, and an interrupted one has no
+    result.
     """
 
     def record(command: Command, ending: Ending) -> None:
@@ -223,7 +233,12 @@ def reproduce(
     for _ in range(retries + 1):
         with tempfile.TemporaryDirectory() as logs:
             raise_for(Queue(limits, LocalExecutor(), record).run(commands(logs)))
-        left = {number: result.target for number, result in sorted(results.items()) if not result.passed}
+        left = {
+            number: result.target
+            for number, result in sorted(results.items())
+            if result.child.code != BAD_CONFIG  # a refusal, as a value that no run reports, is the same again
+            and not all(check.passed or check.unreported for check in result.checks)
+        }
 
 
 def _new_folder(path: Path) -> RunDirectory:
@@ -302,6 +317,7 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
     ConfigError if the run is too short or `step` isn't in it; DataError if a run fails by itself.
     """
     whole, killed = _new_folder(folder / "whole"), _new_folder(folder / "killed")
+    unknown = "nothing can be said of the resume: two runs of this recipe with one seed"
     with tempfile.TemporaryDirectory() as scratch:
 
         def run(verb: str, overrides: list[str], directory: RunDirectory) -> FinishedProcess:
@@ -319,14 +335,14 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
         if child.exit_code != -SIGKILL:
             raise DataError(f"the run could not be killed at step {at}: {child.words or child.exit_code}")
         if unbroken.data != child.data:
-            raise DataError(
-                "nothing can be said of the resume: two runs of this recipe with one seed got different data "
-                "(dataset_fingerprint), so that their results differ without a kill. "
-                "Let the loader take its random numbers from a parameter `seed`."
-            )
+            raise DataError(f"{unknown} got different data (dataset_fingerprint); {CAUSES_IN_DATA}")
         resumed = _check_succeeded(run("train", [*own, "resume=auto"], killed))
-    from_step = resumed.environment["attempts"][-1]["from_step"]
-    return ResumeProof(steps, at, from_step, first_difference(whole, killed))
+        difference = first_difference(whole, killed)
+        if difference:
+            _check_succeeded(run("train", words, again := _new_folder(folder / "again")))
+            if unlike := first_difference(whole, again):
+                raise DataError(f"{unknown} differ without a kill: {unlike}; {CAUSES_IN_TRAINING}")
+    return ResumeProof(steps, at, resumed.environment["attempts"][-1]["from_step"], difference)
 
 
 def _check_succeeded(child: FinishedProcess) -> FinishedProcess:

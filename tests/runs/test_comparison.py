@@ -65,14 +65,14 @@ def test_the_first_difference_is_named(tmp_path: Path) -> None:
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stand-ins for the three runs: how the whole one ends, and what the resumed one does differently."""
-    plan: dict[str, Any] = {"status": "finished", "steps": 10, "changes": {}, "killed": -9}
+    plan: dict[str, Any] = {"status": "finished", "steps": 10, "changes": {}, "killed": -9, "changed": "killed"}
 
     def run_one(command: Command, _: Executor) -> Ending:
         assert command.log is not None
         if "__killed" in command.arguments:
             command.log.write_text("mpt: it ended\n")
             return Ending(plan["killed"], 1.0)
-        made = _run(command.subject.path, **(plan["changes"] if "resume=auto" in command.arguments else {}))
+        made = _run(command.subject.path, **(plan["changes"] if command.name.startswith(plan["changed"]) else {}))
         write_json(made.summary_json, {"status": plan["status"], "exit_code": 0, "steps_seen": plan["steps"]})
         facts = {"attempts": [{"from_step": 0}, {"from_step": 4}], **plan.get("facts", {})}
         write_json(made.environment_json, facts)
@@ -92,12 +92,15 @@ def test_a_difference_is_five_and_none_is_zero_and_each_is_said(children, tmp_pa
     assert "killed at step 6 of 10, resumed from step 4" in shown
     assert "NOT the same: variable weight/0 at step 10 is" in shown
     assert main(["reproduce", "--resume-check", "conf=digits_mlp", "--output", str(tmp_path)]) == 5
-    assert {path.name for path in tmp_path.iterdir()} == {"whole", "killed", "whole-2", "killed-2"}
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "killed", "again", "whole-2", "killed-2", "again-2"}
 
 
 def test_what_cannot_be_proved_says_why(children, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--at: must be a step of the run before its last, 10. Received: 10"):
         verify_resume(["conf=x"], _new(tmp_path, "late"), 10)
+    children |= {"changes": {"weight": 3.0}, "changed": ("again", "killed")}
+    with pytest.raises(DataError, match="with one seed differ without a kill: variable weight/0 at step 10"):
+        verify_resume(["conf=x"], _new(tmp_path, "unlike"), 3)
     children["facts"] = {"dataset_fingerprint": "a" * 64}  # that of the killed run is another
     with pytest.raises(DataError, match="two runs of this recipe with one seed got different data"):
         verify_resume(["conf=x"], _new(tmp_path, "other"), 3)
