@@ -154,16 +154,12 @@ def build_mlp(settings: MLP, shapes: Shapes) -> keras.Model:
     inputs, x = float_input(shapes)
     x = layers.Flatten(name="flatten")(x)
     for number, units in enumerate(settings.hidden_units, start=1):
-        x = _hidden(x, units, number, settings)
+        x = layers.Dense(units, use_bias=not settings.batch_norm, name=f"hidden_{number}")(x)
+        if settings.batch_norm:
+            x = layers.BatchNormalization(momentum=0.9, name=f"batch_norm_{number}")(x)
+        x = layers.Activation(settings.activation, name=f"activation_{number}")(x)
+        x = _dropout(x, settings.dropout, f"dropout_{number}")
     return keras.Model(inputs, layers.Dense(count_outputs(shapes), name="head")(x), name="mlp")
-
-
-def _hidden(x: keras.KerasTensor, units: int, number: int, settings: MLP) -> keras.KerasTensor:
-    x = layers.Dense(units, use_bias=not settings.batch_norm, name=f"hidden_{number}")(x)
-    if settings.batch_norm:
-        x = layers.BatchNormalization(momentum=0.9, name=f"batch_norm_{number}")(x)
-    x = layers.Activation(settings.activation, name=f"activation_{number}")(x)
-    return _dropout(x, settings.dropout, f"dropout_{number}")
 
 
 def _dropout(x: keras.KerasTensor, rate: float, name: str) -> keras.KerasTensor:
@@ -177,17 +173,14 @@ def build_cnn(settings: CNN, shapes: Shapes) -> keras.Model:
     """
     inputs, x = image_input(shapes, "cnn")
     for number, filters in enumerate(settings.filters, start=1):
-        x = _conv_block(x, filters, f"block_{number}")
+        name = f"block_{number}"
+        for part in (1, 2):
+            x = layers.Conv2D(filters, 3, padding="same", activation="relu", name=f"{name}_conv_{part}")(x)
+        x = layers.MaxPooling2D(2, name=f"{name}_pool")(x) if min(x.shape[1:3]) > 1 else x
     x = layers.Flatten(name="flatten")(x)
     x = layers.Dense(settings.hidden_units, activation="relu", name="hidden")(x)
     x = _dropout(x, settings.dropout, "dropout")
     return keras.Model(inputs, layers.Dense(count_outputs(shapes), name="head")(x), name="cnn")
-
-
-def _conv_block(x: keras.KerasTensor, filters: int, name: str) -> keras.KerasTensor:
-    for number in (1, 2):
-        x = layers.Conv2D(filters, 3, padding="same", activation="relu", name=f"{name}_conv_{number}")(x)
-    return layers.MaxPooling2D(2, name=f"{name}_pool")(x) if min(x.shape[1:3]) > 1 else x
 
 
 def build_resnet(settings: ResNet, shapes: Shapes) -> keras.Model:

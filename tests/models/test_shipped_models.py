@@ -12,11 +12,13 @@ from mpt_cli.settings.model_data_optimizer_keys import CNN, MLP, ResNet, Transfo
 
 CONVOLUTIONS = (9 * 1 * 32 + 32) + (9 * 32 * 32 + 32) + (9 * 32 * 64 + 64) + (9 * 64 * 64 + 64)
 BASIC_BLOCK = 2 * (9 * 4 * 4 + 2 * 4)
+GPT_BLOCK = 4 * (8 * 8 + 8) + (8 * 8 * 8 + 5 * 8) + 4 * 8  # attention, MLP, norms
 COUNTS = [
     (MLP(hidden_units=[5, 7]), Shapes((2, 3), 4), (6 * 5 + 5) + (5 * 7 + 7) + (7 * 4 + 4)),
     (MLP(hidden_units=[5], batch_norm=True), Shapes((6,), 4), 6 * 5 + 2 * 5 + (5 * 4 + 4)),  # in place of the bias
     (CNN(), Shapes((8, 8, 1), 10), CONVOLUTIONS + (4 * 64 * 128 + 128) + (128 * 10 + 10)),
     (ResNet(filters=[4], blocks=[1]), Shapes((8, 8, 1), 3), 9 * 1 * 4 + 2 * 4 + BASIC_BLOCK + (4 * 3 + 3)),
+    (Transformer(layers=2, width=8, heads=2), Shapes((6,), 11, "int32"), 2 * GPT_BLOCK + 2 * 8 + (11 + 6 + 11) * 8),
 ]
 
 
