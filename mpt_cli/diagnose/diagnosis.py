@@ -134,7 +134,8 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
     for _ in range(ROUNDS):
         lost = {layer: its for layer, its in origins(again).items() if its in FORWARD_FAULTS}
         mended |= lost
-        more = _layers_to_keep(examination, again) + examination.layers_around([*lost], [*lost])
+        sent_on = _beyond_float16(again).intersection(lost)  # which the next layer would cast to float16
+        more = _layers_to_keep(examination, again) + examination.layers_around([*lost], [*sent_on])
         more = [name for name in more if name not in kept]
         if not more:
             break
@@ -173,9 +174,13 @@ def origins(found: Diagnosis) -> dict[str, str]:
 
     Those that lose their outputs by themselves are the first, and those whose outputs are beyond float16 in float32.
     """
-    own = {row.layer for row in found.layer_samples if row.kind == ACTIVATIONS and row.is_beyond_float16}
-    own |= {*[layer for layer, its in found.faults.items() if its in FORWARD_FAULTS][:1]}
+    own = _beyond_float16(found) | {*[layer for layer, its in found.faults.items() if its in FORWARD_FAULTS][:1]}
     return {layer: its for layer, its in found.faults.items() if layer in own or its not in FORWARD_FAULTS}
+
+
+def _beyond_float16(found: Diagnosis) -> set[str]:
+    """Return the layers whose outputs are beyond float16 in float32."""
+    return {row.layer for row in found.layer_samples if row.kind == ACTIVATIONS and row.is_beyond_float16}
 
 
 def layers_with(fault: str, faults: Mapping[str, str], found: Diagnosis) -> list[str]:
