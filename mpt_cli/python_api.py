@@ -289,12 +289,10 @@ def diagnose(
     least = {"batches": (batches, 1), "after_steps": (after_steps, 0)}
     raise_problems(Problem(name, f"must be >= {low}.", value) for name, (value, low) in least.items() if value < low)
     from mpt_cli.diagnose.diagnosis import diagnose as examine
-    from mpt_cli.diagnose.float32_examination import check_inspectable
     from mpt_cli.samples.value_ranges import is_rounded
     from mpt_cli.training import run_from_model as given
 
     given.check_trainable(model)
-    check_inspectable(model)
     arguments = given.DataArguments(x, y, sample_weight)
     given.check_targets(model, arguments)
     data = given.read_given(arguments)

@@ -280,7 +280,8 @@ class ScriptRun:
         if not self.runs:
             return found
         seen, skipped = (sum(run.summary[name] for run in self.runs) for name in ("steps_seen", "skipped_steps"))
-        return [*found, f"{skipped} of {seen} steps skipped", f"next: mpt report {self._shown(self.runs[-1])}"]
+        guide = "; see docs/guides/script-overflow.md" if self.why_not_good(True) else ""
+        return [*found, f"{skipped} of {seen} steps skipped", f"next: mpt report {self._shown(self.runs[-1])}{guide}"]
 
 
 def _outside(make: Callable[[], Any]) -> Any:

@@ -82,9 +82,8 @@ class Diagnosis:
         is_as_run = self.policy.name == self.settings.policy.name  # else its model was put under mixed_float16
         if tried is None or window is None or not is_as_run or not self.is_safe:
             return False
-        if self.loses_digits or self.keep_in_float32:
-            return False
-        return not tried.overflows and not self.faults and is_within(floor(log2(tried.scale)), window)
+        is_bad = self.loses_digits or self.keep_in_float32 or tried.overflows or self.faults
+        return not is_bad and is_within(floor(log2(tried.scale)), window)
 
     @property
     def loses_digits(self) -> bool:
@@ -366,8 +365,9 @@ FAULTS = {
 def trial_sentence(trial: ScaleTrial) -> str:
     """Return what was measured at one scale."""
     if not trial.loss_is_finite:
-        return f"at scale {format_scale(trial.scale)}: the loss itself is not finite in float16"
-    if trial.overflows:
-        return f"at scale {format_scale(trial.scale)}: overflow in {trial.overflows} of {trial.passes} passes"
-    flushed = format_fraction(trial.flushed)
-    return f"at scale {format_scale(trial.scale)}: {flushed} flushed, no overflow in {trial.passes} passes"
+        what = "the loss itself is not finite in float16"
+    elif trial.overflows:
+        what = f"overflow in {trial.overflows} of {trial.passes} passes"
+    else:
+        what = f"{format_fraction(trial.flushed)} flushed, no overflow in {trial.passes} passes"
+    return f"at scale {format_scale(trial.scale)}: {what}"

@@ -12,6 +12,7 @@ from mpt_cli.data.batch_streams import random_state_kept
 from mpt_cli.data.examples import DataSet
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, add_up, layer_ranges
 from mpt_cli.engine.backend import Platform
+from mpt_cli.engine.choose_engine import build_engine
 from mpt_cli.engine.step_batches import StepChunk
 from mpt_cli.errors import ConfigError, NumericalError, config_error
 from mpt_cli.precision import computes_in_float16, has_custom
@@ -110,7 +111,6 @@ def build_copy(definition: RunDefinition, policy: PolicySettings, data: DataSet)
     settings = definition.settings
     with random_state_kept(), names_as_in_a_fresh_process():
         model = definition.build_copy(replace(settings, policy=policy), data)
-    check_inspectable(model)
     definition.compile_copy(settings, model, data)
     build_metrics(model, data.train, settings.trainer.batch_size)
     return model
@@ -138,6 +138,11 @@ GRADIENTS = (ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS)
 FARTHEST = 32  # halvings below the predicted highest scale within which the real one is looked for
 
 
+def _build_checked_engine(model: Any, *how: Any) -> Any:
+    check_inspectable(model)
+    return build_engine(model, *how)
+
+
 class Examination:
     """Trains the run, then measures a copy of its model, or the model itself if a program gave it.
 
@@ -148,7 +153,7 @@ class Examination:
     def __init__(self, definition: RunDefinition, platform: Platform, batches: int) -> None:
         assert definition.settings.seed is not None
         self.definition, self.settings, self.platform, self.batches = definition, definition.settings, platform, batches
-        self.parts = assemble(definition, platform, definition.load_data())
+        self.parts = assemble(definition, platform, definition.load_data(), make_engine=_build_checked_engine)
         self.policy = self.settings.policy
         if not computes_in_float16(self.parts.model):
             self.policy = replace(self.policy, name="mixed_float16")

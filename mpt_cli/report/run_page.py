@@ -139,7 +139,7 @@ def layers_table(history: RunHistory) -> PageTable[Any]:
     ]
     scaled = "; gradients are of the scaled loss" if history.has_scale else ""
     step = format_count(found[0]["step"])
-    title = f"Layers of {history.label} at step {step}, {len(rows)} of {len(found)} by what they lose{scaled}"
+    title = f"Layers of {history.label} at step {step}, {len(rows)} of {len(found)} by what is out of range{scaled}"
     titles = ("layer or weight", "values", "dtype", "magnitudes", "flushed", "subnormal", "overflowed")
     return text_table(title, titles, rows, numbers=3)
 

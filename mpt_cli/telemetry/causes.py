@@ -15,11 +15,8 @@ from mpt_cli.telemetry.run_state import WIDE, RunState
 class Cause:
     """A cause of bad steps, recognised from the state of the run, and what to do about it.
 
-    `fits` gets the number of latest skipped steps to explain. In the advice {overflowing} is the layer whose output
-    overflows, {forward} why the loss was not finite and what to do, {raised} the limit up to which the scale may be
-    raised, {where} the layer at which gradients overflow, {spoiled} the state that is not finite, and {why} why a
-    sample is missing. The words fit a run from any door: a setting is named in words, and by its key if every door
-    takes that.
+    `fits` gets the number of latest skipped steps to explain, and `advise` fills in the braces. The words fit a run from
+    any door: a setting is named in words, and by its key if every door takes that.
     """
 
     fits: Callable[[RunState, int], bool]
@@ -30,18 +27,20 @@ class Cause:
         if self.is_of_values and run_state.largest_input:
             return describe_large_inputs(run_state.largest_input)
         layer = run_state.overflowing_layer
-        key, diagnosis = f"policy.overrides={{{layer}: float32}}", "mpt diagnose"
+        kept, diagnosis = keep_in_float32([layer or "LAYER"], run_state.is_of_program), "mpt diagnose"
         if run_state.is_of_program:
             skips = run_state.applied_steps and run_state.skip_steps
             after = f", after_steps={skips[-1] - 1}" if skips else ""
-            key, diagnosis = f'dtype="float32" where {layer} is made', f"mpt.diagnose(model, x, y{after})"
-        notes = [f"{key}, not tried"] if layer else []
+            diagnosis = f"mpt.diagnose(model, x, y{after})"
+        notes = [f"{kept}, not tried"] if layer else []
         if run_state.is_inspectable:
             notes.append(f"{diagnosis} names those that need it")
         overflowing = f"{layer or 'a layer that overflows'} in float32" + (f" ({'; '.join(notes)})" if notes else "")
         return self.advice.format(
             overflowing=overflowing,
             forward=_explain_forward(run_state, overflowing),
+            kept=kept,
+            largest=_largest_power(run_state),
             raised=_raised_scale(run_state),
             where=f" Gradients overflow first at layer {run_state.backward_layer}." if run_state.backward_layer else "",
             spoiled=", ".join(run_state.spoiled_state),
@@ -76,34 +75,40 @@ def as_sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def keep_in_float32(layers: Sequence[str]) -> str:
-    """Return how to keep layers in float32, in a recipe and in a script.
+def keep_in_float32(layers: Sequence[str], is_of_program: bool | None = None) -> str:
+    """Return how to keep layers in float32.
 
     >>> keep_in_float32(["norm", "head"])
     'policy.overrides={norm: float32, head: float32}, in a script dtype="float32" where norm, head are made'
     """
     key = f"policy.overrides={{{', '.join(f'{layer}: float32' for layer in layers)}}}"
     verb = "is" if len(layers) == 1 else "are"
-    return f'{key}, in a script dtype="float32" where {", ".join(layers)} {verb} made'
+    made = f'dtype="float32" where {", ".join(layers)} {verb} made'
+    return by_door(key, made, is_of_program)
+
+
+def by_door(key: str, made: str, is_of_program: bool | None) -> str:
+    """Return what to do in a recipe, in a program, or, if it may be either, in both."""
+    return {None: f"{key}, in a script {made}", False: key, True: made}[is_of_program]
 
 
 LEAST_ROOM = 3.0  # doublings: two that are kept free, and one at least to raise the scale by
 
 
-def _raised_power(run_state: RunState) -> int | None:
-    """Return the limit up to which a scale that is too low may be raised, as a power of 2: the gradients of the sample
-    must stay a factor of four below overflow. None if it is not known, or leaves no room.
-    """
+def _largest_power(run_state: RunState) -> int:
+    """Return the power of two of the largest gradient of the sample in float32, unscaled; 0 if it is not known."""
     room, scale = run_state.headroom_doublings, run_state.scale
-    if room is None or scale is None or room < LEAST_ROOM:
-        return None
-    return int(min(math.log2(scale) + room - 2, math.log2(run_state.scaling.rule.highest)))
+    return 0 if room is None or scale is None else math.floor(15 - room - math.log2(scale))
 
 
 def _raised_scale(run_state: RunState) -> str:
-    power = _raised_power(run_state)
-    if power is None:
+    """Return the limit up to which a scale that is too low may be raised: the gradients of the sample must stay a
+    factor of four below overflow.
+    """
+    room, scale = run_state.headroom_doublings, run_state.scale
+    if room is None or scale is None or room < LEAST_ROOM:
         return " (loss_scale.initial_scale)"
+    power = int(min(math.log2(scale) + room - 2, math.log2(run_state.scaling.rule.highest)))
     return (
         f", up to loss_scale.initial_scale=2**{power}, where the gradients of step {run_state.sample_step} would still "
         "be at least four times below what overflows (not tried)"
@@ -119,9 +124,10 @@ KEPT_BY_MORE = "a higher loss scale keeps what float16 flushes: "
 
 IN_FORWARD, NAN_FOUND, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
 UNSETTLED, TOO_HIGH = "unsettled", "too high"
-VANISHING, NO_SCALE, LOW, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
+VANISHING, NO_SCALE, TINY, LOW, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
     "vanishing",
     "flushed without scale",
+    "tiny",
     "too low",
     "no room",
     "dead gradients",
@@ -184,15 +190,20 @@ CAUSES = {
         lambda run_state, _: not run_state.scaling.scales,
         f"{KEPT_BY_MORE}scale the loss (loss_scale=dynamic).",
     ),
+    TINY: Cause(
+        lambda run_state, _: _largest_power(run_state) < -24,  # 0 in float16 without a scale
+        "in float32 too the largest gradient is 2**{largest}. If policy=float32 ends at the same loss (not tried), "
+        "neither dtype nor loss scale is the cause: look at the model, the data and the learning rate.",
+    ),
     LOW: Cause(
-        lambda run_state, _: (
-            not run_state.scaling.rule.moves
-            or not run_state.skip_steps
-            or 2.0 ** (_raised_power(run_state) or 0) > run_state.scaling.rule.initial_scale
-        ),
+        lambda run_state, _: not (run_state.scaling.rule.moves and run_state.skip_steps),
         f"{KEPT_BY_MORE}raise the initial loss scale{{raised}}.",
     ),
-    NO_ROOM: Cause(_always, "a higher loss scale overflows: keep {overflowing}.{where}"),
+    NO_ROOM: Cause(
+        _always,
+        "a higher loss scale overflowed: keep {overflowing}, or let the scale grow sooner (loss_scale.growth_steps, "
+        "not tried).{where}",
+    ),
     ZERO_LOSS: Cause(
         lambda run_state, _: run_state.scaling.is_needed and run_state.loss == 0,
         "the loss itself is exactly 0, which no loss scale changes. Unless the targets are met, compute it in float32: "
@@ -212,8 +223,7 @@ CAUSES = {
     LOSS_ALONE: Cause(
         lambda run_state, _: run_state.scaling.scales,
         "the gradients were finite, so a part of the loss overflows whose gradient does not, such as a regularizer of "
-        "a layer in float16: keep that layer in float32 (policy.overrides={{LAYER: float32}}, in a script "
-        'dtype="float32"; not tried).',
+        "a layer in float16: keep that layer in float32 ({kept}; not tried).",
     ),
     SPOILED: Cause(
         _always,
@@ -222,7 +232,7 @@ CAUSES = {
     ),
 }
 OVERFLOW_CAUSES = (SPOILED_STATE, IN_FORWARD, NAN_FOUND, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
-UNDERFLOW_CAUSES = (VANISHING, NO_SCALE, LOW, NO_ROOM)
+UNDERFLOW_CAUSES = (VANISHING, NO_SCALE, TINY, LOW, NO_ROOM)
 ZERO_CAUSES = (ZERO_LOSS, ZERO_UNKNOWN, DEAD_GRADIENTS, *UNDERFLOW_CAUSES)
 
 

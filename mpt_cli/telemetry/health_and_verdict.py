@@ -28,6 +28,7 @@ from mpt_cli.telemetry.causes import (
     ZERO_CAUSES,
     advise,
     as_sentence,
+    by_door,
     find_cause,
     keep_in_float32,
 )
@@ -166,25 +167,29 @@ def _ends_vanished(run_state: RunState) -> str | None:
     return f"{words}: {CAUSES[VANISHING].advise(run_state)}"
 
 
-def describe_digits(noise: float, layers: Sequence[str], noise_left: float, at: str = "") -> str:
+def describe_digits(
+    noise: float, layers: Sequence[str], noise_left: float, at: str = "", is_of_program: bool | None = None
+) -> str:
     """Return how much rounding changes the outputs, and what to do if `layers` lose their digits.
 
-    >>> describe_digits(1e-05, [], 0.0)
-    'the outputs differ from those in float32 by 1e-05 times the variance between examples'
+    >>> describe_digits(0.04, [], 0.0)
+    'rounding changes the outputs by 20.0% of their standard deviation between examples'
     """
-    words = f"the outputs differ from those in float32 by {noise:.2g} times the variance between examples{at}"
+    change, left = map(format_fraction, map(math.sqrt, (noise, noise_left)))
+    words = f"rounding changes the outputs by {change} of their standard deviation between examples{at}"
     if not layers:
         return words
     words = f"Half precision loses what tells examples apart: {words}"
     if layers[0] == TARGETS:
-        head = 'policy.head=float32, in a script dtype="float32" where the output layers are made'
+        made = 'dtype="float32" where the output layers are made'
+        head = by_door("policy.head=float32", made, is_of_program)
         return f"{words}, because the targets are cast to the dtype of the outputs. Use {head}."
     if layers[0] == ALL_LAYERS:
         return f"{words}, and keeping a few layers in float32 does not help. Use policy=float32."
     names = _last_names(layers)
-    kept = keep_in_float32(names)
+    kept = keep_in_float32(names, is_of_program)
     return (
-        f"{words}, and by {noise_left:.2g} with {name_layers(names)} in float32, tried on the same batch. Use {kept}, "
+        f"{words}, and by {left} with {name_layers(names)} in float32, tried on the same batch. Use {kept}, "
         "or give the model smaller numbers: normalise the data, or use integers for identifiers."
     )
 
@@ -193,7 +198,7 @@ def _last_names(layers: Sequence[str]) -> list[str]:
     return [layer.rpartition("/")[2] for layer in layers]
 
 
-def describe_stale(layers: Sequence[str]) -> str:
+def describe_stale(layers: Sequence[str], is_of_program: bool | None = None) -> str:
     """Return a sentence that these layers can't update their state, and what to do.
 
     >>> describe_stale(["norm"])[:72]
@@ -202,13 +207,14 @@ def describe_stale(layers: Sequence[str]) -> str:
     names = _last_names(layers)
     return (
         f"The state that {name_layers(names)} keeps itself, such as a running mean, does not move: half precision "
-        f"rounds its updates away, which float32 keeps. Compute them in float32: {keep_in_float32(names)}."
+        "rounds its updates away, which float32 keeps. Compute them in float32: "
+        f"{keep_in_float32(names, is_of_program)}."
     )
 
 
 def _ends_stale(run_state: RunState) -> str | None:
     layers = run_state.layers_that(STALE)
-    return describe_stale(layers) if layers else None
+    return describe_stale(layers, run_state.is_of_program) if layers else None
 
 
 def _ends_without_digits(run_state: RunState) -> str | None:
@@ -220,6 +226,7 @@ def _ends_without_digits(run_state: RunState) -> str | None:
         layers,
         run_state.output_noise_left or 0.0,
         _format_sampled(run_state),
+        run_state.is_of_program,
     )
 
 

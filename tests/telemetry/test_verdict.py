@@ -141,7 +141,8 @@ CASES = {
     "a metric spoiled": replace(SAMPLED, spoiled_metrics=["my_loss"]),
     # 2^15 doubled 9.5 times less two doublings; without a limit 2^22.5
     "flushed, with room above": replace(SAMPLED, flushed_share=0.9, headroom_doublings=9.5, scale=2.0**15),
-    "flushed, with room without end": replace(SAMPLED, flushed_share=0.9, headroom_doublings=40.0, scale=2.0**15),
+    "flushed, with room without end": replace(SAMPLED, flushed_share=0.9, headroom_doublings=20.0, scale=2.0**15),
+    "flushed, and tiny in float32": replace(SAMPLED, flushed_share=0.9, headroom_doublings=56.0, scale=2.0**-4),
     "flushed, and met": replace(SAMPLED, flushed_share=0.9, loss=1e-6),
     "flushed, of bfloat16": replace(SAMPLED, flushed_share=0.9, scaling=Scaling(NoScale())),
     "a dead layer, not met": replace(SAMPLED, faults={"gate": "dead"}, loss=0.9),
@@ -161,7 +162,7 @@ def test_the_verdicts_and_their_reasons() -> None:
 
 CLAIMS = {
     "overflowed": lambda found: found.skipped_steps > 0,
-    "a higher loss scale overflows": lambda found: found.skipped_steps > 0,
+    "a higher loss scale overflowed": lambda found: found.skipped_steps > 0,
     "skips at the start ended": lambda found: 1 not in found.forward_steps and found.found_scale is not None,
     "loss itself was not finite": lambda found: found.forward_steps or not math.isfinite(found.loss or 0.0),
     "held nan and no inf": lambda found: found.persistent_nan_steps or found.began_as_nan,
