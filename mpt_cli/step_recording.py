@@ -323,12 +323,13 @@ class Recording(RunRecord, ABC):
             self.unchecked = HIDDEN
         elif len(found) == len(steps):
             sample = sample_of_all(found, [row for look in looks if look is not None for row in look.layers])
-            faults = {name: fault for name, fault in sample.faults.items() if fault != DEAD or not self._trained(name)}
+            watch = self.weight_watch  # of weights that have changed one batch without a gradient proves nothing
+            faults = {
+                name: fault
+                for name, fault in sample.faults.items()
+                if fault != DEAD or watch is None or not watch.has_moved_in(name)
+            }
             self.counters.sample = replace(sample, faults=faults)
-
-    def _trained(self, layer: str) -> bool:
-        """Return whether weights of the layer have changed; then one batch without a gradient proves nothing."""
-        return self.weight_watch is not None and self.weight_watch.has_moved_in(layer)
 
     def finish(self) -> None:
         """End the record with its verdict."""

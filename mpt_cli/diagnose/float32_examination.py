@@ -92,17 +92,6 @@ class RunStepper:
         self.parts.train_feed.start(self.epoch)
 
 
-def check_inspectable(model: Any) -> None:
-    """Raise ConfigError for a model with its own train_step."""
-    if has_custom(model, "train_step"):
-        raise config_error(
-            "model",
-            f"{type(model).__name__} has its own train_step, whose gradients can't be inspected from outside.",
-            None,
-            "mpt train, and mpt run of a script, record its overflows and name the layer of each in events.jsonl.",
-        )
-
-
 def build_copy(definition: RunDefinition, policy: PolicySettings, data: DataSet) -> Any:
     """Build the model again under `policy`, with its loss and with layer names as in a fresh process.
 
@@ -139,7 +128,14 @@ FARTHEST = 32  # halvings below the predicted highest scale within which the rea
 
 
 def _build_checked_engine(model: Any, *how: Any) -> Any:
-    check_inspectable(model)
+    """Build the engine; ConfigError for a model with its own train_step."""
+    if has_custom(model, "train_step"):
+        raise config_error(
+            "model",
+            f"{type(model).__name__} has its own train_step, whose gradients can't be inspected from outside.",
+            None,
+            "mpt train, and mpt run of a script, record its overflows and name the layer of each in events.jsonl.",
+        )
     return build_engine(model, *how)
 
 

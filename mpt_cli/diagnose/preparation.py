@@ -153,6 +153,7 @@ def remedy_rows(trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
     elif "tried" in labels and "remedy" not in labels:
         rows.insert(0, ("remedy", "none of the remedies that were tried works"))
     if any(trial.losses and trial.words == ["policy=float32"] for trial in trials):
-        cause = "neither scale nor policy is the cause: look at the model, the data and the learning rate"
-        rows.append(("float32", f"if its loss is too high as well, {cause}"))
+        rows.append(
+            ("float32", "if its loss is too high as well, look at model, data and learning rate, not at the scale")
+        )
     return rows

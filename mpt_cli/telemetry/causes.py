@@ -15,8 +15,8 @@ from mpt_cli.telemetry.run_state import WIDE, RunState
 class Cause:
     """A cause of bad steps, recognised from the state of the run, and what to do about it.
 
-    `fits` gets the number of latest skipped steps to explain, and `advise` fills in the braces. The words fit a run from
-    any door: a setting is named in words, and by its key if every door takes that.
+    `fits` gets the number of latest skipped steps to explain, and `advise` fills in the braces. The words fit a run
+    from any door: a setting is named in words, and by its key if every door takes that.
     """
 
     fits: Callable[[RunState, int], bool]
@@ -83,8 +83,7 @@ def keep_in_float32(layers: Sequence[str], is_of_program: bool | None = None) ->
     """
     key = f"policy.overrides={{{', '.join(f'{layer}: float32' for layer in layers)}}}"
     verb = "is" if len(layers) == 1 else "are"
-    made = f'dtype="float32" where {", ".join(layers)} {verb} made'
-    return by_door(key, made, is_of_program)
+    return by_door(key, f'dtype="float32" where {", ".join(layers)} {verb} made', is_of_program)
 
 
 def by_door(key: str, made: str, is_of_program: bool | None) -> str:
@@ -92,26 +91,22 @@ def by_door(key: str, made: str, is_of_program: bool | None) -> str:
     return {None: f"{key}, in a script {made}", False: key, True: made}[is_of_program]
 
 
-LEAST_ROOM = 3.0  # doublings: two that are kept free, and one at least to raise the scale by
-
-
-def _largest_power(run_state: RunState) -> int:
-    """Return the power of two of the largest gradient of the sample in float32, unscaled; 0 if it is not known."""
+def _largest_power(run_state: RunState) -> float:
+    """Return the power of two of the largest gradient of the sample in float32, unscaled; inf if it is not known."""
     room, scale = run_state.headroom_doublings, run_state.scale
-    return 0 if room is None or scale is None else math.floor(15 - room - math.log2(scale))
+    return math.inf if room is None or scale is None else 15 - room - math.log2(scale)
 
 
 def _raised_scale(run_state: RunState) -> str:
-    """Return the limit up to which a scale that is too low may be raised: the gradients of the sample must stay a
-    factor of four below overflow.
+    """Return the limit up to which a scale that is too low may be raised, at least to twice as much: the gradients of
+    the sample must stay a factor of four below overflow.
     """
-    room, scale = run_state.headroom_doublings, run_state.scale
-    if room is None or scale is None or room < LEAST_ROOM:
+    power = min(13 - _largest_power(run_state), math.log2(run_state.scaling.rule.highest))
+    if 2 ** (power - 1) < (run_state.scale or 1):
         return " (loss_scale.initial_scale)"
-    power = int(min(math.log2(scale) + room - 2, math.log2(run_state.scaling.rule.highest)))
     return (
-        f", up to loss_scale.initial_scale=2**{power}, where the gradients of step {run_state.sample_step} would still "
-        "be at least four times below what overflows (not tried)"
+        f", up to loss_scale.initial_scale=2**{math.floor(power)}, where the gradients of step {run_state.sample_step} "
+        "would still be at least four times below what overflows (not tried)"
     )
 
 
@@ -192,7 +187,7 @@ CAUSES = {
     ),
     TINY: Cause(
         lambda run_state, _: _largest_power(run_state) < -24,  # 0 in float16 without a scale
-        "in float32 too the largest gradient is 2**{largest}. If policy=float32 ends at the same loss (not tried), "
+        "in float32 too the largest gradient is 2**{largest:.0f}. If policy=float32 ends at the same loss (not tried), "
         "neither dtype nor loss scale is the cause: look at the model, the data and the learning rate.",
     ),
     LOW: Cause(
