@@ -133,8 +133,9 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
     for _ in range(ROUNDS):
         lost = {layer: its for layer, its in origins(again).items() if its in FORWARD_FAULTS}
         mended |= lost
-        cast = [*_beyond_float16(again).intersection(lost)]  # by the next layer, to float16
-        more = _layers_to_keep(examination, again) + examination.layers_around([*lost], cast)
+        more = _layers_to_keep(examination, again)
+        # the next layer would cast outputs beyond float16 to it
+        more += examination.layers_around([*lost], [*_beyond_float16(again).intersection(lost)])
         more = [name for name in more if name not in kept]
         if not more:
             break

@@ -93,8 +93,8 @@ def by_door(key: str, made: str, is_of_program: bool | None) -> str:
 
 def _largest_power(run_state: RunState) -> float:
     """Return the power of two of the largest gradient of the sample in float32, unscaled; inf if it is not known."""
-    room, scale = run_state.headroom_doublings, run_state.scale
-    return math.inf if room is None or scale is None else 15 - room - math.log2(scale)
+    room = run_state.headroom_doublings
+    return math.inf if room is None else 15 - room - math.log2(run_state.scale or 1)
 
 
 def _raised_scale(run_state: RunState) -> str:
