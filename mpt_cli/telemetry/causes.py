@@ -119,11 +119,11 @@ KEPT_BY_MORE = "a higher loss scale keeps what float16 flushes: "
 
 IN_FORWARD, NAN_FOUND, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
 UNSETTLED, TOO_HIGH = "unsettled", "too high"
-VANISHING, NO_SCALE, TINY, LOW, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
+VANISHING, NO_SCALE, LOW, TINY, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
     "vanishing",
     "flushed without scale",
-    "tiny",
     "too low",
+    "tiny",
     "no room",
     "dead gradients",
     "zero for an unknown reason",
@@ -185,14 +185,15 @@ CAUSES = {
         lambda run_state, _: not run_state.scaling.scales,
         f"{KEPT_BY_MORE}scale the loss (loss_scale=dynamic).",
     ),
-    TINY: Cause(
-        lambda run_state, _: _largest_power(run_state) < -24,  # 0 in float16 without a scale
-        "in float32 too the largest gradient is 2**{largest:.0f}. If policy=float32 ends at the same loss (not tried), "
-        "neither dtype nor loss scale is the cause: look at the model, the data and the learning rate.",
-    ),
     LOW: Cause(
         lambda run_state, _: not (run_state.scaling.rule.moves and run_state.skip_steps),
         f"{KEPT_BY_MORE}raise the initial loss scale{{raised}}.",
+    ),
+    TINY: Cause(
+        lambda run_state, _: _largest_power(run_state) < -24,  # 0 in float16 without a scale
+        "a higher loss scale overflowed, and in float32 too the largest gradient is 2**{largest:.0f}. If policy="
+        "float32 ends at the same loss (not tried), neither dtype nor loss scale is the cause: look at the model, the "
+        "data and the learning rate.",
     ),
     NO_ROOM: Cause(
         _always,
@@ -227,7 +228,7 @@ CAUSES = {
     ),
 }
 OVERFLOW_CAUSES = (SPOILED_STATE, IN_FORWARD, NAN_FOUND, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
-UNDERFLOW_CAUSES = (VANISHING, NO_SCALE, TINY, LOW, NO_ROOM)
+UNDERFLOW_CAUSES = (VANISHING, NO_SCALE, LOW, TINY, NO_ROOM)
 ZERO_CAUSES = (ZERO_LOSS, ZERO_UNKNOWN, DEAD_GRADIENTS, *UNDERFLOW_CAUSES)
 
 

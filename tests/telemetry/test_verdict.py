@@ -141,8 +141,10 @@ CASES = {
     "a metric spoiled": replace(SAMPLED, spoiled_metrics=["my_loss"]),
     # 2^15 doubled 9.5 times less two doublings; without a limit 2^22.5
     "flushed, with room above": replace(SAMPLED, flushed_share=0.9, headroom_doublings=9.5, scale=2.0**15),
-    "flushed, with room without end": replace(SAMPLED, flushed_share=0.9, headroom_doublings=20.0, scale=2.0**15),
-    "flushed, and tiny in float32": replace(SAMPLED, flushed_share=0.9, headroom_doublings=56.0, scale=2.0**-4),
+    "flushed, with room without end": replace(SAMPLED, flushed_share=0.9, headroom_doublings=40.0, scale=2.0**15),
+    "flushed, and tiny in float32": replace(
+        SAMPLED, flushed_share=0.9, headroom_doublings=56.0, scale=2.0**-4, skip_steps=[1, 2]
+    ),
     "flushed, and met": replace(SAMPLED, flushed_share=0.9, loss=1e-6),
     "flushed, of bfloat16": replace(SAMPLED, flushed_share=0.9, scaling=Scaling(NoScale())),
     "a dead layer, not met": replace(SAMPLED, faults={"gate": "dead"}, loss=0.9),
