@@ -26,8 +26,8 @@ def _ordinals(texts: Sequence[str]) -> list[int]:
 
 def importances(found: SweepResults) -> list[tuple[str, float | None]]:
     """Return each varied key, the seed too, with the share of the ranking of these jobs that it explains by itself,
-    None if it may be chance; the largest share first. Jobs with a seed that not all
-    configurations have are left out, as they would count for the keys' values that they have.
+    None if it may be chance; the largest share first. Jobs with a seed that not all configurations have are left out, as
+    they would count for the keys' values that they have.
 
     The share is eta squared of the Kruskal-Wallis test, (H - k + 1) / (n - k) for n jobs in k groups of equal values,
     which finds a best value in the middle as well as one at an end. More than n / 3 numbers are put into quarters.
@@ -35,9 +35,12 @@ def importances(found: SweepResults) -> list[tuple[str, float | None]]:
     from scipy.stats import kruskal
 
     rows, common = [], set.intersection(*({result.seed for result in row.results} for row in found.configurations))
-    even = [result for result in found.results if result.is_good and (result.seed in common or not common)]
     for key in found.plan.varied:
-        jobs = [result for result in even if key in result.job.overrides]
+        jobs = [
+            result
+            for result in found.results
+            if result.is_good and key in result.job.overrides and (result.seed in common or not common)
+        ]
         texts = [result.job.overrides[key] for result in jobs]
         ordinals, count = _ordinals(texts), len({*texts})
         if 3 * count > len(jobs) and all(read_number(text) is not None for text in texts):

@@ -164,7 +164,7 @@ def best_lines(found: SweepResults) -> list[str]:
     return [
         _line("best" if found.best_is_shown else "first", _headline(found, best)),
         _line("", best.job.command),
-        _line("", lead_sentence(found)),
+        *(_line("", line) for line in lead_sentence(found).splitlines()),
     ]
 
 
@@ -213,12 +213,10 @@ def _uneven_sentence(found: SweepResults) -> str:
         is_uneven = row.is_complete and len(fewer.results) < len(more.results)
         if is_uneven and row.difference and found.objective.sort_key(row.difference.mean) <= 0:
             own = [word for word in fewer.results[0].job.words if override_key(word) in fewer.overrides]
-            seeds = f"seed={','.join(result.seed for result in more.results if result.seed)}"
-            command = shell_command("sweep", "--resume", found.directory.path, *own, seeds)
-            label = job_label(row.results[0], SEED)
-            return (
-                f" Over the seeds of both, {label} is no worse: the means are of different seeds. Even them: {command}"
-            )
+            seeds = ",".join(result.seed for result in more.results if result.seed)
+            command = shell_command("sweep", "--resume", found.directory.path, *own, f"seed={seeds}")
+            better = f"Over the seeds of both, {job_label(row.results[0], SEED)} is no worse"
+            return f"\n{better}: the means are of different seeds. Even them: {command}"
     return ""
 
 
