@@ -26,8 +26,8 @@ def _ordinals(texts: Sequence[str]) -> list[int]:
 
 def importances(found: SweepResults) -> list[tuple[str, float | None]]:
     """Return each varied key, the seed too, with the share of the ranking of these jobs that it explains by itself,
-    None if it may be chance; the largest share first. Jobs with a seed that not all configurations have are left out, as
-    they would count for the keys' values that they have.
+    None if it may be chance; the largest share first. Jobs with a seed that not all configurations have are left out:
+    they would count for those values of the keys that have them.
 
     The share is eta squared of the Kruskal-Wallis test, (H - k + 1) / (n - k) for n jobs in k groups of equal values,
     which finds a best value in the middle as well as one at an end. More than n / 3 numbers are put into quarters.
