@@ -49,7 +49,7 @@ def start_compare(
         if script is not None:
             file = str(Path(script.words[0]).absolute())
             facts["script"] = {"file": file, "sha256": _digest(file)}
-        return _run(folder, begin(folder, replace(plan, facts=facts), options), options, console)
+        return _run(folder, begin(replace(plan, facts=facts), options), options, console)
 
 
 def resume_compare(path: str, options: Options, console: PrintableConsole) -> tuple[Comparison, int]:

@@ -24,6 +24,7 @@ class TableColumn(Generic[R_contra]):
     cell: Callable[[R_contra], str]
     is_number: bool = True
     wraps: bool = False
+    stays: bool = False  # longest in a narrow terminal
 
 
 def text_columns(titles: Sequence[str], numbers: int = 0) -> list[TableColumn[Sequence[str]]]:
@@ -76,12 +77,12 @@ def print_table(
     style: Callable[[R], str] = lambda row: "",
     fixed: int = 0,
 ) -> None:
-    """Print a table. In a terminal, leave out columns from the right until the rest fits, texts last and none of the
-    first `fixed` (0: none at all); in a pipe, print all of them in aligned plain lines.
+    """Print a table. In a terminal, leave out columns from the right until the rest fits, texts after numbers, those
+    that stay last, and none of the first `fixed` (0: none at all); in a pipe, print all of them in aligned plain lines.
     """
     shown = [*columns]
     if console.is_live:
-        for column in sorted(columns[: fixed - 1 : -1], key=lambda column: not column.is_number):
+        for column in sorted(columns[: fixed - 1 : -1], key=lambda column: (column.stays, not column.is_number)):
             if console.measure(rich_table(shown, rows, style, fixed)).minimum < console.width:
                 break
             shown.remove(column)

@@ -27,7 +27,7 @@ from mpt_cli.runs.resume import past_attempts
 from mpt_cli.settings.search_path import expanded, shell_command
 from mpt_cli.signals import SIGNAL_EXIT_CODES, signal_name
 from mpt_cli.sweep.job_list import Job, Objective, Search, SweepPlan, choose_objective, plan_dict
-from mpt_cli.sweep.paired import PairedDifference
+from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference
 from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.record_types import as_number, field_problem
 from mpt_cli.telemetry.sink_interface import File
@@ -261,7 +261,7 @@ class Configuration:
     objective: Objective
     rank: int | None = None  # that of the first of those with the same mean
     first: "Configuration | None" = None  # of those with a rank; None for itself
-    comparisons: int = 1  # how many are compared with the first
+    comparisons: int = 1  # how many have enough seeds to be told from the first
 
     @cached_property
     def values(self) -> list[tuple[str, float]]:
@@ -391,5 +391,7 @@ def rank(results: Sequence[JobResult], objective: Objective) -> list[Configurati
     ranks = [first_ranks.setdefault(row.sort_key, rank) for rank, row in enumerate(rows, 1)]
     has_rank = [row.mean is not None and not math.isnan(row.mean) for row in rows]
     found = [replace(row, rank=rank if has else None) for row, rank, has in zip(rows, ranks, has_rank, strict=True)]
-    first, compared = next((row for row in found if row.rank), None), sum(has_rank) - 1
-    return [replace(row, first=first, comparisons=compared) if row.rank and row is not first else row for row in found]
+    first = next((row for row in found if row.rank), None)
+    found = [replace(row, first=first) if row.rank and row is not first else row for row in found]
+    compared = len([row for row in found if row.difference and row.difference.seeds >= FEWEST_SEEDS])
+    return [replace(row, comparisons=compared) for row in found]

@@ -261,19 +261,24 @@ def plan_lines(plan: SweepPlan, left: Sequence[Job]) -> list[str]:
 
 def seeds_sentence(jobs: Sequence[Job]) -> str:
     """Return a sentence on what the seeds of these jobs can show; empty for fewer than two configurations."""
-    seeds: dict[tuple[tuple[str, str], ...], set[str | None]] = {}
+    found: dict[tuple[tuple[str, str], ...], set[str | None]] = {}
     for job in jobs:
-        seeds.setdefault(tuple(job.without_seed.items()), set()).add(job.overrides.get("seed"))
+        found.setdefault(tuple(job.without_seed.items()), set()).add(job.overrides.get("seed"))
+    seeds = [*found.values()]
     if len(seeds) < 2:
         return ""
-    if not (common := len(set.intersection(*seeds.values()))):
+    if not (common := len(set.intersection(*seeds))):
         return "No seed is common to all configurations: what shares none with the first can't be compared with it."
-    counts = sorted({FEWEST_SEEDS, 5, 10, max(common, FEWEST_SEEDS)})
-    sizes = ", ".join(f"{needed_size(count, len(seeds) - 1):.1f} with {count}" for count in counts)
+    most = max(map(len, seeds))
+    tested = sum(len(own) >= FEWEST_SEEDS for own in seeds)
+    counts = sorted({FEWEST_SEEDS, 5, 10, most} - {1, 2})
+    comparisons = (tested if tested > 1 else len(seeds)) - 1
+    sizes = ", ".join(f"{needed_size(count, comparisons):.1f} with {count}" for count in counts)
+    range_of = f"{common} to " if common < most else ""
     return (
-        f"{len(seeds)} configurations with {count_seeds(common)} in common. Two are told apart only if the mean of "
-        "their differences, one for each seed, is at least so many times the standard deviation of these "
-        f"differences: {sizes} seeds; with fewer than {FEWEST_SEEDS} never."
+        f"{len(seeds)} configurations with {range_of}{count_seeds(most)} in common. The seeds tell two apart if "
+        "the mean of their differences is at least so many times the standard deviation of these: "
+        f"{sizes} seeds; fewer than {FEWEST_SEEDS} never do."
     )
 
 

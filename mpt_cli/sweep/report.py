@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from statistics import fmean
@@ -15,9 +16,9 @@ from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn, print_table
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import NOT_ENDED, SEED, Configuration, JobResult, JobResults, SweepResults
-from mpt_cli.sweep.hyperparameters import importances, parallel_chart, value_means
-from mpt_cli.sweep.overrides import short_key
-from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
+from mpt_cli.sweep.hyperparameters import importances, parallel_chart
+from mpt_cli.sweep.overrides import override_key, short_key
+from mpt_cli.sweep.paired import count_seeds
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import (
     format_bytes,
@@ -110,16 +111,23 @@ def _figure(
     return cell
 
 
+def _skipped_cell(row: Configuration) -> str:
+    """Return the mean share of skipped steps; the lowest and highest if a job did not finish, which may be why."""
+    shares = [share for result in row.results if (share := result.skipped_share) is not None]
+    picks = [fmean] if row.is_complete else [min, max]
+    return " … ".join(dict.fromkeys(f"{100 * pick(shares):.3g}%" for pick in picks)) if shares else "-"
+
+
 def _scale(name: str) -> Callable[[Configuration], str]:
     return _figure(methodcaller("number", name), format_scale, min, max)
 
 
-SKIPPED = TableColumn("skipped", _figure(attrgetter("skipped_share"), lambda share: f"{100 * share:.3g}%", fmean))
+SKIPPED = TableColumn("skipped", _skipped_cell)
 MEMORY = TableColumn(
     "memory", _figure(methodcaller("number", "peak_memory_bytes"), lambda n: format_bytes(int(n)), max)
 )
 _COSTS = SKIPPED, TableColumn("final scale", _scale("final_loss_scale"))
-_SEEDS = TableColumn("n", _format_count), TableColumn("to the first", _behind_cell)
+_SEEDS = TableColumn("n", _format_count, stays=True), TableColumn("to the first", _behind_cell, stays=True)
 _NUMERICS = (
     TableColumn("min scale", _scale("min_loss_scale")),
     TableColumn("max scale", _scale("max_loss_scale")),
@@ -153,12 +161,10 @@ def best_lines(found: SweepResults) -> list[str]:
     best = found.best
     if best is None:
         return [_line("best", "none: no job finished")]
-    keys = found.keys if len(found.keys) > 1 else []
     return [
         _line("best" if found.best_is_shown else "first", _headline(found, best)),
         _line("", best.job.command),
-        _line("", lead_sentence(found)),
-        *(_line("means", f"{short_key(key)}: {text}") for key in keys if (text := value_means(found, key))),
+        *(_line("", line) for line in lead_sentence(found).splitlines()),
     ]
 
 
@@ -181,17 +187,37 @@ def _headline(found: SweepResults, best: JobResult) -> str:
 
 def lead_sentence(found: SweepResults) -> str:
     """Return a sentence on whether the first is shown to be best, or which others it can't be told from."""
-    seeds = len(found.ranked[0].finished)
     if len(found.ranked) == 1:
         return "No other configuration has a result to compare it with."
     if found.best_is_shown:
-        return f"It beats every other configuration over {count_seeds(seeds)}, at a level of 5%."
+        return (
+            f"It beats every other configuration over {count_seeds(len(found.ranked[0].finished))}, at a level of 5%."
+        )
     close = [job_label(row.results[0], SEED) or "the other" for row in found.not_told_apart]
-    more = f" and {len(close) - MOST_SHOWN} more" if len(close) > MOST_SHOWN else ""
     return (
-        f"It may be first by chance: their common seeds can't tell it from {'; '.join(close[:MOST_SHOWN])}{more}. "
-        "More seeds may show a difference" + (f"; fewer than {FEWEST_SEEDS} never do." if seeds < FEWEST_SEEDS else ".")
+        f"It may be first by chance: their common seeds can't tell it from {_named(close)}. "
+        f"More seeds may show a difference.{_uneven_sentence(found)}"
     )
+
+
+def _named(names: Sequence[str]) -> str:
+    return "; ".join(names[:MOST_SHOWN]) + (f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else "")
+
+
+def _uneven_sentence(found: SweepResults) -> str:
+    """Return a sentence on a configuration that is no worse than the first over the seeds of both, with the command
+    that evens their seeds; empty if there is none.
+    """
+    for row in found.not_told_apart:
+        fewer, more = sorted((found.ranked[0], row), key=lambda each: len(each.results))
+        is_uneven = row.is_complete and len(fewer.results) < len(more.results)
+        if is_uneven and row.difference and found.objective.sort_key(row.difference.mean) <= 0:
+            own = [word for word in fewer.results[0].job.words if override_key(word) in fewer.overrides]
+            seeds = ",".join(result.seed for result in more.results if result.seed)
+            command = shell_command("sweep", "--resume", found.directory.path, *own, f"seed={seeds}")
+            better = f"Over the seeds of both, {job_label(row.results[0], SEED)} is no worse"
+            return f"\n{better}: the means are of different seeds. Even them: {command}"
+    return ""
 
 
 def ending_lines(found: JobResults, page: Path | None = None) -> list[str]:
@@ -201,14 +227,18 @@ def ending_lines(found: JobResults, page: Path | None = None) -> list[str]:
 
 
 def failure_lines(found: JobResults) -> list[str]:
-    """Return lines for each failed job: why, and the command that runs it again; and the number of jobs that did not
-    end.
+    """Return lines for the failed jobs of each reason, and the command that runs one again; and the number of jobs that
+    did not end.
     """
     left = [result for result in found.results if result.status in NOT_ENDED]
     failed = [result for result in found.results if not result.is_good and result not in left]
-    lines = []
+    alike: dict[str, list[JobResult]] = {}
     for result in failed[:MOST_FAILURES]:
-        lines += [_line(result.status, f"{result.job.name}: {result.reason}"), _line("", result.job.command)]
+        alike.setdefault(result.reason, []).append(result)
+    lines = []
+    for reason, results in alike.items():
+        names = _named([result.job.name for result in results])
+        lines += [_line(results[0].status, f"{names}: {reason}"), _line("", results[0].job.command)]
     if len(failed) > MOST_FAILURES:
         lines.append(_line("", f"and {len(failed) - MOST_FAILURES} more, in {found.directory.results_json}"))
     missing = found.plan.missing
@@ -239,9 +269,12 @@ MOST_RUNS = 100  # whose lines are read for a page
 
 
 def pictures(found: SweepResults) -> list[Picture]:
-    """Return those of the runs in order of their rank, each named after its number and its varied keys."""
-    ranked = [result for row in found.configurations for result in row.results][:MOST_RUNS]
-    return run_pictures(read_histories((result.run_dir, _curve_label(result)) for result in ranked))
+    """Return those of the first run of each configuration in order of their rank, then of the second ones, each named
+    after its number and its varied keys.
+    """
+    seeds = zip_longest(*(row.results for row in found.configurations))
+    runs = [result for each in seeds for result in each if result][:MOST_RUNS]
+    return run_pictures(read_histories((result.run_dir, _curve_label(result)) for result in runs))
 
 
 def _curve_label(result: JobResult) -> str:
@@ -253,9 +286,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
     best = found.best
     title = "Best" if found.best_is_shown else "First"
     chart = parallel_chart(found)
-    drawn = (
-        f"The charts show the table's first {MOST_DRAWN} runs; boxes in the tables add others of the first {MOST_RUNS}."
-    )
+    drawn = f"The charts show {MOST_DRAWN} runs, one of each configuration first; boxes in the tables add others."
     numbers = {curve.label: curve.run for picture in pictures for curve in picture.curves}
 
     def runs(results: Sequence[JobResult]) -> list[int]:
@@ -268,7 +299,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
         other_charts=[chart],
         headline="No job finished." if best is None else f"{title}: {_headline(found, best)}",
         kind="bad" if best is None else "good" if found.best_is_shown else "",
-        counts=f"{'' if best is None else lead_sentence(found) + ' '}{counts_sentence(found)}",
+        counts=f"{counts_sentence(found)}{'' if best is None else ' ' + lead_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
         configurations=PageTable(
             "A rank links to its first run",

@@ -116,7 +116,7 @@ def start_sweep(
     if sentence := seeds_sentence(plan.jobs):
         console.say(sentence, indent=2)
     with sweep.lock():
-        return _run(sweep, begin(sweep, plan, options), options, console)
+        return _run(sweep, begin(plan, options), options, console)
 
 
 def plan_new(
@@ -136,7 +136,7 @@ def plan_new(
     return replace(plan, facts=plan_facts(["mpt", "sweep", *overrides], options)), path
 
 
-def begin(sweep: SweepDirectory, plan: SweepPlan, options: Options, begun: int = 0) -> SweepPlan:
+def begin(plan: SweepPlan, options: Options, begun: int = 0) -> SweepPlan:
     """Return the plan with a share of the cores for each job after those that have `begun`."""
     shared = options.job_environment(options.limits(plan.jobs, plan.wanted - begun).workers)
     new = [replace(job, environment=shared) for job in plan.jobs[begun:]]
@@ -155,7 +155,7 @@ def resume_sweep(
             console.say("the command line adds these jobs, its values in place of those that these keys had:")
             for line in plan_lines(plan, plan.jobs[len(before.jobs) :]):
                 console.say(line, indent=2)
-        return _run(sweep, begin(sweep, plan, options, len(before.jobs)), options, console)
+        return _run(sweep, begin(plan, options, len(before.jobs)), options, console)
 
 
 def changed_plan(

@@ -11,10 +11,11 @@
   // written as on the console; the values of a curve have five digits
   const isPower = (value) => Math.abs(Math.log2(value)) > 3.5 && Math.abs(Math.log2(value) - Math.round(Math.log2(value))) < 1e-4;
   function short(value, digits) {
+    const isFar = value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e12);
+    if (isFar) return value.toExponential(digits ?? 4).replace(/\.?0*e\+?/, "e");
     for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]])
       if (Math.abs(value) >= size) return +(value / (letter === "k" ? 1e3 : size)).toPrecision(digits ?? 5) + letter;
-    const isTiny = value !== 0 && Math.abs(value) < 1e-3;
-    return isTiny ? value.toExponential(digits ?? 4).replace(/\.?0*e/, "e") : String(+value.toPrecision(digits ?? 6));
+    return String(+value.toPrecision(digits ?? 6));
   }
   const words = (value, base, digits) =>
     value == null ? "–" : base === 2 && isPower(value) ? `2**${Math.round(Math.log2(value))}` : short(value, digits);
