@@ -276,7 +276,7 @@ def seeds_sentence(jobs: Sequence[Job]) -> str:
     sizes = ", ".join(f"{needed_size(count, comparisons):.1f} with {count}" for count in counts)
     range_of = f"{common} to " if common < most else ""
     return (
-        f"{len(seeds)} configurations with {range_of}{count_seeds(most)} in common. The seeds tell two apart if "
+        f"{len(seeds)} configurations with {range_of}{count_seeds(most)}. The seeds tell two apart if "
         "the mean of their differences is at least so many times the standard deviation of these: "
         f"{sizes} seeds; fewer than {FEWEST_SEEDS} never do."
     )

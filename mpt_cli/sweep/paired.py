@@ -8,8 +8,9 @@ in at most LEVEL of the cases, at any number of seeds:
   tests at half the LEVEL (D. J. Schuirmann, "A comparison of the two one-sided tests procedure and the power approach
   for assessing the equivalence of average bioavailability", 1987).
 
-When several configurations are compared with the best one, the level is divided by the number of comparisons
-(Bonferroni), because any of them may be first by chance.
+When several configurations are compared with the first, the level is divided by the number of comparisons (Bonferroni).
+The first is chosen by the same values, so the LEVEL is that of the truly best one being called worse than the first
+(J. C. Hsu, "Multiple Comparisons: Theory and Methods", 1996).
 
 scipy, which takes most of a second to import, is imported where something is computed.
 """

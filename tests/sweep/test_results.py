@@ -216,9 +216,11 @@ def test_the_importance_of_a_key_is_its_share_of_the_ranking(stubs):
     stubs.values = dict(enumerate([1, 4, 2, 5, 3, 6], 1))  # by number: epochs 1 and 2 in turns
     found, _ = stubs.start(["conf=digits_mlp", "seed=0", "loss_scale.initial_scale=1,2,4", "trainer.epochs=1,2"])
     # H = 12 / (6 * 7) * (6**2 + 15**2) / 3 - 3 * 7 = 3.857; (3.857 - 2 + 1) / (6 - 2) = 0.714
-    shares = [("trainer.epochs", pytest.approx(0.7143, abs=1e-4)), ("loss_scale.initial_scale", None)]
-    assert importances(found) == shares
-    stubs.values = {7: 9}  # with a seed that no other job has: it is no part of the shares
+    means = "1 2.0000, 2 5.0000 (3 jobs each, alike in all else)"
+    epochs, scale = shares = importances(found)
+    assert epochs == ("trainer.epochs", pytest.approx(0.7143, abs=1e-4), means)
+    assert scale[1:] == (None, "1 2.5000, 2 3.5000, 4 4.5000 (2 jobs each, alike in all else)")
+    stubs.values = {7: 9}  # with a seed that no other job has: it is no part of the shares and means
     found, _ = stubs.resume(found.directory.path, ["trainer.epochs=2", "loss_scale.initial_scale=1", "seed=1"])
     assert importances(found) == shares
 
