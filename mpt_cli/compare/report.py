@@ -94,7 +94,8 @@ def sentences(comparison: Comparison) -> list[str]:
     if comparison.plan.jobs[0].verb == "run":
         told.append(
             "Of a script the first training is compared: a fit by its last epoch, even if EarlyStopping restores "
-            "another; a loop by its mean loss at the end, because values that the script computes can't be compared."
+            "another; a loop by its mean loss at the end, because values that the script computes can't be compared. "
+            "Rounding alone may change a loss that is computed in half precision: keep the outputs in float32."
         )
     if comparison.has_best:
         name = comparison.objective.name

@@ -26,6 +26,7 @@ MOST_SECONDS = 1800.0
 MOST_LOOKED_AT = 200  # steps: not those between a checkpoint far before and these
 SLOWER, LOWER = (10, 1000), (2**8, 2**16)  # divisors of the learning rate, and of the loss scale that overflowed
 FIRST_SCALE = "loss_scale.initial_scale"
+SCHEDULED = "initial_learning_rate"  # of a Keras schedule, which has it from optimizer.learning_rate if not given
 
 
 def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], None]) -> list[RemedyTrial]:
@@ -62,8 +63,10 @@ def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
     words = [[f"{FIRST_SCALE}={format_power(each)}"] for each in lower if is_lowered and each < scale]
     words += [["loss_scale=dynamic"]] if scaling.scales and not scaling.rule.moves else []
     words += [[f"policy.overrides={group}".replace("'", "")] for group in dict.fromkeys(map(str, groups))]
-    rate = getattr(settings.optimizer, "learning_rate", None)
-    words += [[f"optimizer.learning_rate={rate / divisor:g}"] for divisor in SLOWER if rate]
+    optimizer, key = settings.optimizer, "learning_rate"
+    of_schedule = optimizer.schedule.kwargs.get(SCHEDULED)
+    rate, key = (optimizer.learning_rate, key) if of_schedule is None else (of_schedule, f"schedule.kwargs.{SCHEDULED}")
+    words += [[f"optimizer.{key}={rate / divisor:g}"] for divisor in SLOWER if rate]
     wider = ("mixed_bfloat16", "float32") if settings.policy.name.endswith("_float16") else ()
     return [*words, *([f"policy={name}"] for name in wider)]
 

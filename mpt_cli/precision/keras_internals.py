@@ -23,6 +23,8 @@ from keras.src.trainers.trainer import Trainer
 from keras.src.utils import naming
 from keras.src.utils.module_utils import tensorflow as lazy_tensorflow
 
+from mpt_cli.precision.gradient_check import NARROW
+
 # as they are: see `scale_state` and `apply_or_skip_tensorflow`
 __all__ = ["KerasSaveable", "unscale_loss_for_distribution"]
 Tensor = Any
@@ -38,9 +40,10 @@ def predict_in_training(model: Any, x: Any) -> Tensor:
 
 
 def note_half_output(model: Any, outputs: Any) -> Any:
-    """Return the outputs of a model; set its `mpt_has_half_output` if one is in float16."""
-    if any(getattr(each, "dtype", None) == "float16" for each in keras.tree.flatten(outputs)):
-        model.mpt_has_half_output = True
+    """Return the outputs of a model; set its `mpt_half_output` to the dtype if one is in half precision."""
+    for each in keras.tree.flatten(outputs):
+        if (dtype := keras.backend.standardize_dtype(getattr(each, "dtype", None))) in NARROW:
+            model.mpt_half_output = dtype
     return outputs
 
 

@@ -48,14 +48,15 @@ def value_means(found: SweepResults, key: str) -> str:
 def importances(found: SweepResults) -> list[tuple[str, float | None, str]]:
     """Return each varied key, the seed too, with the share of the ranking of these jobs that it explains by itself,
     None if it may be chance, and with the means by value; the largest share first. Shares leave out jobs with a seed
-    that not all configurations have: they would count for those values of the keys that have them.
+    that another configuration has no result for: they would count for those values of the keys that have them.
 
     The share is eta squared of the Kruskal-Wallis test, (H - k + 1) / (n - k) for n jobs in k groups of equal values,
     which finds a best value in the middle as well as one at an end. More than n / 3 numbers are put into quarters.
     """
     from scipy.stats import kruskal
 
-    rows, common = [], set.intersection(*({result.seed for result in row.results} for row in found.configurations))
+    seeds = [{result.seed for result in row.results if result.is_good} for row in found.configurations]
+    rows, common = [], set.intersection(*filter(None, seeds))
     for key in found.plan.varied:
         jobs = [
             result

@@ -56,10 +56,9 @@ def _explain_forward(run_state: RunState, overflowing: str) -> str:
             f"The first layer that returned inf or nan, {run_state.forward_layer}, computes in "
             f"{run_state.forward_dtype} already: look at its inputs"
         )
-    return (
-        f"the loss itself was not finite, which is not the loss scale's fault. {first}, look for bad values in the "
-        "data, or lower the learning rate."
-    )
+    values = "look for bad values in the data"
+    others = f"{values}, or lower the learning rate" if run_state.applied_steps else f"or {values}"
+    return f"the loss itself was not finite, which is not the loss scale's fault. {first}, {others}."
 
 
 def describe_large_inputs(largest: float) -> str:
@@ -223,8 +222,9 @@ CAUSES = {
     ),
     SPOILED: Cause(
         _always,
-        "lower the learning rate, clip gradients to a global norm of 1.0, or use another optimizer; in float16 without "
-        "loss scaling scale the loss (loss_scale=dynamic).",
+        "lower the learning rate, clip gradients to a global norm of 1.0, or use another optimizer. In half precision "
+        'try policy=float32, and dtype="float32" for the output layers (not tried); in float16 without loss scaling '
+        "scale the loss (loss_scale=dynamic).",
     ),
 }
 OVERFLOW_CAUSES = (SPOILED_STATE, IN_FORWARD, NAN_FOUND, FIXED, BEYOND, UNSETTLED, TOO_HIGH)

@@ -375,7 +375,7 @@ def _remark_noise(run_state: RunState) -> str | None:
     if noise is None or noise <= SMALL_NOISE:
         return None
     words = as_sentence(describe_digits(noise, [], 0.0, _format_sampled(run_state)))
-    return f"{words}: in half precision targets can hardly be met more closely than that."
+    return f"{words}. That limits how closely targets can be met, unless the outputs hardly differ between examples."
 
 
 # what a good verdict adds where it holds

@@ -35,6 +35,7 @@ from mpt_cli.precision import (
     layers_of,
 )
 from mpt_cli.precision.audit import LARGEST_FLOAT16
+from mpt_cli.precision.gradient_check import NARROW
 from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch, call_behind, configured_rate
 from mpt_cli.precision.operations import chosen_policies
 from mpt_cli.precision.train_step import custom_steps, metrics_of, optimizers_in, optimizers_of
@@ -250,13 +251,14 @@ def _layers_behind(tensors: Iterable[Any]) -> Iterator[Any]:
 
 
 def warn_of_half_head(model: Any) -> list[str]:
-    """Return a sentence where a built model makes its output in float16, or probabilities in any half precision."""
-    rows = [row for row in audit_layers(model) if row.is_head and (row.risk or row.compute_dtype == "float16")]
-    if not rows and not getattr(model, "mpt_has_half_output", False):
+    """Return a sentence where a built model makes its output in half precision."""
+    rows = [row for row in audit_layers(model) if row.is_head and row.compute_dtype in NARROW]
+    dtype = rows[0].compute_dtype if rows else getattr(model, "mpt_half_output", "")
+    if not dtype:
         return []
     names = ", ".join(row.path for row in rows) or model.name
-    risk = next((row.risk for row in rows if row.risk), "the input of the loss has 11 bits, and is inf above 65504")
-    dtype = rows[0].compute_dtype if rows else "float16"
+    bits = "11 bits, and is inf above 65504" if dtype == "float16" else "8 bits"
+    risk = next((row.risk for row in rows if row.risk), f"the input of the loss has {bits}")
     remedy = 'Keep it in float32: dtype="float32" where it is made (docs/guides/policy.md).'
     return [f"the output of {names} is in {dtype}: {risk}. {remedy}"]
 

@@ -60,8 +60,9 @@ def test_a_key_that_advice_names_is_taken_by_a_script_too(mode):
     assert {key for key in named if not is_run_key(key)} <= {"policy.overrides", "policy.head"}
 
 
-def test_a_head_in_float32_is_not_named_and_one_in_bfloat16_for_its_probabilities():
-    assert warn_of_half_head(model("float32")) == [] == warn_of_half_head(model("mixed_bfloat16"))
+def test_a_head_in_float32_is_not_named_and_one_in_bfloat16_for_its_bits_or_probabilities():
+    assert warn_of_half_head(model("float32")) == []
+    assert "in bfloat16: the input of the loss has 8 bits. Keep it" in warn_of_half_head(model("mixed_bfloat16"))[0]
     softmax = keras.layers.Dense(2, "softmax", name="last", dtype="mixed_bfloat16")
     (said,) = warn_of_half_head(keras.Sequential([keras.Input((2,)), softmax]))
     assert "in bfloat16: probabilities in bfloat16: those above 0.998 are 1" in said
