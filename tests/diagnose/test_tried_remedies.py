@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace as Some
 
 import pytest
 from backends import BACKEND
@@ -12,6 +13,7 @@ from mpt_cli.diagnose import trials
 from mpt_cli.diagnose.preparation import RemedyTrial, find_overflow, ranked, remedy_rows
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.load import load_settings
+from mpt_cli.telemetry.record_types import Scaling
 
 TOO_HIGH = ["loss_scale=fixed", "loss_scale.initial_scale=2**30"]
 NETS = Path(__file__).with_name("padded.py")
@@ -95,6 +97,15 @@ def test_a_lower_scale_takes_the_place_of_that_in_the_checkpoint(tmp_path, capsy
     capsys.readouterr()
     trials.main([run, str(overflow.step), "3", "loss_scale.initial_scale=256.0"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["applied"] == [True] * 3
+
+
+def test_a_rate_that_a_schedule_has_of_its_own_is_lowered_there(monkeypatch):
+    monkeypatch.setattr(trials, "_layer_groups", lambda found: [])
+    rate = "optimizer.schedule.kwargs.initial_learning_rate"
+    own = ["conf=digits_mlp", "optimizer.schedule.object=exponential_decay", f"+{rate}=0.5"]
+    parts = Some(settings=load_settings(own), scaling=Scaling())
+    words = trials.candidate_remedies(Some(parts=parts, overflow=Some(scale_before=1.0), loss=1.0))
+    assert [f"{rate}=0.05"] in words and not any("optimizer.learning_rate" in text for [text] in words)
 
 
 @pytest.mark.long
