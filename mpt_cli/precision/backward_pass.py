@@ -63,7 +63,7 @@ class BackwardPass:
         scale = self.scale
         found = gradient(
             [
-                ops.cast(scale, each.dtype) * (_ones(each) if given is None else given)
+                ops.cast(scale, each.dtype) * (tf.ones_like(each) if given is None else given)
                 for each, given in zip(targets, output_gradients, strict=True)
             ]
         )
@@ -242,10 +242,6 @@ def _are_finite(gradients: list[Tensor]) -> Tensor:
     """Return whether all gradients are finite, in few operations: without XLA each takes microseconds."""
     present = [dense(g) for g in gradients if g is not None]
     return tf.reduce_all([True, *(tf.reduce_all(tf.math.is_finite(g)) for g in present)])
-
-
-def _ones(target: Tensor) -> Tensor | float:
-    return 1.0 if target.shape.rank == 0 else tf.ones_like(target)
 
 
 def _mean(target: Tensor) -> Tensor:

@@ -169,7 +169,10 @@ def describe_gradients(
     present = {index: g for index, g in enumerate(gradients) if g is not None and 0 not in dense(g).shape}
     if not present:
         return GradientDefects(*_none_bad(zero=1))
-    smallest = min(reversed([dense(g) for g in present.values()]), key=_size)
+    smallest = min(
+        reversed([dense(g) for g in present.values()]),
+        key=lambda g: math.inf if None in g.shape else math.prod(g.shape),
+    )
     order = list(range(len(gradients))) if ranks is None else list(ranks)
     return GradientDefects(
         *cond(
@@ -178,10 +181,6 @@ def describe_gradients(
             lambda: [*_describe_non_finite(present, order), _are_zero(present.values())],
         )
     )
-
-
-def _size(values: Tensor) -> float:
-    return math.inf if None in values.shape else math.prod(values.shape)
 
 
 def _none_bad(zero: int) -> list[Tensor]:

@@ -69,6 +69,11 @@ def check_unused(settings: Settings) -> Iterator[Problem]:
     if schedule.object is not None:
         where, names = f"with {path}.object={schedule.object}: {idle}", ("name", "warmup_steps", *of_cosine)
         yield from _given(path, schedule, names, where, f"Set it in {path}.kwargs.")
+        rate = optimizer.learning_rate
+        own = schedule.kwargs.get("initial_learning_rate", rate)
+        if own != rate != type(optimizer)().learning_rate:
+            rule = f"must be left out, or be {path}.kwargs.initial_learning_rate={own}, which is used."
+            yield Problem("optimizer.learning_rate", rule, rate)
     else:
         yield from _given(path, schedule, ("kwargs",), f"without {path}.object")
         if schedule.name != "cosine":

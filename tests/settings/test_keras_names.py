@@ -72,6 +72,10 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
             "optimizer.schedule.object=nets:f; optimizer.schedule.warmup_steps=3",
             "optimizer.schedule.warmup_steps: must be left out with optimizer.schedule.object=nets:f",
         ),
+        (
+            "optimizer.schedule.object=nets:f; +optimizer.schedule.kwargs.initial_learning_rate=1; optimizer.learning_rate=2",
+            "optimizer.learning_rate: must be left out, or be optimizer.schedule.kwargs.initial_learning_rate=1, which",
+        ),
         ("optimizer.schedule.kwargs.alpha=1", "optimizer.schedule.kwargs: must be left out without optimizer.schedule"),
     ],
 )
