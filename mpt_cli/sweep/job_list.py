@@ -215,7 +215,7 @@ def make_plan(
         number, overrides = len(jobs) + 1, varied_values(point, varied)
         jobs.append(Job(number, job_name(number, overrides), overrides, [*point, *drawn], wanted_gpus(settings)))
     if left_out := len(before) + len(points) - len(jobs):
-        say(f"{job_count(left_out)} left out, the same as others")
+        say(f"{job_count(left_out)} left out: given twice, or in the sweep already")
     recipes = {settings.recipe for settings in loaded}
     return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several")
 

@@ -26,7 +26,7 @@ def test_what_was_said_of_the_jobs_is_said_again_when_the_sweep_is_resumed(stubs
 def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys) -> None:
     stubs.start(["conf=digits_mlp", "seed=1,2", f"sweep_dir={tmp_path}/s"])
     found, code = stubs.resume(tmp_path / "s", ["seed=2,3"])
-    assert code == 0 and "1 job left out, the same as others" in stubs.said
+    assert code == 0 and "1 job left out: given twice, or in the sweep already" in stubs.said
     assert [job.overrides for job in found.plan.jobs] == [{"seed": "1"}, {"seed": "2"}, {"seed": "3"}]
     assert [name[:3] for name in started(tmp_path / "s")] == ["003"]
     plan = (tmp_path / "s" / "sweep.json").read_text()

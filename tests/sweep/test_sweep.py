@@ -115,7 +115,7 @@ def test_piped_progress_is_plain_lines_the_directory_named_after_the_recipe(stub
     stubs.manners = {2: "raises"}
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1,1"])
     assert found.directory.path.parts[:2] == ("sweeps", "digits_mlp")
-    assert "\x1b" not in stubs.said and "1 job left out, the same as others" in stubs.said
+    assert "\x1b" not in stubs.said and "1 job left out: given twice, or in the sweep already" in stubs.said
     assert "finished  001-seed-0  val_accuracy 0.5000, 3 skipped, healthy" in stubs.said
     assert "failed    002-seed-1  model.builder: build_net raised ValueError: no." in stubs.said
 

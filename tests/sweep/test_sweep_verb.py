@@ -13,7 +13,7 @@ def test_a_dry_run_lists_the_jobs_and_writes_nothing(tmp_path, monkeypatch, caps
     words = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15,32768", "policy=glob(mixed_f*)"]
     assert main(["sweep", *words, "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "1 job left out, the same as others",
+        "1 job left out: given twice, or in the sweep already",
         "001-initial_scale-256  loss_scale.initial_scale=2**8",
         "002-initial_scale-32768  loss_scale.initial_scale=2**15",
         "2 jobs",
