@@ -299,11 +299,7 @@ def unknown_key_problem(path: str, value: Any) -> Problem | None:
     if inside := [other for other in all_keys() if other.startswith(f"{path}.")]:
         first = f"{path}.name" if f"{path}.name" in inside else inside[0]
         rule = "must be a section with keys of its own."
-        return (
-            None
-            if isinstance(value, dict)
-            else Problem(path, rule, value, f"Did you mean {first}={'…' if value is None else value}?")
-        )
+        return None if isinstance(value, dict) else Problem(path, rule, value, f"Did you mean {first}={value or '…'}?")
     holder = path.rpartition(".")[0]
     if find_key(holder):
         return Problem(path, f"there is no such key; {holder} has no keys inside.", value)
