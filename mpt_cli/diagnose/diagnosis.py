@@ -12,7 +12,9 @@ from mpt_cli.errors import ConfigError
 from mpt_cli.precision.gradients.exponent_counts import SafeScales
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule, format_power
 from mpt_cli.samples.lost_digits import LostDigits
+from mpt_cli.settings.model_data_optimizer_keys import GivenModel
 from mpt_cli.settings.schema import PolicySettings, Settings
+from mpt_cli.telemetry.causes import keep_in_float32
 from mpt_cli.telemetry.format import format_fraction, format_scale
 from mpt_cli.telemetry.health_and_verdict import name_layers
 from mpt_cli.telemetry.record_types import ACTIVATIONS, DEAD, FLUSHED, OVERFLOWED, VANISHED, LayerSample
@@ -127,7 +129,8 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
     """Put the layers in float32 that no scale suits or that lose the forward pass, and return that diagnosis if it is
     better.
 
-    One such layer may hide another, which the next round finds.
+    One such layer may hide another, which the next round finds. Where none is found the loss may be at fault, which
+    computes in the dtype of the output layers.
     """
     again, kept, mended = found, [*found.keep_in_float32], dict[str, str]()
     for _ in range(ROUNDS):
@@ -137,6 +140,8 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
         # the next layer would cast outputs beyond float16 to it
         more += examination.layers_around([*lost], [*_beyond_float16(again).intersection(lost)])
         more = [name for name in more if name not in kept]
+        if not more and not again.is_safe:
+            more = examination.output_layers()
         if not more:
             break
         kept += dict.fromkeys(more)
@@ -258,18 +263,34 @@ def is_within(power: int, window: SafeScales | None) -> bool:
 
 def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
     """Return three sentences, with labels: what is wrong, what to set, how sure that is."""
-    keys = ", ".join(config_words(found))
+    kept, scaling = found.keep_in_float32, config_sections(found).get("loss_scale", {})
+    words = [keep_in_float32(kept, isinstance(found.settings.model, GivenModel))] if kept else []
+    keys = ", ".join([*words, *(f"loss_scale.{name}={value}" for name, value in scaling.items())])
     tried = next((trial for trial in found.trials if trial.scale == found.recommended), None)
-    sure = "not tried in float16" if tried is None else f"tried in real float16 passes {trial_sentence(tried)}"
-    when = f"trained for {found.step} steps" if found.step else "before training"
-    sure += f"; this holds for the model {when}, and gradients change: --after-steps (after_steps=) measures later"
+    sure = "not tried in float16"
+    if tried:
+        sure = f"tried in real float16 passes at scale {format_scale(tried.scale)}: {format_fraction(tried.flushed)} "
+        sure += f"flushed, overflow in {tried.overflows} of {tried.passes} passes"
+    sure += f"; measured at step {found.step}, {_measured(found)}; later gradients differ (--after-steps, after_steps=)"
     if found.is_well:
         keys = f"nothing needs to change; {keys} leaves the most room above and below"
     elif not keys:
         remedy = f"{found.float32}; " if found.float32 else ""
         remedy += "mixed_bfloat16, or inputs and targets scaled to about 1, may (not tried)"
         keys = "nothing: no loss scale is needed" if found.window is None else f"no loss scale alone helps; {remedy}"
+    elif found.recommended and found.policy.name != found.settings.policy.name:
+        keys += f" for {found.policy.name}, which was measured; {found.settings.policy.name} needs no loss scale"
     return [("finding", _finding(found)), ("set", keys), ("evidence", sure)]
+
+
+def _measured(found: Diagnosis) -> str:
+    """Return on what, and with the dtypes of which door."""
+    kept = dict.fromkeys(found.owners.get(x.name, x.name) for x in found.layers if x.compute_dtype != "float16")
+    words = f"{found.batches} batches of {found.settings.trainer.batch_size} under {found.policy.name}"
+    words += f" but for {name_layers([*kept])}" if kept else ""
+    if found.policy.head and isinstance(found.settings.model, GivenModel):
+        words += ", as mpt.fit trains it (to measure what mpt run trains, build the model under its policy)"
+    return words
 
 
 def _finding(found: Diagnosis) -> str:
@@ -325,12 +346,6 @@ def config_sections(found: Diagnosis) -> dict[str, dict[str, Any]]:
     return {**sections, "loss_scale": {name: value for name, value in keys.items() if value is not None}}
 
 
-def config_words(found: Diagnosis) -> list[str]:
-    """Return the recommendation as words of a command."""
-    sections = config_sections(found).items()
-    return [f"{section}.{name}={value}".replace("'", "") for section, keys in sections for name, value in keys.items()]
-
-
 def format_window(window: SafeScales | None) -> str:
     """
     >>> format_window(SafeScales(-3, 20)), format_window(SafeScales(5, 4))
@@ -342,33 +357,22 @@ def format_window(window: SafeScales | None) -> str:
     return "none" if window.empty else f"{lowest} … 2**{window.highest_power}"
 
 
-KEEP_IN_FLOAT32 = "keep {it} in float32 (policy.overrides), "
 FAULTS = {
     OVERFLOWED: (
         "overflowed in the forward pass, at any loss scale",
-        KEEP_IN_FLOAT32 + "scale the inputs down or normalise before, or use mixed_bfloat16",
+        "keep such layers in float32 (policy.overrides), scale the inputs down, normalise, or use mixed_bfloat16",
     ),
     VANISHED: (
         "vanished in the forward pass: nearly all outputs were 0, at any loss scale",
-        KEEP_IN_FLOAT32 + "initialise the weights larger, or normalise their inputs",
+        "keep such layers in float32 (policy.overrides), initialise the weights larger, or normalise their inputs",
     ),
     FLUSHED: (
         "got no gradient: nearly all of it was 0, though not in float32",
-        KEEP_IN_FLOAT32 + "or first fix what vanishes or overflows after it, or raise the scale where there is room",
+        "keep such layers in float32 (policy.overrides), fix what vanishes or overflows after it, or raise the scale "
+        "where there is room",
     ),
     DEAD: (
         "got no gradient, not even in float32: dead units, a loss weight of 0, or no path to the loss",
         "no dtype changes that",
     ),
 }
-
-
-def trial_sentence(trial: ScaleTrial) -> str:
-    """Return what was measured at one scale."""
-    if not trial.loss_is_finite:
-        what = "the loss itself is not finite in float16"
-    elif trial.overflows:
-        what = f"overflow in {trial.overflows} of {trial.passes} passes"
-    else:
-        what = f"{format_fraction(trial.flushed)} flushed, no overflow in {trial.passes} passes"
-    return f"at scale {format_scale(trial.scale)}: {what}"

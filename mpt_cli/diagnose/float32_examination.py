@@ -14,12 +14,12 @@ from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, add_up, layer_
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.choose_engine import build_engine
 from mpt_cli.engine.step_batches import StepChunk
-from mpt_cli.errors import ConfigError, NumericalError, config_error
+from mpt_cli.errors import ConfigError, NumericalError, config_error, first_line
 from mpt_cli.precision import computes_in_float16, has_custom
 from mpt_cli.precision.gradient_check import is_overwritten
 from mpt_cli.precision.gradients.exponent_counts import INFS, NANS, SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
-from mpt_cli.precision.policy import layers_of, name_of, outermost, parts_of
+from mpt_cli.precision.policy import head_layers, layers_of, name_of, outermost, parts_of
 from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges
 from mpt_cli.samples.lost_digits import measure_digits
 from mpt_cli.samples.probes import VALUE
@@ -204,6 +204,11 @@ class Examination:
         layers = [name_of(parts[index]) for index in sorted(around) if isinstance(parts[index], keras.Layer)]
         return [*dict.fromkeys(self.owners.get(name, name) for name in layers)]
 
+    def output_layers(self) -> list[str]:
+        """Return the output layers in float16; of a model without a known head, the last layer."""
+        last = head_layers(self._examined) or layers_of(self._examined)[-1:]
+        return [name_of(layer) for layer in last if layer.compute_dtype == HALF]
+
     def try_scale(self, scale: float) -> ScaleTrial:
         """Try it on float16 passes, once."""
         if scale not in self.trials:
@@ -223,7 +228,7 @@ class Examination:
         return next(filter(self._is_safe, powers), None) if is_finite else None
 
     def _is_safe(self, power: int) -> bool:
-        return -126 <= power <= 127 and self.try_scale(2.0**power).overflows == 0
+        return -126 <= power <= 127 and not self.try_scale(2.0**power).overflows
 
     def compare_at(self, scale: float) -> tuple[list[LayerSample], dict[str, str]]:
         """Return what float16 passes leave of each layer at this scale, against float32, and the faults of layers.
@@ -265,10 +270,9 @@ class Examination:
         except (ValueError, TypeError, NotImplementedError) as error:
             if (problem := model_problem("model", error)) is not None:
                 raise ConfigError(problem) from None
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise config_error(
                 "policy.name",
-                f"can't be computed on this device: {reason}.",
+                f"can't be computed on this device: {first_line(error).rstrip('.')}.",
                 self.policy.name,
                 "Diagnose it on a GPU, or with the other backend.",
             ) from error

@@ -9,7 +9,6 @@ from math import floor, log2
 from typing import Any
 
 import yaml
-from rich.text import Text
 
 from mpt_cli.diagnose.diagnosis import (
     FAULTS,
@@ -19,7 +18,6 @@ from mpt_cli.diagnose.diagnosis import (
     layers_with,
     lead_sentences,
     origins,
-    trial_sentence,
 )
 from mpt_cli.diagnose.safe_windows import LayerRange
 from mpt_cli.precision.gradients.exponent_counts import SafeScales, share_flushed
@@ -30,9 +28,7 @@ from mpt_cli.telemetry.format import format_fraction, format_scale
 
 def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     """Return rows of label and text, the most important first."""
-    rows = [*lead_sentences(found), ("examined", _examined(found)), ("safe", _safe(found))]
-    rows += [("layers", text) for text in _faults(found)]
-    return rows + [("verified", trial_sentence(trial)) for trial in found.trials]
+    return [*lead_sentences(found), ("safe", _safe(found)), *(("layers", text) for text in _faults(found))]
 
 
 def config_lines(found: Diagnosis) -> list[str]:
@@ -41,19 +37,9 @@ def config_lines(found: Diagnosis) -> list[str]:
     return yaml.safe_dump(sections, sort_keys=False, width=1000).splitlines() if sections else []
 
 
-def _examined(found: Diagnosis) -> str:
-    kept = ", ".join(found.settings.policy.overrides)
-    what = f"{found.settings.recipe} under {found.policy.name}" + (f" but for {kept}" if kept else "")
-    return f"{what}, compared with float32 at the same weights, on {found.batches} batches at step {found.step}"
-
-
 def _safe(found: Diagnosis) -> str:
-    if found.window is None:
-        return "any scale: no gradient is in float16"
-    if found.window.empty:
-        return "no scale: each overflows or flushes something"
     if not found.is_safe:
-        return f"no scale for every layer; scales {format_window(found.window)} for layers whose inputs are not lost"
+        return "no scale for every layer: each overflows or flushes something, or the forward pass is lost at any"
     return (
         f"scales {format_window(found.window)}: nothing overflows; flushed to zero is under 10% of the gradients of "
         "weights, and of those of outputs what adds up to under 0.1%"
@@ -63,7 +49,7 @@ def _safe(found: Diagnosis) -> str:
 def _faults(found: Diagnosis) -> Iterator[str]:
     for fault, (words, remedy) in FAULTS.items():
         if names := layers_with(fault, origins(found), found):
-            yield f"{', '.join(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
+            yield f"{', '.join(names)} {words}; {remedy}"
 
 
 def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
@@ -113,16 +99,15 @@ def _window_content(window: SafeScales | None, is_safe: bool = True) -> dict[str
 
 
 LEAD_ROWS = 3  # sentences, before the table
-LEGEND = "×S: share flushed to zero at loss scale S"
 
 
 def print_diagnosis(found: Diagnosis, file: str, console: PrintableConsole) -> None:
     """Print three sentences, the layers, then the rest."""
     told = sentences(found)
     print_labelled([*told[:LEAD_ROWS], ("file", file)], console)
-    console.out(f"step {found.step}: gradients of outputs or weights, whichever are worse", highlight=False)
+    legend = "gradients of outputs or weights, whichever are worse; ×S: share flushed to zero at loss scale S"
+    console.out(f"step {found.step}: {legend}", highlight=False)
     print_table(_columns(found), found.layers, console)
-    console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     print_labelled([*told[LEAD_ROWS:], *(("config", line) for line in config_lines(found))], console)
 
 

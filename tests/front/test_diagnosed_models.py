@@ -59,7 +59,7 @@ def test_digits_are_those_of_the_dtypes_that_the_model_has_and_scales_are_of_the
     lost, of_float16 = found.digits, mpt.diagnose(model, x, Y, policy="mixed_float16", **QUIET).digits
     assert lost is not None and of_float16 is not None and lost.noise > 16 * of_float16.noise
     assert found.keep_in_float32 == lost.remedy == ["hidden"] and found.window is None
-    assert "\nset: policy.overrides={hidden: float32}\n" in str(found)
+    assert '\nset: dtype="float32" where hidden is made\n' in str(found)
     assert not any("no scale fits" in text for _, text in sentences(found))
     assert {layer.dtype_policy.name for layer in model.layers[1:]} == {"mixed_bfloat16", "float32"}
 
@@ -114,6 +114,7 @@ def test_a_model_that_only_its_author_can_make_again_is_examined_itself(kind, lo
     found = mpt.diagnose(model, X, Y, after_steps=2, **given, **QUIET)
     assert (found.policy.name, found.step) == ("mixed_float16", 2)
     assert found.recommended is not None and not found.faults
+    assert (policy is None) == ("; mixed_bfloat16 needs no loss scale" not in str(found))
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert {layer.dtype_policy.name for layer in model.layers} == {"float32"}
@@ -147,7 +148,7 @@ def test_what_overflows_inside_a_layer_of_keras_is_named_by_that_layer_and_mende
     assert found.keep_in_float32 == ["attend"] and found.is_safe
     again = mpt.diagnose(attending(dtype="float32"), x, Y, **QUIET)
     assert not again.mended and not again.keep_in_float32 and again.is_safe
-    assert "under mixed_float16 but for attend, " in dict(sentences(again))["examined"]
+    assert "under mixed_float16 but for 2 layers (attend, head), as mpt.fit trains it" in str(again)
 
 
 class Residual(keras.Model):
@@ -209,6 +210,19 @@ def test_a_loss_that_mixes_dtypes_is_told_by_its_place():
     mixing.compile("sgd", None, jit_compile=False)
     with pytest.raises(ConfigError, match=r"model: it must give Sub one dtype .*in compute_loss.*float16 × float32"):
         mpt.diagnose(mixing, X, Y, **QUIET)
+
+
+class Summing(Mixing):
+    def compute_loss(self, x, y, y_pred, *_, **__):
+        return ops.log(ops.sum(ops.exp(y_pred + 10)))
+
+
+def test_where_the_loss_overflows_in_the_dtype_of_the_outputs_their_layer_is_named():
+    with mpt.Policy("mixed_float16").scope():
+        model = compiled(Summing(2))
+    found = mpt.diagnose(model, X, Y, **QUIET)
+    assert found.keep_in_float32 == [model.head.path] and found.is_safe
+    assert "measured at step 0, 2 batches of 16 under mixed_float16 but for layer summing/" in str(found)
 
 
 def test_what_can_not_be_diagnosed_is_said():
