@@ -99,6 +99,7 @@ class SweepDirectory:
         content = {
             **plan.facts,
             "recipe": plan.recipe,  # name of the recipe, or several names
+            "losses": plan.losses,  # how many different ones the jobs have
             "varied": plan.varied,  # the varied keys, in their order
             **plan_dict(plan),
         }
@@ -113,7 +114,7 @@ class SweepDirectory:
             search = None if found is None else Search(**found)
             if search is not None and (wrong := field_problem(Search, found)):
                 raise ValueError(wrong)
-            return SweepPlan(facts.pop("varied"), jobs, facts.pop("recipe"), search, facts)
+            return SweepPlan(facts.pop("varied"), jobs, facts.pop("recipe"), search, facts.pop("losses", 1), facts)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.plan_json} is damaged: {error}.") from error
 
@@ -349,7 +350,12 @@ class SweepResults(JobResults):
     @property
     def best_is_shown(self) -> bool:
         """Return whether the seeds show the first to be the best; False if there is no other."""
-        return self.best is not None and len(self.ranked) > 1 and not self.not_told_apart
+        return len(self.ranked) > 1 and not (self.mixes_losses or self.not_told_apart)
+
+    @property
+    def mixes_losses(self) -> bool:
+        """Return whether the objective is a loss and the jobs have different ones."""
+        return self.plan.losses > 1 and "loss" in self.objective.name
 
     @property
     def keys(self) -> list[str]:

@@ -4,19 +4,16 @@ line across all of them.
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
 from mpt_cli.settings.key_type import read_number
 from mpt_cli.sweep.directory import SweepResults
-from mpt_cli.sweep.job_list import job_count
 from mpt_cli.sweep.overrides import short_key
 from mpt_cli.sweep.paired import LEVEL
 from mpt_cli.telemetry.format import format_number
 
 MOST_DRAWN_JOBS = 300  # of jobs in parallel coordinates
 PARTS = 4  # that many values are put into as many groups
-MOST_MEANS = 8  # of a key whose means are shown
 
 
 def _ordinals(texts: Sequence[str]) -> list[int]:
@@ -27,27 +24,9 @@ def _ordinals(texts: Sequence[str]) -> list[int]:
     return [ordinal[text] for text in texts]
 
 
-def value_means(found: SweepResults, key: str) -> str:
-    """Return the mean of the objective for each value of the key, over good jobs that differ in nothing else, so that
-    no other key or seed is part of it: "2**8 0.9499, 2**15 0.9474 (3 jobs each, alike in all else)"; "" for one value,
-    for many, or without such jobs.
-    """
-    alike: dict[str, dict[str, float]] = {}
-    for result in found.results:
-        value = found.objective.value(result.summary) if result.is_good else None
-        if value is not None and key in result.job.overrides:
-            alike.setdefault(repr({**result.job.overrides, key: ""}), {})[result.job.overrides[key]] = value
-    texts = dict.fromkeys(text for each in alike.values() for text in each)
-    sets = [each for each in alike.values() if len(each) == len(texts)]
-    if not sets or not 1 < len(texts) <= MOST_MEANS:
-        return ""
-    means = ", ".join(f"{text} {format_number(fmean(each[text] for each in sets))}" for text in texts)
-    return f"{means} ({job_count(len(sets))} each, alike in all else)"
-
-
-def importances(found: SweepResults) -> list[tuple[str, float | None, str]]:
+def importances(found: SweepResults) -> list[tuple[str, float | None]]:
     """Return each varied key, the seed too, with the share of the ranking of these jobs that it explains by itself,
-    None if it may be chance, and with the means by value; the largest share first. Shares leave out jobs with a seed
+    None if it may be chance; the largest share first. Shares leave out jobs with a seed
     that another configuration has no result for: they would count for those values of the keys that have them.
 
     The share is eta squared of the Kruskal-Wallis test, (H - k + 1) / (n - k) for n jobs in k groups of equal values,
@@ -74,7 +53,7 @@ def importances(found: SweepResults) -> list[tuple[str, float | None, str]]:
         if len(groups) > 1 and len({value for each in groups.values() for value in each}) > 1:
             test, freedom = kruskal(*groups.values()), len(jobs) - len(groups)
             share = (float(test.statistic) - len(groups) + 1) / freedom if test.pvalue <= LEVEL else None
-            rows.append((key, share, value_means(found, key)))
+            rows.append((key, share))
     return sorted(rows, key=lambda row: -(row[1] or 0.0))
 
 

@@ -170,6 +170,7 @@ class SweepPlan:
     jobs: list[Job]
     recipe: str
     search: Search | None = None
+    losses: int = 1  # how many the jobs have, which their values do not compare
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -206,7 +207,8 @@ def make_plan(
         check_here(loaded, say)
     varied = varied_keys([*(job.words for job in before), *points])
     jobs = [replace(job, overrides=varied_values(job.words, varied)) for job in before]
-    known = {*map(repr, load_each(job.words for job in before))}
+    earlier = load_each(job.words for job in before)
+    known, losses = {*map(repr, earlier)}, len({repr((each.recipe, each.trainer.loss)) for each in [*earlier, *loaded]})
     for point, settings in zip(points, loaded, strict=True):
         if repr(settings) in known and settings.seed is not None:
             continue
@@ -217,7 +219,7 @@ def make_plan(
     if left_out := len(before) + len(points) - len(jobs):
         say(f"{job_count(left_out)} left out: given twice, or in the sweep already")
     recipes = {settings.recipe for settings in loaded}
-    return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several")
+    return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several", losses=losses)
 
 
 def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None:

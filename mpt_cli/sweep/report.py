@@ -16,7 +16,7 @@ from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn, print_table
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import NOT_ENDED, SEED, Configuration, JobResult, JobResults, SweepResults
-from mpt_cli.sweep.hyperparameters import importances, parallel_chart, value_means
+from mpt_cli.sweep.hyperparameters import importances, parallel_chart
 from mpt_cli.sweep.overrides import override_key, short_key
 from mpt_cli.sweep.paired import count_seeds
 from mpt_cli.telemetry.console import PrintableConsole
@@ -161,12 +161,10 @@ def best_lines(found: SweepResults) -> list[str]:
     best = found.best
     if best is None:
         return [_line("best", "none: no job finished")]
-    keys = found.keys if len(found.keys) > 1 else []
     return [
         _line("best" if found.best_is_shown else "first", _headline(found, best)),
         _line("", best.job.command),
         *(_line("", line) for line in lead_sentence(found).splitlines()),
-        *(_line("means", f"{short_key(key)}: {text}") for key in keys if (text := value_means(found, key))),
     ]
 
 
@@ -191,6 +189,9 @@ def lead_sentence(found: SweepResults) -> str:
     """Return a sentence on whether the first is shown to be best, or which others it can't be told from."""
     if len(found.ranked) == 1:
         return "No other configuration has a result to compare it with."
+    if found.mixes_losses:
+        again = shell_command("report", found.directory.path, "--objective", "NAME")
+        return f"The jobs have different losses, which do not compare them: rank by a metric that all have, `{again}`."
     if found.best_is_shown:
         return (
             f"It beats every other configuration over {count_seeds(len(found.ranked[0].finished))}, at a level of 5%."

@@ -185,7 +185,7 @@ def changed_plan(
     asked.sort(key=lambda word: order.index(key) if (key := override_key(word)) in order else len(order))
     with chdir(plan.facts["working_directory"]):
         grown = make_plan(asked, is_here=options.launcher.is_here, say=console.say, before=plan.jobs)
-    return replace(plan, varied=grown.varied, jobs=grown.jobs)
+    return replace(plan, varied=grown.varied, jobs=grown.jobs, losses=grown.losses)
 
 
 def _run(

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -36,7 +36,7 @@ from mpt_cli.precision import (
 )
 from mpt_cli.precision.audit import LARGEST_FLOAT16
 from mpt_cli.precision.gradient_check import NARROW
-from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch, call_behind, configured_rate
+from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch, configured_rate
 from mpt_cli.precision.operations import chosen_policies
 from mpt_cli.precision.train_step import custom_steps, metrics_of, optimizers_in, optimizers_of
 from mpt_cli.settings.model_data_optimizer_keys import Loader
@@ -231,23 +231,14 @@ def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: E
 def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
     """Return a sentence where `policy.head` finds no layer to act on, as in a subclassed model without a "head"."""
     head = policy_of(settings).head_policy
-    last = dict.fromkeys(_layers_behind(model.outputs)) if hasattr(model, "operations") else layers_of(model)[-4:]
-    if head == settings.policy.name or head_layers(model) or all(layer.compute_dtype == head for layer in last):
+    outputs = getattr(model, "outputs", ())
+    if head == settings.policy.name or head_layers(model) or (outputs and all(each.dtype == head for each in outputs)):
         return []
-    names = ", ".join(layer.name for layer in last)
+    names = ", ".join(layer.name for layer in layers_of(model)[-4:])
     return [
         f"policy.head={head} does nothing: {type(model).__name__} has no layer that is known as its head. Set "
         f"policy.overrides.NAME={head} (last layers: {names}; docs/guides/policy.md)."
     ]
-
-
-def _layers_behind(tensors: Iterable[Any]) -> Iterator[Any]:
-    """Yield the last layer on each way to these symbolic tensors."""
-    for operation, node in filter(None, map(call_behind, tensors)):
-        if isinstance(operation, keras.Layer):
-            yield operation
-        else:
-            yield from _layers_behind(node.input_tensors)
 
 
 def warn_of_half_head(model: Any) -> list[str]:

@@ -75,7 +75,7 @@ def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show():
         best_command=[EVIL],
         configurations=TABLE,
         lines=2,
-        importances=[(EVIL, 0.5, EVIL)],
+        importances=[(EVIL, 0.5)],
         other_charts=[{"axes": [{"label": EVIL, "texts": [EVIL]}], "names": [EVIL]}],
         left_out=EVIL,
         again=EVIL,

@@ -76,6 +76,16 @@ def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs):
 
 
 @pytest.mark.slow
+def test_jobs_with_different_losses_are_not_called_best_by_a_loss(stubs):
+    stubs.values = dict(enumerate([0.1, 0.11, 0.12, 0.9, 0.91, 0.93], 1))
+    words = ["conf=digits_mlp", "trainer.loss=auto,categorical_focal_crossentropy", "seed=0,1,2", "sweep_dir=s"]
+    found, _ = stubs.start(words, objective="val_accuracy")
+    assert found.best_is_shown and found.plan.losses == 2
+    found = replace(found, objective=Objective("val_loss", falls=True))
+    assert not found.best_is_shown and "different losses" in report.lead_sentence(found)
+
+
+@pytest.mark.slow
 def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     stubs.values = {1: 0.90, 2: 0.91, 3: 0.95, 4: 0.93, 5: 0.90, 6: 0.96}
     found, _ = stubs.start(GRID)
@@ -216,11 +226,9 @@ def test_the_importance_of_a_key_is_its_share_of_the_ranking(stubs):
     stubs.values = dict(enumerate([1, 4, 2, 5, 3, 6], 1))  # by number: epochs 1 and 2 in turns
     found, _ = stubs.start(["conf=digits_mlp", "seed=0", "loss_scale.initial_scale=1,2,4", "trainer.epochs=1,2"])
     # H = 12 / (6 * 7) * (6**2 + 15**2) / 3 - 3 * 7 = 3.857; (3.857 - 2 + 1) / (6 - 2) = 0.714
-    means = "1 2.0000, 2 5.0000 (3 jobs each, alike in all else)"
-    epochs, scale = shares = importances(found)
-    assert epochs == ("trainer.epochs", pytest.approx(0.7143, abs=1e-4), means)
-    assert scale[1:] == (None, "1 2.5000, 2 3.5000, 4 4.5000 (2 jobs each, alike in all else)")
-    stubs.values = {7: 9}  # with a seed that no other job has: it is no part of the shares and means
+    shares = [("trainer.epochs", pytest.approx(0.7143, abs=1e-4)), ("loss_scale.initial_scale", None)]
+    assert importances(found) == shares
+    stubs.values = {7: 9}  # with a seed that no other job has: it is no part of the shares
     found, _ = stubs.resume(found.directory.path, ["trainer.epochs=2", "loss_scale.initial_scale=1", "seed=1"])
     assert importances(found) == shares
 
