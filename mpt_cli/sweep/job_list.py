@@ -272,14 +272,12 @@ def seeds_sentence(jobs: Sequence[Job]) -> str:
     if not (common := len(set.intersection(*seeds))):
         return "No seed is common to all configurations: what shares none with the first can't be compared with it."
     most = max(map(len, seeds))
-    tested = sum(len(own) >= FEWEST_SEEDS for own in seeds)
     counts = sorted({FEWEST_SEEDS, 5, 10, most} - {1, 2})
-    comparisons = (tested if tested > 1 else len(seeds)) - 1
-    sizes = ", ".join(f"{needed_size(count, comparisons):.1f} with {count}" for count in counts)
+    sizes = ", ".join(f"{needed_size(count, len(seeds) - 1):.1f} with {count}" for count in counts)
     range_of = f"{common} to " if common < most else ""
     return (
-        f"{len(seeds)} configurations with {range_of}{count_seeds(most)}. The seeds tell two apart if "
-        "the mean of their differences is at least so many times the standard deviation of these: "
+        f"{len(seeds)} configurations with {range_of}{count_seeds(most)}. To tell two apart, take their "
+        "difference for each seed: the mean must be at least so many times the standard deviation: "
         f"{sizes} seeds; fewer than {FEWEST_SEEDS} never do."
     )
 

@@ -65,5 +65,5 @@ def test_what_seeds_can_show_is_said_beforehand_as_the_ranking_tests_it():
         pairs = [(0.0, mean + deviation) for deviation in (-1.0, 0.0, 1.0)]
         assert PairedDifference(pairs, comparisons=3).is_shown == is_shown
     uneven = seeds_sentence(plan.jobs[:7])  # of the third a seed, which is not tested
-    assert uneven.startswith("3 configurations with 1 to 3 seeds.") and f"{needed_size(3, 1):.1f} with 3" in uneven
+    assert uneven.startswith("3 configurations with 1 to 3 seeds.") and f"{needed_size(3, 2):.1f} with 3" in uneven
     assert seeds_sentence([plan.jobs[0], plan.jobs[4]]).startswith("No seed is common to all configurations")
