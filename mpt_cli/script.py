@@ -281,7 +281,8 @@ class ScriptRun:
             return found
         seen, skipped = (sum(run.summary[name] for run in self.runs) for name in ("steps_seen", "skipped_steps"))
         guide = "; see docs/guides/script-overflow.md" if self.why_not_good(True) else ""
-        return [*found, f"{skipped} of {seen} steps skipped", f"next: mpt report {self._shown(self.runs[-1])}{guide}"]
+        first = next((run for run in self.runs if run.verdict not in (*GOOD_VERDICTS, UNCHECKED)), self.runs[-1])
+        return [*found, f"{skipped} of {seen} steps skipped", f"next: mpt report {self._shown(first)}{guide}"]
 
 
 def _outside(make: Callable[[], Any]) -> Any:

@@ -271,7 +271,10 @@ def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
     if tried:
         sure = f"tried in real float16 passes at scale {format_scale(tried.scale)}: {format_fraction(tried.flushed)} "
         sure += f"flushed, overflow in {tried.overflows} of {tried.passes} passes"
-    sure += f"; measured at step {found.step}, {_measured(found)}; later gradients differ (--after-steps, after_steps=)"
+    sure += (
+        f"; measured at step {found.step}, {_measured(found)}; later gradients differ (--after-steps, after_steps=). "
+    )
+    sure += "Lost digits were looked for in at most 64 examples"
     if found.is_well:
         keys = f"nothing needs to change; {keys} leaves the most room above and below"
     elif not keys:
@@ -302,7 +305,9 @@ def _finding(found: Diagnosis) -> str:
     scale = "without loss scaling" if met.scale == 1 else f"at loss scale {format_scale(met.scale)}"
     if found.is_well:
         flushed = f"{format_fraction(met.flushed)} of the gradients become zero"
-        return f"nothing is wrong: {scale} nothing overflows and {flushed}; safe scales {format_window(found.window)}"
+        return (
+            f"nothing is wrong: {scale} no gradient overflows and {flushed}; safe scales {format_window(found.window)}"
+        )
     wrong = f"{scale} {format_fraction(met.flushed)} of the gradients in float16 become zero"
     if met.overflows:
         wrong = f"{scale} gradients overflow in {met.overflows} of {met.passes} passes"

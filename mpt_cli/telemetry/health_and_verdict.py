@@ -170,13 +170,13 @@ def _ends_vanished(run_state: RunState) -> str | None:
 def describe_digits(
     noise: float, layers: Sequence[str], noise_left: float, at: str = "", is_of_program: bool | None = None
 ) -> str:
-    """Return how much rounding changes the outputs, and what to do if `layers` lose their digits.
+    """Return how much half precision changes the outputs, and what to do if `layers` lose their digits.
 
     >>> describe_digits(0.04, [], 0.0)
-    'rounding changes the outputs by 20.0% of their standard deviation between examples'
+    'half precision changes the outputs by 20.0% of their standard deviation between examples'
     """
     change, left = map(format_fraction, map(math.sqrt, (noise, noise_left)))
-    words = f"rounding changes the outputs by {change} of their standard deviation between examples{at}"
+    words = f"half precision changes the outputs by {change} of their standard deviation between examples{at}"
     if not layers:
         return words
     words = f"Half precision loses what tells examples apart: {words}"
@@ -189,7 +189,7 @@ def describe_digits(
     names = _last_names(layers)
     kept = keep_in_float32(names, is_of_program)
     return (
-        f"{words}, and by {left} with {name_layers(names)} in float32, tried on the same batch. Use {kept}, "
+        f"{words}; with {name_layers(names)} in float32 only {left} is left, tried on the same batch. Use {kept}, "
         "or give the model smaller numbers: normalise the data, or use integers for identifiers."
     )
 
