@@ -36,17 +36,19 @@ __all__ = [
     "set_global_policy",
 ]
 
-# in this order: the first imports Keras only for a name of its own
-_HOMES = ("precision", "report.run", "python_api", "recorder_callback")
+_HOMES = {
+    "mpt_cli.python_api": ("diagnose", "fit"),
+    "mpt_cli.precision": ("LossScaleOptimizer", "Policy", "custom_gradient", "global_policy", "set_global_policy"),
+    "mpt_cli.recorder_callback": ("Recorder",),
+    "mpt_cli.report.run": ("Run", "load_run"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for home in _HOMES:
-            module = import_module(f"{__name__}.{home}")
-            if hasattr(module, name):
-                return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

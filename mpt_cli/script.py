@@ -280,9 +280,10 @@ class ScriptRun:
         if not self.runs:
             return found
         seen, skipped = (sum(run.summary[name] for run in self.runs) for name in ("steps_seen", "skipped_steps"))
-        guide = "; see docs/guides/script-overflow.md" if self.why_not_good(True) else ""
-        first = next((run for run in self.runs if run.verdict not in (*GOOD_VERDICTS, UNCHECKED)), self.runs[-1])
-        return [*found, f"{skipped} of {seen} steps skipped", f"next: mpt report {self._shown(first)}{guide}"]
+        bad = [run for run in self.ended_runs if run.verdict not in (*GOOD_VERDICTS, UNCHECKED)]
+        guide = "; see docs/guides/script-overflow.md" if bad else ""
+        shown = self._shown([*bad, self.runs[-1]][0])
+        return [*found, f"{skipped} of {seen} steps skipped", f"next: mpt report {shown}{guide}"]
 
 
 def _outside(make: Callable[[], Any]) -> Any:

@@ -267,14 +267,14 @@ def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
     words = [keep_in_float32(kept, isinstance(found.settings.model, GivenModel))] if kept else []
     keys = ", ".join([*words, *(f"loss_scale.{name}={value}" for name, value in scaling.items())])
     tried = next((trial for trial in found.trials if trial.scale == found.recommended), None)
-    sure = "not tried in float16"
+    trial = "not tried in float16"
     if tried:
-        sure = f"tried in real float16 passes at scale {format_scale(tried.scale)}: {format_fraction(tried.flushed)} "
-        sure += f"flushed, overflow in {tried.overflows} of {tried.passes} passes"
-    sure += (
-        f"; measured at step {found.step}, {_measured(found)}; later gradients differ (--after-steps, after_steps=). "
+        trial = f"tried in real float16 passes at scale {format_scale(tried.scale)}: {format_fraction(tried.flushed)} "
+        trial += f"flushed, overflow in {tried.overflows} of {tried.passes} passes"
+    sure = (
+        f"{trial}; measured at step {found.step}, {_measured(found)}; later gradients differ (--after-steps, "
+        "after_steps=). Lost digits were looked for in at most 64 examples"
     )
-    sure += "Lost digits were looked for in at most 64 examples"
     if found.is_well:
         keys = f"nothing needs to change; {keys} leaves the most room above and below"
     elif not keys:

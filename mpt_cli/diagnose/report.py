@@ -41,8 +41,8 @@ def _safe(found: Diagnosis) -> str:
     if not found.is_safe:
         return "no scale for every layer: each overflows or flushes something, or the forward pass is lost at any"
     return (
-        f"scales {format_window(found.window)}: nothing overflows; flushed to zero is under 10% of the gradients of "
-        "weights, and of those of outputs what adds up to under 0.1%"
+        f"scales {format_window(found.window)}: no gradient overflows, under 10% of the weights' gradients become "
+        "zero, and of the sum of the outputs' gradients under 0.1% is lost"
     )
 
 

@@ -181,13 +181,11 @@ def build_callbacks(trainer: TrainerSettings, run_dir: str) -> list[Any]:
     in a run, UserCodeError where making one raises.
     """
 
-    made, entries = (
-        [],
-        optree.tree_map(
-            lambda leaf: leaf.replace("{run_dir}", run_dir) if isinstance(leaf, str) else leaf, trainer.callbacks
-        ),
-    )
-    for index, entry in enumerate(entries):
+    def in_run_dir(leaf: Any) -> Any:
+        return leaf.replace("{run_dir}", run_dir) if isinstance(leaf, str) else leaf
+
+    made = []
+    for index, entry in enumerate(optree.tree_map(in_run_dir, trainer.callbacks)):
         made.append(build_object(f"{KEY}[{index}]", entry, keras.callbacks))
         check_callback(made[-1], f"{KEY}[{index}]")
     if trainer.early_stopping.patience is not None:
