@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from mpt_cli.errors import Problem, did_you_mean
+from mpt_cli.errors import Problem, nearest
 from mpt_cli.settings.python_references import is_object
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.record_types import GradientSample, Summary, as_number
@@ -72,16 +72,24 @@ def expectation_lines(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> 
 
 
 def _check(summary: Mapping[str, Any], name: str, wanted: Any) -> ExpectationCheck:
-    known = known_values(summary)
+    known, expected = known_values(summary), _format_wanted(wanted)
     if name not in known:
-        reported = ", ".join(summary.get("metrics", {})) or "none"
-        hint = did_you_mean(name, known) or f"Its metrics are {reported}."
-        return ExpectationCheck(name, _format_wanted(wanted), None, False, f"but the run reported no {name}. {hint}")
-    got = known[name]
+        return ExpectationCheck(
+            name, expected, None, False, f"but the run reported no {name}. {_remedy(name, summary)}"
+        )
+    readings = _readings(known[name])
     if isinstance(wanted, Mapping):
-        return _check_range(name, wanted, got)
-    allowed = wanted if isinstance(wanted, Sequence) and not isinstance(wanted, str) else [wanted]
-    return ExpectationCheck(name, _format_wanted(wanted), got, any(each in allowed for each in _readings(got)))
+        passed = any(number is not None and _holds(number, wanted) for number in map(as_number, readings))
+    else:
+        allowed = wanted if isinstance(wanted, Sequence) and not isinstance(wanted, str) else [wanted]
+        passed = any(each in allowed for each in readings)
+    return ExpectationCheck(name, expected, known[name], passed)
+
+
+def _remedy(name: str, summary: Mapping[str, Any]) -> str:
+    """Return the name that is meant, or the metrics there are: val_loss is too far from val_rmse to be meant."""
+    near = nearest(name, known_values(summary), cutoff=0.7)
+    return f"Did you mean {near}?" if near else f"Its metrics are {', '.join(summary.get('metrics', {})) or 'none'}."
 
 
 def _readings(got: Any) -> list[Any]:
@@ -105,12 +113,6 @@ def _format_wanted(wanted: Any) -> str:
     return f"exactly {format_expected_value(wanted)}"
 
 
-def _check_range(name: str, wanted: Mapping[str, Any], got: Any) -> ExpectationCheck:
-    numbers = map(as_number, _readings(got))
-    passed = any(number is not None and _holds(number, wanted) for number in numbers)
-    return ExpectationCheck(name, _format_range(wanted), got, passed)
-
-
 def _holds(number: float, limits: Mapping[str, float]) -> bool:
     value = limits.get("value", 0.0)
     allowed = limits.get("atol", 0.0) + limits.get("rtol", 0.0) * abs(value)
@@ -118,15 +120,13 @@ def _holds(number: float, limits: Mapping[str, float]) -> bool:
     return near and limits.get("min", number) <= number <= limits.get("max", number)
 
 
-def _format_range(wanted: Mapping[str, Any]) -> str:
-    parts = []
-    if "value" in wanted:
-        within = [f" ± {format_expected_value(wanted['atol'])}"] if "atol" in wanted else []
-        within += [f" ± {format_expected_value(100 * wanted['rtol'])} %"] if "rtol" in wanted else []
-        parts.append(f"{format_expected_value(wanted['value'])}{''.join(within)}")
-    parts += [f"at least {format_expected_value(wanted['min'])}"] if "min" in wanted else []
-    parts += [f"at most {format_expected_value(wanted['max'])}"] if "max" in wanted else []
-    return ", ".join(parts)
+_RANGE_WORDS = {"value": ", {}", "atol": " ± {}", "rtol": " ± {} %", "min": ", at least {}", "max": ", at most {}"}
+
+
+def _format_range(wanted: Mapping[str, float]) -> str:
+    shown = {**wanted, "rtol": 100 * wanted.get("rtol", 0.0)}
+    parts = [words.format(format_expected_value(shown[key])) for key, words in _RANGE_WORDS.items() if key in wanted]
+    return "".join(parts).removeprefix(", ")
 
 
 def known_values(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,14 +157,13 @@ def reportable(settings: Settings) -> dict[str, Any] | None:
     None if only the run can tell: with the user's own model or metrics, or with metrics by output.
     """
     trainer = settings.trainer
-    plain = [
-        isinstance(words, list) and all(isinstance(word, str) and ":" not in word for word in words)
-        for words in (trainer.metrics or [], trainer.weighted_metrics or [])
-    ]
-    if settings.model.name in _OF_THE_USER or not all(plain) or not is_object(trainer.loss):
+    given = [["loss"], trainer.metrics or [], trainer.weighted_metrics or []]
+    plain = all(
+        isinstance(words, list) and all(isinstance(word, str) and ":" not in word for word in words) for words in given
+    )
+    if settings.model.name in _OF_THE_USER or not plain or not is_object(trainer.loss):
         return None
-    words = [*(trainer.metrics or []), *(trainer.weighted_metrics or [])]
-    names = [name for word in ["loss", *words] for name in (_AUTOMATIC if word == "auto" else [word])]
+    names = [name for words in given for word in words for name in (_AUTOMATIC if word == "auto" else [word])]
     return summary_with([*names, *(f"val_{name}" for name in names)])
 
 
@@ -184,15 +183,8 @@ def check_names(settings: Settings, metric_names: Sequence[str] | None = None) -
     summary = reportable(settings) if metric_names is None else summary_with(metric_names)
     if summary is None:
         return []
-    known = known_values(summary)
-    listed = ", ".join(summary["metrics"])
     return [
-        Problem(
-            f"expect.{name}",
-            "no run of this recipe reports it.",
-            None,
-            did_you_mean(name, known) or f"Its metrics are {listed}.",
-        )
+        Problem(f"expect.{name}", "no run of this recipe reports it.", None, _remedy(name, summary))
         for name in settings.expect
-        if name not in known
+        if name not in known_values(summary)
     ]

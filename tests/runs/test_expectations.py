@@ -47,7 +47,7 @@ def test_an_expectation_is_met_or_missed() -> None:
     ("name", "hint"),
     [
         ("val_acuracy", "Did you mean val_accuracy?"),
-        ("xyzzy", "Its metrics are val_accuracy, val_loss, loss, of_20, huge."),
+        ("val_rmse", "Its metrics are val_accuracy, val_loss, loss, of_20, huge."),
     ],
 )
 def test_a_metric_that_the_run_did_not_report_is_named_with_those_it_has(name: str, hint: str) -> None:
