@@ -149,6 +149,7 @@ def _run(arguments: list[str]) -> int:
         check_options(parser, rest)
     add_config_directories(folders)
     words = parser.parse_intermixed_args(rest)  # --help, and what argparse refuses, ends here: no verb is loaded
+    words.config_dir = folders
     if script:
         words.overrides += script
     return load_verb(verb)(words)

@@ -119,10 +119,12 @@ def _choose(found: Collection, keywords: str) -> Collection:
     names = [word for target in found.targets for word in (target.name, *target.tags)]
     names += [error.name for error in found.errors]
     try:
-        found.targets = [target for target in found.targets if _matches(keywords, [target.name, *target.tags])]
+        chosen = [target for target in found.targets if _matches(keywords, [target.name, *target.tags])]
     except SyntaxError:
         raise config_error("-k", "must be words with and, or, not and parentheses.", keywords) from None
-    if names and not (found.targets or found.errors):
+    found.left_out |= {target.name: "is deselected by -k" for target in found.targets if target not in chosen}
+    found.targets = chosen
+    if names and not (chosen or found.errors):
         listed = f"There are {', '.join(dict.fromkeys(names))}."
         raise config_error("-k", "must be part of a name or tag.", keywords, listed)
     wanted = re.sub(r"(?i)\bnot(\s+[^\s()]+|\s*\(.*?\))", "", keywords)  # nothing is wrong if no name has the others

@@ -39,15 +39,15 @@ class ResultPrinter:
 
     def list_targets(self) -> None:
         """List what would run, and what would be expected of it."""
-        for target in self.found.targets:
+        found = self.found
+        for target in found.targets:
             self.line(f"{target.name}: {', '.join(map(str, target.expect))}")
             if target.missing:
                 self.line(target.missing)
-        found = self.found
         self.line(f"{len(found.targets)} to run, {len(found.errors)} unreadable, {len(found.left_out)} left out")
 
     def show_result(self, result: Reproduction) -> None:
-        words = result.failure or "reproduced"
+        words = result.failure or ("reproduced" if result.target.recipe else "reproduced from its config.yaml")
         verdict = (result.child.summary or {}).get("verdict", "")
         if result.passed and "verdict" not in result.target.expect and verdict not in ("", *GOOD_VERDICTS, UNCHECKED):
             words += f", though its verdict is {verdict}"
@@ -64,7 +64,7 @@ class ResultPrinter:
                 self.line(f"{target.name}: {_to_finish(begun.subject) if begun else NOT_BEGUN}")
                 left.append(target)
         if left:
-            self.line(f"to run the rest: {_command(*left)}")
+            self.line(f"to run the rest (a --junit file would hold these alone): {_command(*left)}")
 
     def finish(self, results: Sequence[Reproduction]) -> None:
         rows = [
@@ -78,7 +78,9 @@ class ResultPrinter:
         columns = text_columns(["run", "what", "expected", "got", ""])
         self.console.print()
         print_table(columns, rows, self.console, lambda row: "" if row[-1] == "ok" else "bold red")
-        counts = Counter(map(_outcome, results)) + Counter(unreadable=len(self.found.errors))
+        counts = Counter(map(_outcome, results)) + Counter(
+            {"unreadable": len(self.found.errors), "left out": len(self.found.left_out)}
+        )
         self.line(f"\n{', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
         for result in results:
             if result.earlier or not result.passed:

@@ -279,9 +279,8 @@ def _facts(run: RunDirectory) -> Iterator[tuple[str, Any]]:
     """Yield the compared facts of a run, each with its name, by step: causes before their consequences."""
     lines = [(line, path.name) for path in (run.events_jsonl, run.metrics_jsonl) for line in read_lines(path)]
     for line, file in sorted(lines, key=lambda pair: int(pair[0]["step"])):
-        looked_for = (
-            {"variable", "layer", "fault"} if line.get("cause") == FORWARD_PASS else set()
-        )  # in ever fewer steps of an attempt
+        # in ever fewer steps of an attempt
+        looked_for = {"variable", "layer", "fault"} if line.get("cause") == FORWARD_PASS else set()
         for name in sorted(line.keys() - _TIME_DEPENDENT - looked_for):
             if not name.startswith("gradient_"):
                 yield f"{name} at step {line['step']} ({file})", line[name]

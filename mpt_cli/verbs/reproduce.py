@@ -94,12 +94,14 @@ def _read_request(arguments: argparse.Namespace) -> Selection:
     ]
     problems = [problem for holds, problem in checks if not holds]
     problems += minimum_problems(1, jobs=arguments.jobs)
-    raise_problems([*problems, *minimum_problems(0, rtol=arguments.rtol, retries=arguments.retries)])
+    problems += minimum_problems(0, rtol=arguments.rtol, retries=arguments.retries)
+    raise_problems(problems)
     options = [
         f"--{name}={value}"
         for name, value in _given_options(arguments).items()
         if name in ("jobs", "output", "retries", "rtol", "timeout")
     ]
+    options += [f"--config-dir={folder}" for folder in arguments.config_dir]
     return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, options)
 
 
@@ -134,18 +136,19 @@ def run_killed(arguments: argparse.Namespace) -> int:
 def _check_resume(arguments: argparse.Namespace) -> int:
     """Check the resume of one recipe, given by its name or by conf=."""
     names, changes = _names_and_changes(arguments)
-    if len(names) > 1 or _given_options(arguments).keys() - {"given", "at", "output", "json", "resume_check"}:
+    allowed = {"given", "at", "output", "json", "resume_check", "config_dir"}
+    if len(names) > 1 or _given_options(arguments).keys() - allowed:
         raise config_error("--resume-check", "takes one recipe, its changes, --at, --output and --json, no more.")
     words = [*(f"conf={name}" for name in names), *changes]
     settings = with_drawn_seed(load_settings(words))
     overrides = [*words, f"seed={settings.seed}"]  # the same for both runs
     output = arguments.output
-    with nullcontext(output) if output else tempfile.TemporaryDirectory(prefix="mpt-resume-check-") as folder:
+    with nullcontext(output) if output else tempfile.TemporaryDirectory() as folder:
         proof = verify_resume(overrides, Path(folder), arguments.at)
     if arguments.json:
-        print_json({"identical": proof.difference is None, **asdict(proof), "folder": output})
+        print_json({"identical": not proof.difference, **asdict(proof), "folder": output})
     else:
         print(f"killed at step {proof.killed_at} of {proof.steps}, resumed from step {proof.resumed_from}")
         same = "identical: weights, optimizer, loss scale, events, metrics and summary, bit by bit"
-        say(same if proof.difference is None else f"NOT the same: {proof.difference}")
-    return OK if proof.difference is None else MISMATCH
+        say(f"NOT the same: {proof.difference}" if proof.difference else same)
+    return MISMATCH if proof.difference else OK

@@ -71,7 +71,7 @@ def run_dirs() -> list[str | None]:
 def test_a_missed_expectation_is_five_in_the_table_as_json_and_for_junit(outcome, capsys, recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("0.97", "0.99"))
     outcome["summary"] = {**SUMMARY, "weights_fingerprint": "0123456789abcdef"}
-    assert told(capsys, "missed", "./mine.yaml", "--retries", "1", "-j", "2") == 5
+    assert told(capsys, "missed", "./mine.yaml", "--retries", "1", "-j", "2", "--config-dir=.") == 5
     shutil.copy("mine.yaml", "other.yaml")
     words = ["./mine.yaml", "./other.yaml", "-j", "2", "--json", "--junit", "out.xml", "--output", "2"]
     assert main(["reproduce", *words]) == 5
@@ -135,6 +135,7 @@ def test_an_earlier_run_is_repeated_as_it_was_and_held_against_its_own_summary(o
     assert "changed since the first run (" in shown and "packages.keras: 3.12 -> 3.15" in shown
     write_json(earlier / "environment.json", {**facts, "devices": ["GPU"]})
     assert main(["reproduce", "earlier", "--rtol", "0.01", "--output", "2"]) == 0
+    assert "earlier: reproduced from its config.yaml" in capsys.readouterr().out
     assert outcome["cores"] is None
 
 
@@ -234,6 +235,7 @@ def test_files_folders_patterns_keywords_and_tags_are_collected() -> None:
 
 def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome, capsys) -> None:
     named("mine/a.yaml")
+    named("mine/b.yaml")
     named("mine/broken.yaml", "model: [1\n")
     named("mine/typo.yaml", RECIPE.replace("val_accuracy:", "val_acuracy:"))
     assert told(capsys, "unreadable", "mine", "-k", "a.yaml") == 2  # whose tags nobody knows
