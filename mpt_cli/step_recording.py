@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any, TextIO
 
 import keras
@@ -303,7 +304,10 @@ class Recording(RunRecord, ABC):
             self.unchecked = HIDDEN if steps else UNSEEN
             return
         say = self.telemetry.message
-        samplers = [GradientSampler(step.model, every, say, is_seeded=step.is_seeded) for step in steps]
+        samplers = [
+            GradientSampler(step.model, every, say, is_seeded=step.is_seeded, examples=partial(list, step.recent))
+            for step in steps
+        ]
         is_spent = every == "auto" and budget.samples > budget.share * budget.trainings
         if is_spent or not all(sampler.is_affordable(seconds, EAGER_SECONDS) for sampler in samplers):
             self.unchecked = TOO_LONG

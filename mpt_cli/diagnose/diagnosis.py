@@ -11,7 +11,7 @@ from mpt_cli.engine.backend import Platform
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision.gradients.exponent_counts import SafeScales
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule, format_power
-from mpt_cli.samples.lost_digits import LostDigits
+from mpt_cli.samples.lost_digits import MOST_EXAMPLES, LostDigits
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.causes import keep_in_float32
@@ -273,7 +273,7 @@ def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
         trial += f"flushed, overflow in {tried.overflows} of {tried.passes} passes"
     sure = (
         f"{trial}; measured at step {found.step}, {_measured(found)}; later gradients differ (--after-steps, "
-        "after_steps=). Lost digits were looked for in at most 64 examples"
+        f"after_steps=). Lost digits were looked for in at most {MOST_EXAMPLES} examples"
     )
     if found.is_well:
         keys = f"nothing needs to change; {keys} leaves the most room above and below"

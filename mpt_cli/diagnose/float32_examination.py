@@ -161,10 +161,10 @@ class Examination:
         self.step, self._weights = step, weights_and_state(self.parts.model)
         self._batches = self._stepper.peek_batches(self.batches)
         is_measured = is_rounded(self.parts.model)
-        self.digits = measure_digits(self.parts.model, self._batches[0]) if is_measured else None
+        self.digits = measure_digits(self.parts.model, self._batches) if is_measured else None
         self._build_examined()
         if not is_measured:
-            self.digits = measure_digits(self._examined, self._batches[0])
+            self.digits = measure_digits(self._examined, self._batches)
         self._in_float32 = GradientPass(self._examined, in_float32=True)
         self._reference = add_up([self._in_float32(batch) for batch in self._batches])
         self.loss = self._reference.loss

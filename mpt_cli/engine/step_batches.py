@@ -16,6 +16,7 @@ from mpt_cli.data.examples import (
     Examples,
     Stream,
     all_arrays,
+    draw_examples,
     joined,
     map_arrays,
 )
@@ -232,6 +233,14 @@ def _padded(indices: NDArray[np.int32], rows: int) -> BatchIndices:
     """Return at least so many rows."""
     missing = rows - len(indices)
     return indices if missing <= 0 else np.concatenate([indices, np.zeros((missing, indices.shape[1]), np.int32)])
+
+
+def drawn_batches(data: Examples | Stream, batch_size: int, limit: int) -> list[Examples]:
+    """Return batches of examples drawn by a fixed seed, `limit` examples at most; none of a stream."""
+    if isinstance(data, Stream):
+        return []
+    drawn = draw_examples(data, max(limit, batch_size), 0)
+    return [drawn.take(slice(first, first + batch_size)) for first in range(0, drawn.size, batch_size)]
 
 
 def first_batch(data: Examples | Stream, batch_size: int) -> Examples:

@@ -215,8 +215,8 @@ def rounding_options(few: bool) -> dict[str, Any]:
     return exact | quick if few and jax.default_backend() == "cpu" else exact
 
 
-def call_sampled(model: Any, function: Callable[[Any], Any], x: Any) -> Any:
-    """Call `function(x)`, which calls `model`, with nothing in the model changed.
+def call_sampled(model: Any, function: Callable[[Any], Any], batches: Sequence[Any]) -> list[Any]:
+    """Call `function`, which calls `model`, on each of `batches`, with nothing in the model changed.
 
     On JAX it is one program that rounds as a sample does; otherwise each operation would be compiled separately."""
 
@@ -228,4 +228,5 @@ def call_sampled(model: Any, function: Callable[[Any], Any], x: Any) -> Any:
         import jax
 
         call = jax.jit(call, compiler_options=rounding_options(few=True))
-    return call([v.value for v in model.variables], x)
+    values = [v.value for v in model.variables]
+    return [call(values, batch) for batch in batches]

@@ -59,7 +59,8 @@ class GradientSampler:
     sample is left out if it would take more than `MOST_SHARE` of the time since the last one, and the first if
     compiling it, about `first_seconds`, is too much for so short a run. A failing sample (a model that can't be called
     without side effects, too little memory) is reported through `say` and is the last. `engine` trains the model, if it
-    is one of ours. With `is_seeded` a batch is that of `seeded_loss`.
+    is one of ours. With `is_seeded` a batch is that of `seeded_loss`. Lost digits are measured on the batches that
+    `examples` returns, if any, else on the sampled one.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class GradientSampler:
         say: Callable[[str], None],
         engine: Engine | None = None,
         is_seeded: bool = False,
+        examples: Callable[[], Sequence[Any]] = tuple,
     ) -> None:
-        self.model, self.say, self.engine, self.is_seeded = model, say, engine, is_seeded
+        self.model, self.say, self.engine, self.is_seeded, self.examples = model, say, engine, is_seeded, examples
         self.is_exact, self.every_steps = isinstance(every_steps, int), EVERY_STEPS
         if isinstance(every_steps, int):
             self.every_steps = every_steps
@@ -139,7 +141,9 @@ class GradientSampler:
         # layers of an output without a loss get no gradient
         is_idle = 0 in keras.tree.flatten(compiled_loss_weights(self.model))
         faults = {name: fault for name, fault in range_map.faults(rows).items() if fault != DEAD or not is_idle}
-        shown = batch[0][:1] if self.is_seeded else batch  # of the calls the first
+        # of the calls the first
+        shown = [batch[0][:1]] if self.is_seeded else self.examples() or [batch]
+        self._passes += len(shown)
         digits = measure_digits(self.model, shown, has_loss=not self.is_seeded)
         if digits is not None:
             faults |= {**dict.fromkeys(digits.stale, STALE), **dict.fromkeys(digits.layers, DIGITS)}

@@ -1,5 +1,6 @@
 """Keep what a sample needs to repeat the latest step of Keras's own `fit`, or of a program with a `GradientTape`."""
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from mpt_cli.telemetry.health_and_verdict import FLUSHED_SHARE
 
 Tensor = Any
 BATCH = "mpt_latest_batch"  # among the logs of a compiled step
+MOST_KEPT = 2**20
 EAGER_STEPS = 20  # keep one eager step in so many: it costs that step a fifth of its time
 SMALLEST_NORMAL_FLOAT16, NEAR_ZERO_SHARE = (
     2.0**-14,
@@ -26,11 +28,14 @@ SMALLEST_NORMAL_FLOAT16, NEAR_ZERO_SHARE = (
 
 
 class LatestStep(NamedTuple):
-    """A step of `model`: its batch `(x, y, sample_weight)`, or where `is_seeded` the calls that `seeded_loss` takes."""
+    """A step of `model`: its batch `(x, y, sample_weight)`, or where `is_seeded` the calls that `seeded_loss` takes.
+    `recent` are batches of some steps up to it.
+    """
 
     model: Any
     batch: Any
     is_seeded: bool = False
+    recent: Sequence[Any] = ()
 
     @property
     def hides_flushed(self) -> bool:
@@ -66,7 +71,8 @@ class LatestBatch:
 
     def __init__(self, model: Any, calls: "TapedCalls | None") -> None:
         self._model, self._calls = model, calls
-        self._models, self._form, self._values = [model], None, ()  # of what the latest step was given
+        self._models, self._form = [model], None  # of what the latest step was given
+        self._recent: list[Any] = []  # what the latest steps were given: up to MOST_KEPT values
         self.skipped: tuple[int, Any] | None = None  # the number of a call's last step that was skipped, and its batch
         self._log: Any = None  # that the train function writes
         self._has_replicas = getattr(getattr(model, "distribute_strategy", None), "num_replicas_in_sync", 1) > 1
@@ -87,12 +93,12 @@ class LatestBatch:
 
     def take(self) -> list[LatestStep]:
         """Return the latest step and release its batch; None before the first step."""
-        values, self._values = self._values, ()
-        if not values:
+        recent, self._recent = [keras.tree.pack_sequence_as(self._form, values) for values in self._recent], []
+        if not recent:
             return []
-        batch, seeds = keras.tree.pack_sequence_as(self._form, values)
+        batch, seeds = recent[-1]
         if self._calls is None:
-            return [LatestStep(self._model, batch)]
+            return [LatestStep(self._model, batch, recent=[batch for batch, _ in recent])]
         return [LatestStep(*pair, is_seeded=True) for pair in zip(self._models, seeds, strict=True)]
 
     def _train_step(self, *state_and_data: Any) -> Any:
@@ -127,9 +133,11 @@ class LatestBatch:
             result = train_function(*arguments)
             logs = result[0] if keras.backend.backend() == "jax" else result
             given = logs.pop(BATCH, ()) if isinstance(logs, dict) else ()
-            self._values = given[1:]
+            if given:
+                steps = max(1, MOST_KEPT // sum(math.prod(value.shape) for value in given[1:]))
+                self._recent = [*self._recent, given[1:]][-steps:]
             if given and count_of(given[0], "consecutive_skips"):
-                self.skipped = count_of(given[0], "seen"), keras.tree.pack_sequence_as(self._form, self._values)[0]
+                self.skipped = count_of(given[0], "seen"), keras.tree.pack_sequence_as(self._form, given[1:])[0]
             return result
 
         return train

@@ -6,7 +6,7 @@ batch in float32, over their variance between examples. Healthy rounding gives 1
 net); at 1 the outputs say nothing about their example.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from mpt_cli.telemetry.health_and_verdict import SMALL_NOISE, describe_digits, d
 from mpt_cli.telemetry.record_types import ALL_LAYERS, TARGETS
 
 Outputs = list[NDArray[np.float64]]  # each of shape (examples, values)
-MOST_EXAMPLES, MOST_OUTPUT_VALUES = 64, 4096  # values of an output: a language model has 50 million for each example
+MOST_EXAMPLES, MOST_OUTPUT_VALUES = 256, 4096  # values of an output: a language model has 50 million for each example
 LOST = 0.02  # of the spread of the outputs: beyond what rounding leaves in deep nets, well below what stops learning
 # more than SMALL_NOISE is too much where the loss of the batch is more than so many times that in float32: what is left
 # may be a small part of the spread; where the squared error from the targets is less than so many times what rounding
@@ -59,27 +59,36 @@ class LostDigits(NamedTuple):
         return describe_digits(self.noise, self.layers, self.noise_left)
 
 
-def measure_digits(model: Any, batch: Any, has_loss: bool = True) -> LostDigits | None:
-    """Measure the digits that the model loses on `(x, y, sample_weight)` in inference; nothing in the model changes.
+def measure_digits(model: Any, batches: Sequence[Any], has_loss: bool = True) -> LostDigits | None:
+    """Measure the digits that the model loses on batches `(x, y, sample_weight)` in inference; nothing in the model
+    changes.
 
-    At most `MOST_EXAMPLES` are used. Without `has_loss`, the model's compiled loss is not the loss of the batch.
+    At most `MOST_EXAMPLES` are used, of batches shaped as the first. Without `has_loss`, the model's compiled loss is
+    not the loss of the batches.
 
     Returns None if all examples have the same outputs, if there is only one, or if the model draws random numbers in
     inference or can't be called for it.
     """
     with suppress(Exception):  # an error of the model's code: a sample must never end the run
-        batch = keras.tree.map_structure(lambda array: None if array is None else array[:MOST_EXAMPLES], batch)
-        found, stale = _measure(model, batch, has_loss and model.compiled), _stale_layers(model, batch)
+        cut = lambda array: None if array is None else array[:MOST_EXAMPLES]  # noqa: E731
+        alike = [keras.tree.map_structure(cut, each) for each in batches if _shapes(each) == _shapes(batches[0])]
+        used = alike[-max(1, MOST_EXAMPLES // _shapes(batches[0])[0][0]) :]
+        found, stale = _measure(model, used, has_loss and model.compiled), _stale_layers(model, used[:1])
         return (found or LostDigits(0.0))._replace(stale=stale) if stale else found
     return None
 
 
-def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
-    x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+def _shapes(batch: Any) -> list[tuple[int, ...]]:
+    return [tuple(array.shape) for array in keras.tree.flatten(batch) if array is not None]
+
+
+def _measure(model: Any, batches: Sequence[Any], has_loss: bool) -> LostDigits | None:
+    x, y = zip(*(keras.utils.unpack_x_y_sample_weight(batch)[:2] for batch in batches), strict=True)
     dtypes: list[set[str]] = []
-    rounded, exact = _both_ways(model, lambda: _outputs(model, x, dtypes))
+    by_batch = _both_ways(model, lambda: _outputs(model, x, dtypes))
+    rounded, exact = map(_joined, by_batch)
     noise = _noise(rounded, exact)
-    of_targets = _noise_of_targets(dtypes[0] & set(NARROW), y)
+    of_targets = _noise_of_targets(dtypes[0] & set(NARROW), y[0])
     if of_targets is not None and of_targets > max(LOST, noise or 0.0):
         return LostDigits(of_targets, (TARGETS,))
     if noise is None:
@@ -87,30 +96,32 @@ def _measure(model: Any, batch: Any, has_loss: bool) -> LostDigits | None:
     if noise <= SMALL_NOISE:
         return LostDigits(noise)
     # in inference moving statistics that are still far off push values up, which costs digits that training has
-    noise = min(noise, _noise(*_both_ways(model, lambda: _outputs(model, x, [], training=True))) or 0.0)
-    (_, rounded_layers), (again, exact_layers) = _both_ways(model, lambda: _outputs_of_layers(model, x))
+    in_training = map(_joined, _both_ways(model, lambda: _outputs(model, x, [], training=True)))
+    noise = min(noise, _noise(*in_training) or 0.0)
+    worst = max(range(len(x)), key=lambda index: _noise(*(each[index] for each in by_batch)) or 0.0)
+    (_, rounded_layers), (again, exact_layers) = _both_ways(model, lambda: _outputs_of_layers(model, x[worst]))
     pairs = zip(rounded_layers, exact_layers, strict=False)
     of_layers = [(index, _noise(one, other) or 0.0) for (index, one), (_, other) in pairs]
     loses_a_layer = any(found > LOST_IN_LAYER for _, found in of_layers)
-    hides_error = _hides_error(_numbers(y), rounded, exact)
-    harms = noise <= LOST and (loses_a_layer or hides_error or (has_loss and _raises_loss(model, batch)))
+    hides_error = _hides_error(_joined(map(_numbers, y)), rounded, exact)
+    harms = noise <= LOST and (loses_a_layer or hides_error or (has_loss and _raises_loss(model, batches)))
     least = SMALL_NOISE if harms else LOST
     if noise <= least:
         return LostDigits(noise)
-    if (_noise(again, exact) or 0.0) > CURED * noise:
+    if (_noise(again, by_batch[1][worst]) or 0.0) > CURED * noise:
         return None
     for suspects in _suspects(model, of_layers, least):
         left = None
         with suppress(Exception), ExitStack() as stack:  # layers that can't take its outputs make it no remedy
             for layer in suspects:
                 stack.enter_context(computing_in_float32(layer))
-            left = _noise(_outputs_of_layers(model, x)[0], exact)
+            left = _noise(_joined(_outputs(model, x, [])), exact)
         if left is not None and left <= min(LOST, CURED * noise):
             return LostDigits(noise, tuple(map(name_of, suspects)), left)
     return LostDigits(noise, (ALL_LAYERS,), noise)
 
 
-def _stale_layers(model: Any, batch: Any) -> tuple[str, ...]:
+def _stale_layers(model: Any, batches: Sequence[Any]) -> tuple[str, ...]:
     """Return the user's layers whose updates of their own state half precision rounds away in most places.
 
     Keras's own layers compute theirs in float32.
@@ -124,14 +135,13 @@ def _stale_layers(model: Any, batch: Any) -> tuple[str, ...]:
     ]
     if not named:
         return ()
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     before = [ops.convert_to_numpy(ops.cast(variable.value, "float32")) for _, variable in named]
 
-    def after(x: Any) -> list[Any]:
-        model(x, training=True)
+    def after(batch: Any) -> list[Any]:
+        model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=True)
         return [ops.cast(variable.value, "float32") for _, variable in named]
 
-    rounded, exact = _both_ways(model, lambda: list(map(ops.convert_to_numpy, call_sampled(model, after, x))))
+    rounded, exact = _both_ways(model, lambda: list(map(ops.convert_to_numpy, call_sampled(model, after, batches)[0])))
     moves = [(one == old, other != old) for one, other, old in zip(rounded, exact, before, strict=True)]
     stale = [
         name for (name, _), (stays, moved) in zip(named, moves, strict=True) if 2 * (stays & moved).sum() > moved.sum()
@@ -148,14 +158,14 @@ def _hides_error(targets: Outputs, rounded: Outputs, exact: Outputs) -> bool:
     return any(error < LEAST_ERROR * of_rounding for error, of_rounding in errors)
 
 
-def _raises_loss(model: Any, batch: Any) -> bool:
-    """Return whether the loss of the batch is more than `MOST_LOSS` times that in float32."""
+def _raises_loss(model: Any, batches: Sequence[Any]) -> bool:
+    """Return whether the loss of the batches is more than `MOST_LOSS` times that in float32."""
     lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
 
     def loss(batch: Any) -> Any:
         return pure_loss(model, [[variable.value for variable in variables] for variables in lists], batch)
 
-    rounded, exact = _both_ways(model, lambda: float(call_sampled(model, loss, batch)))
+    rounded, exact = _both_ways(model, lambda: float(sum(call_sampled(model, loss, batches))))
     return bool(rounded > MOST_LOSS * exact >= 0)
 
 
@@ -166,15 +176,15 @@ def _both_ways(model: Any, look: Callable[[], Any]) -> tuple[Any, Any]:
         return rounded, look()
 
 
-def _outputs(model: Any, x: Any, dtypes: list[set[str]], training: bool = False) -> Outputs:
-    """Return the outputs of the model, and put their dtypes into `dtypes`."""
+def _outputs(model: Any, batches: Sequence[Any], dtypes: list[set[str]], training: bool = False) -> list[Outputs]:
+    """Return the outputs of the model for each of the inputs, and put their dtypes into `dtypes`."""
 
     def call(x: Any) -> list[Any]:
         outputs = model(x, training=training)
         dtypes.append({keras.backend.standardize_dtype(out.dtype) for out in keras.tree.flatten(outputs)})
         return _float_values(outputs)
 
-    return _numbers(call_sampled(model, call, x))
+    return [_numbers(outputs) for outputs in call_sampled(model, call, batches)]
 
 
 def _outputs_of_layers(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Outputs]]]:
@@ -183,6 +193,11 @@ def _outputs_of_layers(model: Any, x: Any) -> tuple[Outputs, list[tuple[int, Out
     noted = outputs_noted(layers_of(model), lambda index, outputs, _: found.append((index, _numbers(outputs))))
     with keras.StatelessScope(collect_losses=True), noted:
         return _numbers(model(x, training=False)), found
+
+
+def _joined(batches: Iterable[Outputs]) -> Outputs:
+    """Return the outputs of all examples of these batches."""
+    return list(map(np.concatenate, zip(*batches, strict=True)))
 
 
 def _float_values(structure: Any) -> list[Any]:

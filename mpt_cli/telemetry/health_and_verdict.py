@@ -189,8 +189,9 @@ def describe_digits(
     names = _last_names(layers)
     kept = keep_in_float32(names, is_of_program)
     return (
-        f"{words}; with {name_layers(names)} in float32 only {left} is left, tried on the same batch. Use {kept}, "
-        "or give the model smaller numbers: normalise the data, or use integers for identifiers."
+        f"{words}; with {name_layers(names)} in float32 only {left} is left, tried on the same examples. Numbers are "
+        "rounded there, or an operation inside overflows, such as a sum of squares for large inputs. "
+        f"Use {kept}, or give the model smaller numbers: normalise the data, or use integers for identifiers."
     )
 
 

@@ -150,7 +150,7 @@ class GradientSample:
     # None if all are zero there or nothing is in float16
     headroom_doublings: float | None
     lost_updates_share: float | None = None  # share of updates lost by weights in half precision; None without these
-    # squared difference of the outputs (of at most 64 examples) from those in float32, over their variance over the
+    # squared difference of the outputs (of at most 256 examples) from those in float32, over their variance over the
     # examples; None if it could not be measured
     output_noise: float | None = None
     output_noise_left: float | None = None  # the same, with the layer in float32 that `faults` names for its digits

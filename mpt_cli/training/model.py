@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from mpt_cli.data.examples import DataSet
-from mpt_cli.engine.step_batches import first_batch
+from mpt_cli.engine.step_batches import drawn_batches, first_batch
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, config_error, raise_problems, summarise_error
 from mpt_cli.models.build import build_model, plain_message, set_trained
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_custom
@@ -26,7 +26,7 @@ from mpt_cli.precision.train_step import (
     trace_train_step,
     unwrapped,
 )
-from mpt_cli.samples.lost_digits import measure_digits
+from mpt_cli.samples.lost_digits import MOST_EXAMPLES, measure_digits
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.user_code import model_problem, raise_model_problem
@@ -81,7 +81,7 @@ def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> No
     batch = first_batch(data.train, batch_size)
     try:
         chosen = choose_policies(model, policy, batch.x)
-        digits = measure_digits(model, (batch.x, batch.y))
+        digits = measure_digits(model, drawn_batches(data.train, batch_size, MOST_EXAMPLES) or [batch])
         if digits is not None and digits.remedy:
             overrides = {**dict.fromkeys(digits.layers, "float32"), **policy.overrides}
             chosen = choose_policies(model, replace(policy, overrides=overrides), batch.x)

@@ -13,9 +13,11 @@ import numpy as np
 from mpt_cli.engine.backend import Platform, framework_errors
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
+from mpt_cli.engine.step_batches import drawn_batches
 from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.samples.gradient_samples import GradientSampler
+from mpt_cli.samples.lost_digits import MOST_EXAMPLES
 from mpt_cli.samples.value_ranges import is_rounded
 from mpt_cli.telemetry.health_and_verdict import HealthRules
 from mpt_cli.telemetry.record_types import RunHeader, record_from
@@ -104,7 +106,15 @@ class Session(Trainer):
         if is_rounded(self.parts.model):
             self.unchecked = NO_SAMPLES_ASKED if every is None else NO_SAMPLE_YET if may_sample else LOSS_IS_ITS_OWN
             if every is not None and may_sample:
-                self.sampler = GradientSampler(engine.model, every, self.telemetry.message, engine=engine)
+                examples = tuple if self.process_group else self._drawn_examples
+                say = self.telemetry.message
+                self.sampler = GradientSampler(engine.model, every, say, engine=engine, examples=examples)
+
+    def _drawn_examples(self) -> list[Any]:
+        """Return batches of examples drawn by a fixed seed, on the device; none of a stream."""
+        engine = self.engine
+        drawn = drawn_batches(self.train_feed.data, self.settings.batch_size // engine.replicas, MOST_EXAMPLES)
+        return [engine.batch(engine.to_device(each), np.arange(each.size, dtype=np.int32)) for each in drawn]
 
     def _compiling(self, function: str) -> AbstractContextManager[None]:
         may_go_without = self.parts.settings.backend.name == "tensorflow" and self.parts.jit_compile

@@ -80,7 +80,7 @@ def test_a_layer_of_which_nothing_is_left_is_named_though_the_outputs_hardly_dep
     outputs = inputs[:, :1] + layers.Rescaling(0.1, dtype="float32")(week)
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
-    found = measure_digits(model, (x, draw.normal(size=(64, 1))))
+    found = measure_digits(model, [(x, draw.normal(size=(64, 1)))])
     assert found is not None and 0.002 < found.noise < 0.02 and found.layers == ("week",), found
 
 
@@ -91,7 +91,7 @@ def test_of_a_recurrent_layer_its_maker_is_named_not_its_cell():
     gru = layers.GRU(4, kernel_initializer=keras.initializers.RandomNormal(0.0, 0.01), dtype="mixed_bfloat16")
     model = keras.Sequential([keras.Input((5, 2)), gru, layers.Dense(1, dtype="float32")])
     model.compile("sgd", "mse")
-    found = measure_digits(model, (x, x[:, -1, :1]))
+    found = measure_digits(model, [(x, x[:, -1, :1])])
     assert found is not None and found.remedy == [gru.name] and found.noise_left < 0.002 < found.noise, found
 
 
@@ -114,7 +114,7 @@ def test_a_running_mean_that_half_precision_stops_is_named(policy):
     x = 29 + np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
     model = keras.Sequential([keras.Input((4,)), Centred(dtype=policy, name="centred"), layers.Dense(1)])
     model.compile("sgd", "mse")
-    found = measure_digits(model, (x, x[:, :1]))
+    found = measure_digits(model, [(x, x[:, :1])])
     assert found is not None and found.remedy == ([] if policy == "float32" else ["centred"]), found
     assert ("running mean, does not move" in found.sentence) == (policy != "float32")
     assert model.layers[0].mean.numpy().tolist() == [28.0] * 4
@@ -126,6 +126,16 @@ def test_auto_float16_computes_the_layer_in_float32_from_the_start(tmp_path):
     assert run.verdict == "healthy", run.explanation
     assert run.summary["gradients"]["output_noise"] < 0.002
     assert "  overrides:\n    reshape" in (tmp_path / "auto_float16" / "config.yaml").read_text()
+
+
+def test_a_few_examples_that_overflow_inside_a_layer_are_found(tmp_path):
+    """None of them is in the last batch, and no output is inf or nan: their sum of squares is inf."""
+    x = np.random.default_rng(0).normal(size=(512, 16)).astype("float32")
+    x[:30] *= 200
+    y = x[:, :1] / np.linalg.norm(x, axis=1, keepdims=True)
+    net = [layers.UnitNormalization(name="level"), layers.Dense(1)]
+    run = fit(tmp_path, net, x, y, policy="mixed_float16", shuffle=False)
+    assert run.verdict == DIGITS_LOST and "where level is made" in run.explanation, run.explanation
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.long)])
