@@ -4,7 +4,6 @@ parsers. Imports little, because a thousand jobs of a cluster import it.
 
 import errno
 import json
-import math
 import os
 import stat
 from collections.abc import Callable
@@ -123,7 +122,8 @@ def strict_json(value: Any, indent: int | None = None) -> str:
     try:
         text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError):  # a NumPy number, or one that JSON lacks
-        text = json.dumps(_finite_json(value), indent=indent, allow_nan=False, ensure_ascii=False)
+        value = json.loads(json.dumps(value, default=_as_python), parse_constant=str)
+        text = json.dumps(value, indent=indent, ensure_ascii=False)
     return without_secrets(text).translate(_ESCAPED)
 
 
@@ -131,21 +131,13 @@ def strict_json(value: Any, indent: int | None = None) -> str:
 _ESCAPED = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *TURNING, *range(0xD800, 0xE000))}
 
 
-_NON_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-
-
-def _finite_json(value: Any) -> Any:
-    if isinstance(value, (bool, int, str)) or value is None:
-        return value
-    if isinstance(value, Integral):  # NumPy's integers and floats, which json refuses
+def _as_python(value: object) -> int | float:
+    """Return NumPy's integers and floats as Python's; TypeError, as of json, for what is neither."""
+    if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
-        return float(value) if math.isfinite(value) else _NON_FINITE[str(float(value))]
-    if isinstance(value, dict):
-        return {str(name): _finite_json(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite_json(item) for item in value]
-    return value
+        return float(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def fall_silent(stream: IO[str]) -> None:
