@@ -36,19 +36,15 @@ __all__ = [
     "set_global_policy",
 ]
 
-_HOMES = {
-    "mpt_cli.python_api": ("diagnose", "fit"),
-    "mpt_cli.precision": ("LossScaleOptimizer", "Policy", "custom_gradient", "global_policy", "set_global_policy"),
-    "mpt_cli.recorder_callback": ("Recorder",),
-    "mpt_cli.report.run": ("Run", "load_run"),
-}
+_HOMES = ("precision", "report.run", "python_api", "recorder_callback")  # those that import little come first
 
 
 def __getattr__(name: str) -> Any:
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    for home in _HOMES if name in __all__ else ():
+        module = import_module(f"{__name__}.{home}")
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
