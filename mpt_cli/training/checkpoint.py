@@ -211,18 +211,15 @@ def _assign(variables: dict[str, Any], arrays: NamedArrays) -> None:
     for name in sorted(set(variables) ^ set(arrays)):
         where = "this run" if name in variables else "the checkpoint"
         raise DataError(f"the checkpoint is of another model or optimizer: only {where} has variable {name!r}.")
-    for name, variable in variables.items():
-        if tuple(variable.shape) != arrays[name].shape or _dtype_name(variable) != str(arrays[name].dtype):
+    for name, there in arrays.items():
+        here = np.asarray(variables[name].numpy())
+        if (here.dtype, here.shape) != (there.dtype, there.shape):
             raise DataError(
-                f"the checkpoint is of another model or policy: variable {name!r} is {_dtype_name(variable)} "
-                f"{tuple(variable.shape)} here and {arrays[name].dtype} {arrays[name].shape} there."
+                f"the checkpoint is of another model or policy: variable {name!r} is {here.dtype} {here.shape} here "
+                f"and {there.dtype} {there.shape} there."
             )
     for name, variable in variables.items():
         variable.assign(arrays[name])
-
-
-def _dtype_name(variable: Any) -> str:
-    return str(variable.numpy().dtype)
 
 
 def _variables(model: Any) -> dict[str, Any]:
