@@ -23,6 +23,7 @@ import optree
 from mpt_cli.errors import MptError, UserCodeError, config_error, summarise_error
 from mpt_cli.precision.keras_internals import idles_at_batches
 from mpt_cli.settings.checks import REFUSED_CALLBACKS
+from mpt_cli.settings.key_type import map_texts
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.record_types import Snapshot
 from mpt_cli.training.checkpoint import CALLBACK_PREFIX, NamedArrays, digest_of
@@ -181,11 +182,8 @@ def build_callbacks(trainer: TrainerSettings, run_dir: str) -> list[Any]:
     in a run, UserCodeError where making one raises.
     """
 
-    def in_run_dir(leaf: Any) -> Any:
-        return leaf.replace("{run_dir}", run_dir) if isinstance(leaf, str) else leaf
-
     made = []
-    for index, entry in enumerate(optree.tree_map(in_run_dir, trainer.callbacks)):
+    for index, entry in enumerate(map_texts(trainer.callbacks, lambda text: text.replace("{run_dir}", run_dir))):
         made.append(build_object(f"{KEY}[{index}]", entry, keras.callbacks))
         check_callback(made[-1], f"{KEY}[{index}]")
     if trainer.early_stopping.patience is not None:
