@@ -46,7 +46,6 @@ from mpt_cli.step_recording import (
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS, UNCHECKED
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training.build_run_parts import warn_of_half_head
-from mpt_cli.training.loss_and_optimizer import scaling_for
 from mpt_cli.training.run_from_model import described_optimizer, rule_of
 
 ON_REPLICAS = "its own training loop on several replicas: steps are scaled and skipped, but there is no run directory"
@@ -137,7 +136,7 @@ class ScriptRun:
     def _scaling(self, model: Any) -> Scaling:
         needed = keras.config.dtype_policy().compute_dtype == "float16"
         needed = needed or (model is not None and computes_in_float16(model))
-        return scaling_for(self.settings.loss_scale, needed)
+        return Scaling(self.settings.loss_scale.rule_for(needed), needed)
 
     def first_scale(self, has_any_of: Callable[[list[Any]], bool]) -> float | None:
         """Return the initial scale for gradients of variables: that of the optimizers built for them, or before their

@@ -48,7 +48,6 @@ from mpt_cli.training.loss_and_optimizer import (
     check_labels,
     compile_model,
     describe_scaling,
-    scaling_for,
     warn_of_scaling,
 )
 from mpt_cli.training.model import (
@@ -143,7 +142,8 @@ def assemble(
             definition = definition.with_settings(settings)
         data = data_for(settings, model, data)
         check_layers(settings.backend.name, model)
-        scaling = scaling_for(settings.loss_scale, computes_in_float16(model))
+        is_half = computes_in_float16(model)
+        scaling = Scaling(settings.loss_scale.rule_for(is_half), is_half)
         warnings = [
             *warn_of_fault(settings.fault),
             *check_numerics(settings, model, data),

@@ -20,14 +20,13 @@ from mpt_cli.data.examples import DataSet
 from mpt_cli.errors import DataError, config_error
 from mpt_cli.precision import LossScaleOptimizer, Policy, has_custom, head_layers
 from mpt_cli.precision.keras_internals import call_behind, configured_rate, copied_optimizer
-from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer, LossScaleSettings, OptimizerSettings, Schedule
+from mpt_cli.settings.model_data_optimizer_keys import CustomOptimizer, OptimizerSettings, Schedule
 from mpt_cli.settings.python_references import Reference, is_object, read_object
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.user_code import build_kwargs, build_object, call_user, find_keras_class, load_named
 
-PROBABILITY_ACTIVATIONS = ("softmax", "sigmoid")
 NEED_PROBABILITIES = (
     "KLDivergence",
     "CategoricalGeneralizedCrossEntropy",
@@ -164,7 +163,12 @@ def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: s
 def gives_logits(model: Any) -> bool:
     """Return whether a model or layer ends without softmax or sigmoid; of a subclassed model, whether its last layer
     does."""
-    return not any(_gives_probabilities(part) for part in _last_parts(model))
+    ends = [
+        name
+        for part in _last_parts(model)
+        for name in (getattr(getattr(part, "activation", None), "__name__", ""), type(part).__name__.lower())
+    ]
+    return not {"softmax", "sigmoid"} & {*ends}
 
 
 def _last_parts(part: Any) -> Iterator[Any]:
@@ -178,11 +182,6 @@ def _last_parts(part: Any) -> Iterator[Any]:
         return
     for inner in last:
         yield from _last_parts(inner)
-
-
-def _gives_probabilities(operation: Any) -> bool:
-    activation = getattr(getattr(operation, "activation", None), "__name__", "")
-    return activation in PROBABILITY_ACTIVATIONS or type(operation).__name__.lower() in PROBABILITY_ACTIVATIONS
 
 
 def _width(tensor: Any) -> int:
@@ -289,7 +288,11 @@ def _accuracy(loss: Any, key: str) -> Any:
 
 SCHEDULE_KEY = "optimizer.schedule"
 # of all optimizers of Keras, beside the learning rate
-COMMON_ARGUMENTS = {field.name for field in fields(OptimizerSettings)} - {"name", "schedule", "learning_rate", "kwargs"}
+COMMON_ARGUMENTS = [
+    field.name
+    for field in fields(OptimizerSettings)
+    if field.name not in ("name", "schedule", "learning_rate", "kwargs")
+]
 
 
 def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> keras.optimizers.Optimizer:
@@ -301,11 +304,7 @@ def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> ker
     if isinstance(settings, CustomOptimizer):
         return _build_own_optimizer(settings, total_steps)
     kind = find_keras_class("optimizer.name", type(settings).__name__, keras.optimizers)  # an older Keras lacks some
-    arguments = {
-        field.name: getattr(settings, field.name)
-        for field in fields(settings)
-        if field.name not in ("name", "schedule", "kwargs")
-    }
+    arguments = {name: getattr(settings, name) for name in COMMON_ARGUMENTS}
     arguments |= build_kwargs(Reference(settings.name, settings.kwargs), "optimizer", keras.optimizers)
     arguments["learning_rate"] = build_learning_rate(settings.schedule, float(settings.learning_rate), total_steps)
     return call_user(kind, "optimizer.kwargs", **arguments)
@@ -395,11 +394,6 @@ def _steps_after_warmup(schedule: Schedule, total_steps: int | None) -> int:
             f"Lower it, train longer, or set {SCHEDULE_KEY}.decay_steps.",
         )
     return total_steps - schedule.warmup_steps
-
-
-def scaling_for(settings: LossScaleSettings, needed: bool) -> Scaling:
-    """Return the scaling that `mode` means where something computes in float16, or nothing does."""
-    return Scaling(settings.rule_for(needed), needed)
 
 
 def describe_scaling(scaling: Scaling, scale: float | None = None) -> str:

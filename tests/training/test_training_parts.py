@@ -16,9 +16,10 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.signals import Interruption
+from mpt_cli.telemetry.record_types import Scaling
 from mpt_cli.training import progress as stopwatch_module
 from mpt_cli.training.build_run_parts import call_capacity, count_steps, warn_of_no_head
-from mpt_cli.training.loss_and_optimizer import describe_scaling, scaling_for, warn_of_scaling
+from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling
 from mpt_cli.training.model_saving import save_trained
 from mpt_cli.training.progress import Stopwatch
 
@@ -97,7 +98,8 @@ def test_the_most_steps_of_a_call():
 
 
 def scaling_of(settings, policy="float32"):
-    return scaling_for(settings, computes_in_float16(tiny_model(policy)))
+    needed = computes_in_float16(tiny_model(policy))
+    return Scaling(settings.rule_for(needed), needed)
 
 
 class TestScaling:
