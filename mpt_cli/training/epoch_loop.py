@@ -215,19 +215,15 @@ class Trainer(RunRecord, keras.callbacks.Callback):  # type: ignore[misc]
         return in_epochs if left is None else min(left, in_epochs)
 
     def _next_chunk(self) -> StepChunk | None:
-        """Return the next steps; None at the end of the epoch, or when another process was asked to stop."""
-        count = self._next_count()
-        if self.process_group is not None:
-            count = self.process_group.agree(count, self.interruption.requested)
-        return None if self._must_stop() else self.train_feed.take(count, self._must_stop)
-
-    def _next_count(self) -> int:
-        """Return the steps of the next call: to the next line of the log, checkpoint, or the end of the run."""
+        """Return the next steps, to the next line of the log or checkpoint at most; None at the end of the epoch or
+        run, or when another process was asked to stop."""
         seen, every = self.counters.seen, self.settings.log_every_steps
         ends = self.checkpointer.steps_until_due(seen), self._steps_left()
         known = [steps for steps in ends if steps is not None]
-        at_most = min(self.train_feed.plan.capacity, every - seen % every, *known)
-        return self._call_steps(self.stopwatch, at_most)
+        count = self._call_steps(self.stopwatch, min(self.train_feed.plan.capacity, every - seen % every, *known))
+        if self.process_group is not None:
+            count = self.process_group.agree(count, self.interruption.requested)
+        return None if self._must_stop() else self.train_feed.take(count, self._must_stop)
 
     def _call_steps(self, stopwatch: Stopwatch, at_most: int) -> int:
         return stopwatch.steps_per_call(at_most) if self._chooses_steps else at_most
