@@ -101,13 +101,13 @@ def _syntax_error(error: Any, text: str, file: str | Path) -> ConfigError:
     if (mark := getattr(error, "problem_mark", None)) is None:  # a character that no YAML may hold
         before, said = text[: error.position], f"{error.reason}: {text[error.position]!r}"
         mark = SimpleNamespace(line=before.count("\n"), column=len(before.rpartition("\n")[2]))
-        return _yaml_error(text, file, f"is not valid YAML: {said}.", SimpleNamespace(start_mark=mark, end_mark=mark))
-    said = ", ".join(filter(None, [error.context, error.problem]))
-    found = ((words, is_at_start) for pattern, words, is_at_start in _CAUSES if re.search(pattern, said))
-    cause, is_at_start = next(found, ("", False))
-    mark = error.context_mark if is_at_start else mark
-    sentence = f"{cause}. The parser says: {said}." if cause else f"{said}."
-    return _yaml_error(text, file, f"is not valid YAML: {sentence}", SimpleNamespace(start_mark=mark, end_mark=mark))
+    else:
+        said = ", ".join(filter(None, [error.context, error.problem]))
+        found = ((words, is_at_start) for pattern, words, is_at_start in _CAUSES if re.search(pattern, said))
+        cause, is_at_start = next(found, ("", False))
+        mark = error.context_mark if is_at_start else mark
+        said = f"{cause}. The parser says: {said}" if cause else said
+    return _yaml_error(text, file, f"is not valid YAML: {said}.", SimpleNamespace(start_mark=mark, end_mark=mark))
 
 
 def _yaml_error(text: str, file: str | Path, rule: str, node: Any = None) -> ConfigError:
