@@ -31,12 +31,12 @@ _KEY = re.compile(r"[a-z_]+(?:\.[a-z_]+)*")
 def check_combinations(settings: Settings, unreliable: set[str]) -> list[Problem]:
     """Return every impossible combination, except those that name an already reported key (`unreliable`)."""
 
-    def rests_on_reported(problem: Problem) -> bool:
-        named = _KEY.findall(f"{problem.key} {problem.rule}")
-        return any(overlap(key, other) for key in named for other in unreliable)
-
     found = (problem for check in _CHECKS for problem in check(settings))
-    return [problem for problem in found if not rests_on_reported(problem)]
+    return [
+        problem
+        for problem in found
+        if not any(overlap(key, other) for key in _KEY.findall(f"{problem.key} {problem.rule}") for other in unreliable)
+    ]
 
 
 def check_recipe_name(settings: Settings) -> Iterator[Problem]:

@@ -80,10 +80,12 @@ def resolved_tree(settings: Settings) -> dict[str, Any]:
     stays the interpolation that reads it.
     """
 
-    def escaped(text: str) -> str:
-        return "".join(piece if is_kept else escape_interpolation(piece) for piece, is_kept in redaction.split(text))
-
-    tree: dict[str, Any] = map_texts(asdict(settings), escaped)
+    tree: dict[str, Any] = map_texts(
+        asdict(settings),
+        lambda text: "".join(
+            piece if is_kept else escape_interpolation(piece) for piece, is_kept in redaction.split(text)
+        ),
+    )
     return tree
 
 
