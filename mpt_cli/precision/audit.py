@@ -15,22 +15,6 @@ LARGEST_FLOAT16 = 65504
 ROUNDS_TO_ZERO = 2.0**-25
 
 
-def layer_risk(layer: Any) -> str:
-    """Return the known risk of a `layer` that computes in float16; empty if none is known.
-
-    >>> layer_risk(keras.layers.Dense(2, activity_regularizer="l2", dtype="mixed_float16"))
-    'the loss of its activity regularizer is summed in float16, and is inf above 65504'
-    """
-    if isinstance(layer, keras.layers.UnitNormalization) or getattr(layer, "normalize", None) is True:
-        return (
-            "the sum of squares overflows at 65504, a norm of 256, and a vector of zeros becomes nan: the epsilon "
-            "1e-12 is 0 in float16"
-        )
-    if layer.activity_regularizer is not None:
-        return "the loss of its activity regularizer is summed in float16, and is inf above 65504"
-    return "" if type(layer).__module__.startswith("keras.") else _own_layer_risk(layer)
-
-
 def _own_layer_risk(layer: Any) -> str:
     """Return the risk of a layer that is not Keras's; empty if its `call` casts, which shows care for dtypes."""
     code = getattr(type(layer).call, "__code__", None)
@@ -99,7 +83,11 @@ def audit_layers(model: Any) -> list[LayerAudit]:
 
 
 def _risk(layer: Any, is_head: bool) -> str:
-    """Return the known risk of a layer in half precision. Measured with Keras 3.15 on a CPU; float32 is safe."""
+    """Return the known risk of a layer in half precision. Measured with Keras 3.15 on a CPU; float32 is safe.
+
+    >>> _risk(keras.layers.Dense(2, activity_regularizer="l2", dtype="mixed_float16"), is_head=False)
+    'the loss of its activity regularizer is summed in float16, and is inf above 65504'
+    """
     if layer.compute_dtype not in NARROW:
         return ""
     probabilities = getattr(getattr(layer, "activation", None), "__name__", "") in ("softmax", "sigmoid")
@@ -108,7 +96,16 @@ def _risk(layer: Any, is_head: bool) -> str:
         if layer.compute_dtype == "float16":
             bad = "their gradient is inf or nan near 0 and exactly 0 below 6e-8"
         return f"{PROBABILITIES} in {layer.compute_dtype}: {bad}"
-    return layer_risk(layer) if layer.compute_dtype == "float16" else ""
+    if layer.compute_dtype != "float16":
+        return ""
+    if isinstance(layer, keras.layers.UnitNormalization) or getattr(layer, "normalize", None) is True:
+        return (
+            "the sum of squares overflows at 65504, a norm of 256, and a vector of zeros becomes nan: the epsilon "
+            "1e-12 is 0 in float16"
+        )
+    if layer.activity_regularizer is not None:
+        return "the loss of its activity regularizer is summed in float16, and is inf above 65504"
+    return "" if type(layer).__module__.startswith("keras.") else _own_layer_risk(layer)
 
 
 def find_bad_combinations(model: Any, optimizer_name: str) -> list[Finding]:
