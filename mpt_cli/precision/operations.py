@@ -57,10 +57,8 @@ def trace_tensorflow(forward: Callable[[Any], Any], x: Any) -> Iterator[Operatio
     """Yield the operations of `forward(x)` on TensorFlow, those of its loops and branches too."""
     import tensorflow as tf
 
-    def spec(array: Any) -> Any:
-        return tf.TensorSpec(tuple(array.shape), tf.as_dtype(array.dtype))
-
-    traced = tf.function(forward, autograph=False).get_concrete_function(tf.nest.map_structure(spec, x))
+    specs = tf.nest.map_structure(lambda array: tf.TensorSpec(tuple(array.shape), tf.as_dtype(array.dtype)), x)
+    traced = tf.function(forward, autograph=False).get_concrete_function(specs)
     program, half = traced.graph.as_graph_def(), tf.float16.as_datatype_enum
     functions = {each.signature.name: each.node_def for each in program.library.function}
 
@@ -80,9 +78,6 @@ def trace_jax(forward: Callable[[Any], Any], x: Any) -> Iterator[Operation]:
     """Yield the operations of `forward(x)` on JAX, and the functions it calls with all that they do."""
     import jax
 
-    def spec(array: Any) -> Any:
-        return jax.ShapeDtypeStruct(tuple(array.shape), jax.dtypes.canonicalize_dtype(array.dtype))
-
     def read(program: Any, around: str) -> Iterator[Operation]:
         for each in program.eqns:
             scopes, given = f"{around}/{each.source_info.name_stack}", each.params
@@ -99,7 +94,8 @@ def trace_jax(forward: Callable[[Any], Any], x: Any) -> Iterator[Operation]:
                     inner = getattr(part, "jaxpr", part)
                     yield from read(inner, scopes) if hasattr(inner, "eqns") else ()
 
-    return read(jax.make_jaxpr(forward)(jax.tree.map(spec, x)).jaxpr, "")
+    specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(tuple(a.shape), jax.dtypes.canonicalize_dtype(a.dtype)), x)
+    return read(jax.make_jaxpr(forward)(specs).jaxpr, "")
 
 
 MARK = "mpt_part_{}x"  # ends in a letter: TensorFlow numbers the second of a name
