@@ -18,7 +18,9 @@ def readable_file(path: str, key: str = "data.path") -> Path:
     file = expanded(path)
     if not file.exists():
         where = "" if file.is_absolute() else " in the current folder"
-        raise DataError(f"{key}: there is no file {file}{where}. {_nearest_name(file)}".rstrip())
+        folder = file.parent
+        names = sorted(os.listdir(folder)) if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK) else []
+        raise DataError(f"{key}: there is no file {file}{where}. {did_you_mean(file.name, names)}".rstrip())
     try:
         with file.open("rb") as stream:
             is_empty = not stream.read(1)
@@ -27,12 +29,6 @@ def readable_file(path: str, key: str = "data.path") -> Path:
     if is_empty:
         raise DataError(f"{key}: {file} is empty.")
     return file
-
-
-def _nearest_name(path: Path) -> str:
-    folder = path.parent
-    listable = folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)
-    return did_you_mean(path.name, sorted(os.listdir(folder)) if listable else [])
 
 
 def check_run_present(settings: Settings) -> None:
