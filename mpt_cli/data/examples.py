@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,17 +106,14 @@ class Continued:
     def __call__(self, reading: Reading) -> Iterator[Examples]:
         start = (reading.epoch - 1) * self.steps
         if self.position != start:
-            self.live, self.position = self._from_the_beginning(reading), start
+            passes = (self.stream.batches(number, reading.seed, reading.shuffle) for number in count(1))
+            self.live, self.position = chain.from_iterable(passes), start
             for _ in range(start):
                 next(self.live)
         for _ in range(self.steps):
             batch = next(self.live)
             self.position += 1
             yield batch
-
-    def _from_the_beginning(self, reading: Reading) -> Iterator[Examples]:
-        for one_pass in count(1):
-            yield from self.stream.batches(one_pass, reading.seed, reading.shuffle)
 
 
 def in_epochs_of(stream: Stream, steps: int) -> Stream:
