@@ -371,10 +371,7 @@ def set_trained(model: Any, settings: ModelSettings) -> None:
     [True, False]
     """
     for name, trained in (("freeze", False), ("unfreeze", True)):
-        patterns = getattr(settings, name)
-        for pattern in patterns:
-            _check_pattern(model, pattern, f"model.{name}")
-        _set_layers(model, patterns, trained)
+        _set_layers(model, getattr(settings, name), trained, f"model.{name}")
     if (settings.freeze or settings.unfreeze) and model.built and not model.trainable_variables:
         frozen = settings.freeze or settings.unfreeze
         raise config_error(
@@ -385,9 +382,15 @@ def set_trained(model: Any, settings: ModelSettings) -> None:
 KEPT = "!"  # before a pattern of layers that stay as they are
 
 
-def _set_layers(model: Any, patterns: list[str], trained: bool) -> None:
+def _set_layers(model: Any, patterns: list[str], trained: bool, key: str) -> None:
     """Freeze or unfreeze; containers come before their layers, and layers to be left alone get their state back."""
     layers = inner_layers(model)
+    for pattern in patterns:
+        plain = pattern.removeprefix(KEPT)
+        if not any(_matches(plain, layer) for layer in layers):
+            names = [*dict.fromkeys(layer.name for layer in layers)]
+            remedy = did_you_mean(plain, names) or f"It has {', '.join(names[:8])}."
+            raise config_error(key, "must match the name, path or class of a layer of the model.", pattern, remedy)
     kept = [layer for layer in layers if any(_matches(p[1:], layer) for p in patterns if p.startswith(KEPT))]
     before = [(part, part.trainable) for layer in kept for part in (layer, *inner_layers(layer))]
     for layer in layers:
@@ -399,11 +402,3 @@ def _set_layers(model: Any, patterns: list[str], trained: bool) -> None:
 
 def _matches(pattern: str, layer: Any) -> bool:
     return any(fnmatchcase(text, pattern) for text in (layer.name, layer.path or layer.name, type(layer).__name__))
-
-
-def _check_pattern(model: Any, pattern: str, key: str) -> None:
-    layers = inner_layers(model)
-    if not any(_matches(pattern.removeprefix(KEPT), layer) for layer in layers):
-        names = [*dict.fromkeys(layer.name for layer in layers)]
-        remedy = did_you_mean(pattern.removeprefix(KEPT), names) or f"It has {', '.join(names[:8])}."
-        raise config_error(key, "must match the name, path or class of a layer of the model.", pattern, remedy)
