@@ -58,12 +58,14 @@ def nearest(name: object, valid: Iterable[str], cutoff: float = 0.6) -> str | No
     if (meant := OTHER_WORDS.get(wanted, "")) in plain:
         return plain[meant]
 
-    def likeness(match: str) -> float:
-        """Return difflib's ratio, reduced for each missing or extra letter: adma is adam rather than adamax."""
-        return SequenceMatcher(None, wanted, match).ratio() - 0.05 * abs(len(wanted) - len(match))
-
     matches = get_close_matches(wanted, plain, n=5, cutoff=cutoff)
-    return plain[max(matches, key=likeness)] if matches else None
+    # difflib's ratio, reduced for each missing or extra letter: adma is adam rather than adamax
+    best = max(
+        matches,
+        key=lambda each: SequenceMatcher(None, wanted, each).ratio() - 0.05 * abs(len(wanted) - len(each)),
+        default="",
+    )
+    return plain.get(best)
 
 
 def did_you_mean(name: object, valid: Iterable[str]) -> str:
