@@ -136,9 +136,8 @@ def running_platform(settings: Settings) -> Platform:
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        on_it = replace(settings, backend=replace(settings.backend, name="tensorflow"))
         found = _tensorflow_platform(tf.config.list_physical_devices("GPU"))
-        return replace(found, notices=(*found.notices, *onednn_notices(on_it)))
+        return replace(found, notices=(*found.notices, *onednn_notices(settings)))
     return _jax_platform()
 
 
@@ -320,24 +319,21 @@ def _platform(backend: str, gpus: list[str]) -> Platform:
     return Platform(backend, device, tuple(gpus or ["CPU"]), len(gpus), notices=notices, keras=state)
 
 
-def peak_memory() -> int | None:
+def peak_memory() -> int:
     """Return the most bytes in use so far on the first GPU, or in this process where there is none."""
-    return _peak_on_device() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _peak_on_device() -> int | None:
     import keras
 
+    on_device = 0
     if keras.backend.backend() == "jax":
         import jax
 
-        stats = jax.local_devices()[0].memory_stats()
-        return None if not stats else stats.get("peak_bytes_in_use")
-    import tensorflow as tf
+        on_device = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    else:
+        import tensorflow as tf
 
-    if not tf.config.list_logical_devices("GPU"):
-        return None
-    return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
+        if tf.config.list_logical_devices("GPU"):
+            on_device = int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
+    return on_device or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 _LOST_PROCESS = re.compile("gloo|nccl|connection|coordination|distributed", re.IGNORECASE)
