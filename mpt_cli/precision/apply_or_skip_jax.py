@@ -26,6 +26,7 @@ from mpt_cli.precision.train_step import (
     assign,
     custom_steps,
     logs_of,
+    own_train_step,
     packed,
     state_to_keep,
 )
@@ -176,22 +177,20 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     If the examples are split over devices, XLA adds up their gradients in the dtype of each layer, so that a sum beyond
     float16 on one device is also beyond it on several. The decision uses the sum, so it is the same on all devices.
     """
-    steps = custom_steps(model)
-    if steps is not None and steps.optimizers:
-        return _custom_train_step(model, steps, state, data)
+    if (custom := own_train_step(model)) is not None:
+        return _custom_train_step(model, custom, state, data)
     weights, frozen, own, metrics = state
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer = model.optimizer
     with _scope(optimizer.variables, own):
         start = start_of_step(optimizer)
 
-    def scaled_loss(weights: Any, frozen: Any, metrics: Any, own: Any, data: Any) -> Any:
-        return model.compute_loss_and_updates(weights, frozen, metrics, *data, training=True, optimizer_variables=own)
-
-    gradient = jax.value_and_grad(scaled_loss, has_aux=True)
+    gradient = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)
     order = ForwardOrder(model)
     with order.noted():
-        (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(weights, frozen, metrics, own, (x, y, weight))
+        (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(
+            weights, frozen, metrics, x, y, weight, training=True, optimizer_variables=own
+        )
     with _scope(optimizer.variables, own):
         measured = optimizer.measure(grads, model.trainable_variables)
     finite = measured.finite

@@ -2,7 +2,7 @@
 step in which a skip is whole.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from mpt_cli.precision.train_step import (
     combine_rows,
     custom_steps,
     logs_of,
+    own_train_step,
     packed,
     state_to_keep,
 )
@@ -83,17 +84,18 @@ def apply(
 
 def is_readable(tensor: Tensor) -> bool:
     """Return whether the present step can read this tensor, which another traced function may own."""
+    is_eager = isinstance(tensor, tf.__internal__.EagerTensor)
     if tf.executing_eagerly():
-        return isinstance(tensor, tf.__internal__.EagerTensor)
-    return not isinstance(tensor, tf.__internal__.EagerTensor) and _is_inside(tensor.graph)
+        return is_eager
+    return not is_eager and any(graph is tensor.graph for graph in _traced_graphs())
 
 
-def _is_inside(wanted: Any) -> bool:
-    """Return whether this graph is being traced, or contains the traced one, as that of a condition or loop does."""
+def _traced_graphs() -> Iterator[Any]:
+    """Yield the graph that is being traced, and those that contain it, as that of a condition or loop is."""
     graph = tf.compat.v1.get_default_graph()
-    while graph is not None and graph is not wanted:
+    while graph is not None:
+        yield graph
         graph = getattr(graph, "outer_graph", None)
-    return graph is not None
 
 
 def _log_step(optimizer: "LossScaleOptimizer", start: StepStart, loss: Tensor | None, found: Sequence[Tensor]) -> None:
@@ -123,13 +125,8 @@ def replicas() -> int:
 
 def is_for_xla() -> bool:
     """Return whether XLA is to compile what is being traced, by `jit_compile` of a function around it."""
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        context = graph._get_control_flow_context()
-        if context is not None and context.IsXLAContext():
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
+    contexts = (graph._get_control_flow_context() for graph in _traced_graphs())
+    return any(context is not None and context.IsXLAContext() for context in contexts)
 
 
 def outside(make: Callable[[], Any]) -> Any:
@@ -245,8 +242,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
     Keras updates BatchNormalization's statistics in the forward pass, and metrics, even if the gradients are not
     finite. Here a skipped step puts the statistics back and leaves the metrics alone.
     """
-    custom = custom_steps(model)
-    if custom is not None and custom.optimizers:
+    if (custom := own_train_step(model)) is not None:
         return _custom_train_step(model, custom, data)
     if lacks_variables(model):  # a subclassed model before its first batch: the step looks at them
         with tf.init_scope():
@@ -322,8 +318,8 @@ def test_step(model: Any, data: Any) -> None:
         custom.test_log.assign(custom.test_values(model.test_step(packed(data))))
 
 
-def trace(step: Callable[[Any], Any], batch: Any) -> Any:
-    """Return the symbolic result of a step of a model for a batch like this."""
+def trace(model: Any, step: Callable[[Any], Any], batch: Any, with_optimizer: bool) -> Any:
+    """Return the symbolic result of a step of a model for a batch like this; JAX needs to know `with_optimizer`."""
     spec = tf.nest.map_structure(
         lambda a: None if a is None else tf.TensorSpec(a.shape, tf.as_dtype(keras.backend.standardize_dtype(a.dtype))),
         packed(batch),

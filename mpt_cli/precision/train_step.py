@@ -122,11 +122,9 @@ def keep_skips_whole(model: Any) -> Any:
         raise ValueError(f"{type(model).__name__} has a train_step of its own, which this would replace.")
     if not getattr(model, "compiled", False) or not isinstance(model.optimizer, LossScaleOptimizer):
         raise ValueError(f"{type(model).__name__} must be compiled with mpt_cli.precision.LossScaleOptimizer first.")
-    if keras.backend.backend() == "tensorflow":
-        check_replicas(model)
-        model.train_step = MethodType(_train_step_tensorflow, model)
-    else:
-        model.train_step = MethodType(_train_step_jax, model)
+    check_replicas(model)
+    step = _train_step_tensorflow if keras.backend.backend() == "tensorflow" else _train_step_jax
+    model.train_step = MethodType(step, model)
     model.get_metrics_result = MethodType(_metrics_or_nan, model)
     model.train_function = None  # made anew by the next `fit`
     return model
@@ -264,10 +262,16 @@ def custom_steps(model: Any) -> CustomSteps | None:
     return found
 
 
+def own_train_step(model: Any) -> CustomSteps | None:
+    """Return the facts about the model's own train_step; None if Keras's trains it."""
+    custom = custom_steps(model)
+    return custom if custom is not None and custom.optimizers else None
+
+
 def optimizers_of(model: Any) -> dict[str, LossScaleOptimizer]:
     """Return the optimizers that train a compiled model, by the attributes that hold them."""
-    custom = custom_steps(model)
-    return custom.optimizers if custom is not None and custom.optimizers else {"optimizer": model.optimizer}
+    custom = own_train_step(model)
+    return {"optimizer": model.optimizer} if custom is None else custom.optimizers
 
 
 def metric_variables(model: Any) -> list[Any]:
@@ -373,17 +377,11 @@ def trace_train_step(
     with ExitStack() as stack:
         for name, optimizer in optimizers.items():
             stack.enter_context(_watched(optimizer, uses[name]))
-        if keras.backend.backend() == "tensorflow":
-            logs = backend_step().trace(model.train_step, batch)
-        else:
-            logs = backend_step().trace(model, model.train_step, batch, True)
-    return logs, uses
+        return backend_step().trace(model, model.train_step, batch, with_optimizer=True), uses
 
 
 def trace_test_step(model: Any, batch: Any) -> Any:
     """Return what the model's test_step returns for a batch like this; nothing is computed."""
-    if keras.backend.backend() == "tensorflow":
-        return backend_step().trace(model.test_step, batch)
     return backend_step().trace(model, model.test_step, batch, with_optimizer=False)
 
 

@@ -16,9 +16,7 @@ from mpt_cli.models.build import build_model, plain_message, set_trained
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_custom
 from mpt_cli.precision.operations import choose_policies, set_chosen_policies
 from mpt_cli.precision.train_step import (
-    CustomSteps,
     OptimizerUse,
-    custom_steps,
     log_names,
     optimizers_in,
     set_custom_steps,
@@ -125,12 +123,6 @@ def check_compiled_model(settings: Settings, model: Any) -> None:
             rule = f"{name} is a LossScaleOptimizer already: in a run loss_scale.* decides how to scale the loss."
             problems.append(Problem("model.builder", rule, None, "Compile the model with the plain optimizer."))
     raise_problems(problems)
-
-
-def own_train_step(model: Any) -> CustomSteps | None:
-    """Return the facts about the model's own train_step; None if Keras's trains it."""
-    custom = custom_steps(model)
-    return custom if custom is not None and custom.optimizers else None
 
 
 def replace_optimizers(model: Any, make: Callable[[Any], Any]) -> dict[str, Any]:

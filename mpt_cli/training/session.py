@@ -15,7 +15,7 @@ from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.step_batches import drawn_batches
 from mpt_cli.precision.keras_internals import configured_rate
-from mpt_cli.precision.train_step import optimizers_of
+from mpt_cli.precision.train_step import optimizers_of, own_train_step
 from mpt_cli.samples.gradient_samples import GradientSampler
 from mpt_cli.samples.lost_digits import MOST_EXAMPLES
 from mpt_cli.samples.value_ranges import is_rounded
@@ -43,7 +43,6 @@ from mpt_cli.training.checkpoint import (
 )
 from mpt_cli.training.epoch_loop import Trainer
 from mpt_cli.training.loss_and_optimizer import describe_scaling
-from mpt_cli.training.model import own_train_step
 from mpt_cli.training.model_saving import save_trained
 from mpt_cli.training.progress import Outcome, Progress
 from mpt_cli.training.run_from_settings import RunDefinition
