@@ -15,6 +15,7 @@ from keras import ops
 from mpt_cli.precision.apply_or_skip_tensorflow import (
     apply,
     are_made_here,
+    build_outside,
     is_readable,
     native,
     outside,
@@ -235,7 +236,7 @@ def _build(optimizer: LossScaleOptimizer, variables: list[Any]) -> None:
     if replicas() == 1 and not are_made_here(trained):  # one trace will do: the scale is that of the pass
         outside(lambda: optimizer.build(trained))
     else:
-        optimizer._build_at_first_step(trained)
+        build_outside(lambda: optimizer.build(trained), trained)
 
 
 def _are_finite(gradients: list[Tensor]) -> Tensor:

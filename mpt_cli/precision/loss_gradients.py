@@ -13,8 +13,7 @@ def scaled_gradients(
     scale: Scale, loss: Any, variables: list[Any], tape: Any = None, grad_loss: Any = None
 ) -> list[Tensor]:
     """Return the gradients of `loss`, each element weighted by `grad_loss`, multiplied by the scale."""
-    on_tensorflow = keras.backend.backend() == "tensorflow"
-    take = _tape_gradients if on_tensorflow else _jax_gradients
+    take = _tape_gradients if keras.backend.backend() == "tensorflow" else _jax_gradients
     return take(scale, loss, variables, tape, grad_loss)
 
 

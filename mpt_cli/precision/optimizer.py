@@ -394,15 +394,10 @@ class LossScaleOptimizer(
             )
         if all(g is None for g in grads):
             raise ValueError(f"No gradients provided for any variable: {[v.name for v in variables]}.")
-        if not self.built:
-            self._build_at_first_step(variables)
-        return grads, variables
-
-    def _build_at_first_step(self, variables: list[Any]) -> None:
-        if keras.backend.backend() == "tensorflow":
+        if not self.built and keras.backend.backend() == "tensorflow":
             backend_step().build_outside(lambda: self.build(variables), variables)
-        else:
-            self.build(variables)
+        self.build(variables)
+        return grads, variables
 
     def apply_inner(self, grads: Tensors, variables: list[Any], unscaled: bool) -> None:
         """Let the inner optimizer use `grads`, divided by the scale unless they are `unscaled` already."""
