@@ -31,15 +31,8 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
 
     def __init__(self, rule: ScaleRule) -> None:
         self.rule = rule
-        self.by_name: dict[str, keras.Variable] = {}
-        for name, value in {**rule.initial(), "tally": np.zeros(len(TALLY), "int32")}.items():
-            self.by_name[name] = keras.Variable(
-                np.asarray(value),
-                dtype=str(value.dtype),
-                trainable=False,
-                aggregation="none",
-                name=f"loss_scale_{name}",
-            )
+        values = {**rule.initial(), "tally": np.zeros(len(TALLY), "int32")}
+        self.by_name = {name: _variable(value, f"loss_scale_{name}") for name, value in values.items()}
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -92,6 +85,11 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
         new = next_values(self.rule, before, measured, applied)
         for name, variable in self.by_name.items():
             variable.assign(new[name])
+
+
+def _variable(value: Any, name: str) -> keras.Variable:
+    """Return a variable with the dtype of `value`, of which each replica has its copy."""
+    return keras.Variable(np.asarray(value), dtype=str(value.dtype), trainable=False, aggregation="none", name=name)
 
 
 def next_values(rule: ScaleRule, values: RuleState, measured: GradientMeasurement, applied: Any) -> RuleState:
@@ -225,17 +223,8 @@ class StepLog:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.tells_loss = True  # until a step is traced that does not know its loss
-        self.floats = self._variable(FLOAT_FIELDS, "float32")
-        self.ints = self._variable(INT_FIELDS, "int32")
-
-    def _variable(self, columns: tuple[str, ...], dtype: str) -> keras.Variable:
-        return keras.Variable(
-            np.zeros((self.capacity, len(columns)), dtype),
-            dtype=dtype,
-            trainable=False,
-            aggregation="none",
-            name=f"step_log_{dtype}",
-        )
+        self.floats = _variable(np.zeros((capacity, len(FLOAT_FIELDS)), "float32"), "step_log_float32")
+        self.ints = _variable(np.zeros((capacity, len(INT_FIELDS)), "int32"), "step_log_int32")
 
     @property
     def variables(self) -> list[keras.Variable]:
