@@ -64,12 +64,11 @@ class TensorFlowEngine(Engine):
     def _trace(self, loop: Any, source: Any, last: Any) -> None:
         """Trace for batches of any length before the first call, which would be for the length it has."""
         if self._takes_any_length and not loop.experimental_get_tracing_count():
-
-            def spec(array: Any) -> Any:
-                return None if array is None else tf.TensorSpec((None, *array.shape[1:]), array.dtype)
-
-            specs = tf.nest.map_structure(spec, source), tf.TensorSpec((None, None), tf.int32)
-            loop.get_concrete_function(*specs, tf.nest.map_structure(tf.TensorSpec.from_tensor, last))
+            specs = tf.nest.map_structure(
+                lambda array: None if array is None else tf.TensorSpec((None, *array.shape[1:]), array.dtype), source
+            )
+            last = tf.nest.map_structure(tf.TensorSpec.from_tensor, last)
+            loop.get_concrete_function(specs, tf.TensorSpec((None, None), tf.int32), last)
 
     @property
     def _takes_any_length(self) -> bool:
