@@ -285,7 +285,6 @@ def _examples(parts: tuple[Any, ...], where: str) -> Examples:
 def _as_keras(examples: Examples) -> Examples:
     """Return floats in Keras's floatx, as its `fit` has them, and all else as it is."""
 
-    def cast(array: Any) -> Any:
-        return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
-
-    return Examples(*map_arrays(cast, examples))
+    return Examples(
+        *map_arrays(lambda array: array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array, examples)
+    )
