@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import isgenerator
 from itertools import count, zip_longest
@@ -65,6 +66,7 @@ def open_tf_batches(dataset: Any, reopen: Callable[[], Any] | None, where: str) 
     return Stream(_BatchPasses(dataset, reopen, where), steps, endless=known == -1)
 
 
+@dataclass
 class _BatchPasses:
     """Passes over a dataset, one after the other: one that shuffles draws another order for each.
 
@@ -73,11 +75,12 @@ class _BatchPasses:
     The first batch, which is looked at before training, is kept, and training continues the pass after it.
     """
 
-    def __init__(self, dataset: Any, reopen: Callable[[], Any] | None, where: str) -> None:
-        self.dataset, self.reopen, self.where = dataset, reopen, where
-        self.passes = 0  # passes started so far
-        self.head: Examples | None = None
-        self.rest: Iterator[Examples] = iter(())
+    dataset: Any
+    reopen: Callable[[], Any] | None
+    where: str
+    passes: int = 0  # passes started so far
+    head: Examples | None = None
+    rest: Iterator[Examples] = field(init=False)
 
     def __call__(self, reading: Reading) -> Iterator[Examples]:
         if self.head is None or self.passes != reading.epoch:
@@ -156,15 +159,18 @@ def _count(source: Any, where: str) -> int:
         return len(source)
 
 
+@dataclass
 class _PyDatasetPasses:
     """Passes over a PyDataset, batch by batch by index, in an order drawn from the seed where that is wanted.
 
     `on_epoch_end` is called between two epochs, also of those that a resumed run leaves out.
     """
 
-    def __init__(self, source: Any, reopen: Callable[[], Any], seed: int, where: str) -> None:
-        self.source, self.reopen, self.seed, self.where = source, reopen, seed, where
-        self.epoch = 1
+    source: Any
+    reopen: Callable[[], Any]
+    seed: int
+    where: str
+    epoch: int = 1
 
     def __call__(self, reading: Reading) -> Iterator[Examples]:
         if reading.epoch < self.epoch:

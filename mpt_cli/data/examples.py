@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any, NamedTuple
 
@@ -91,6 +91,7 @@ class Stream:
         return replace(self, read=read)
 
 
+@dataclass
 class Continued:
     """Epochs of `steps` batches, for `steps_per_epoch`: each epoch begins in the stream where the one before it ended.
 
@@ -98,10 +99,10 @@ class Continued:
     again from its beginning.
     """
 
-    def __init__(self, stream: Stream, steps: int) -> None:
-        self.stream, self.steps = stream, steps
-        self.live: Iterator[Examples] = iter(())
-        self.position = -1  # batches that `live` has given since the first epoch
+    stream: Stream
+    steps: int
+    live: Iterator[Examples] = field(init=False)
+    position: int = -1  # batches that `live` has given since the first epoch
 
     def __call__(self, reading: Reading) -> Iterator[Examples]:
         start = (reading.epoch - 1) * self.steps

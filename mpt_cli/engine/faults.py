@@ -7,7 +7,7 @@ pass leaves those of later layers intact (`precision.gradient_check.GradientDefe
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import keras
@@ -188,6 +188,7 @@ def _fault_of(structure: Any) -> str | None:
     return None
 
 
+@dataclass
 class FaultSearch:
     """Names the layer in the events of steps with a non-finite loss: of the first few, then ever more rarely. So of
     steps with a large batch and nan in the gradients alone, which inf behind a tanh leaves, if the batch is the cause.
@@ -197,10 +198,10 @@ class FaultSearch:
     is the last.
     """
 
-    def __init__(self, model: Any, say: Callable[[str], None]) -> None:
-        self.model, self.say = model, say
-        self._met = 0
-        self._works = True
+    model: Any
+    say: Callable[[str], None]
+    _met: int = 0
+    _works: bool = True
 
     def name_layers(self, events: list[Event], batch_of: Callable[[int], Any]) -> list[Event]:
         """Return the events, with variable, layer and fault where they were found; `batch_of` gives the batch of a

@@ -12,7 +12,7 @@ import shutil
 import time
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -91,11 +91,13 @@ def check_room(folder: Path, size_bytes: int) -> None:
         raise OSError(errno.ENOSPC, needed)
 
 
+@dataclass
 class CheckpointStore:
     """The checkpoints in one folder. `say` receives a sentence for the user about every problem."""
 
-    def __init__(self, folder: Path, keep: int = 1, say: Callable[[str], None] = print) -> None:
-        self.folder, self.keep, self.say = folder, keep, say
+    folder: Path
+    keep: int = 1
+    say: Callable[[str], None] = print
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint and drop what it makes obsolete; OSError where it can't be, and the others stay."""
@@ -268,20 +270,20 @@ def check_data(made: str, before: str, now: str) -> None:
         )
 
 
+@dataclass
 class Checkpointer:
-    """Saves a run when its settings say so. If a save fails, the user is told and training continues; the checkpoint
-    before it stays."""
+    """Saves what `take` returns, of the run that `record` is of, when its settings say so. If a save fails, the user is
+    told and training continues; the checkpoint before it stays."""
 
-    def __init__(
-        self, store: CheckpointStore, settings: TrainerSettings, record: "RunRecord", take: Callable[[], Checkpoint]
-    ) -> None:
-        """Save what `take` returns, of the run that `record` is of."""
-        self.store, self.settings, self.record, self._take = store, settings, record, take
-        self.saved_step: int | None = None
-        self.failure: str | None = None  # why the latest attempt to save failed
-        self._saved_position: tuple[int, int] | None = None
-        self._saved_at = time.monotonic()
-        self._save_seconds = 0.0
+    store: CheckpointStore
+    settings: TrainerSettings
+    record: "RunRecord"
+    take: Callable[[], Checkpoint]
+    saved_step: int | None = None
+    failure: str | None = None  # why the latest attempt to save failed
+    _saved_position: tuple[int, int] | None = None
+    _saved_at: float = field(default_factory=time.monotonic)
+    _save_seconds: float = 0.0
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Take the run up at `checkpoint`."""
@@ -313,7 +315,7 @@ class Checkpointer:
             self.record.telemetry.flush()  # telemetry up to here must be on disk before a checkpoint says that it is
             if not counters.is_sound:
                 raise DataError("the loss or a gradient of the last applied step was not finite")
-            self.store.save(self._take())
+            self.store.save(self.take())
         except (OSError, DataError) as error:
             self._note_failure(error)
         else:
