@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from inspect import unwrap
 from typing import Any
 
@@ -107,10 +107,6 @@ class _NoData(DataAdapter):  # type: ignore[misc]
         return iter(())
 
 
-_NO_DATA = _NoData()
-_STEPS = {"fit": "train_function", "evaluate": "test_function"}
-
-
 def run_by_calls(
     method: str, model: Any, call: Callable[[], object], reset_metrics: Callable[[], None], **options: Any
 ) -> None:
@@ -131,7 +127,8 @@ def run_by_calls(
             return (None,) * sum(kept for name, kept in parts.items() if name != "purge_model_variables")
         return type(model)._get_jax_state(model, **parts)
 
-    own: dict[str, Any] = {_STEPS[method]: step, "reset_metrics": reset_metrics, "_get_metrics_result_or_logs": logs}
+    name_of_step = {"fit": "train_function", "evaluate": "test_function"}[method]
+    own: dict[str, Any] = {name_of_step: step, "reset_metrics": reset_metrics, "_get_metrics_result_or_logs": logs}
     own["_get_jax_state"] = state
     # no form of the data is known to build by, and the values of variables stay where `call` finds them
     own |= dict.fromkeys(("_symbolic_build", "_maybe_symbolic_build", "_purge_model_variables"), lambda **_: None)
@@ -139,7 +136,7 @@ def run_by_calls(
     kept = {name: attributes[name] for name in own if name in attributes}
     attributes.update(own)
     try:
-        unwrap(getattr(keras.Model, method))(model, _NO_DATA, verbose=0, **options)
+        unwrap(getattr(keras.Model, method))(model, _NoData(), verbose=0, **options)
     finally:
         for name in own:
             del attributes[name]
@@ -456,16 +453,11 @@ def calls_through(parts: Sequence[Any], wrap: Callable[[int, LayerCall], LayerCa
     methods = [(part, "quantized_call" if getattr(part, "quantization_mode", None) else "call") for part in parts]
     with _replacing_calls, ExitStack() as stack:
         for index, (part, name) in enumerate(methods):
-            stack.callback(_put_back, part, name, vars(part).get(name))
+            own = vars(part).get(name)  # without one, that of its class shows again
+            undo = partial(delattr, part, name) if own is None else partial(setattr, part, name, own)
             setattr(part, name, wrap(index, getattr(part, name)))
+            stack.callback(undo)
         yield
-
-
-def _put_back(part: Any, name: str, own: Any) -> None:
-    if own is not None:
-        setattr(part, name, own)
-    elif name in vars(part):
-        delattr(part, name)  # the one of its class shows again
 
 
 def outputs_noted(parts: Sequence[Any], note: Callable[[int, Any, Any], object]) -> AbstractContextManager[None]:
