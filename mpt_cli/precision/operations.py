@@ -176,27 +176,23 @@ def choose_policies(model: Any, policy: Policy, x: Any) -> ChosenPolicies:
     asked = {name_of(layer) for layer in wanted_policies(model, replace(policy, head=policy.name))}
     heads = {name_of(layer) for layer in wanted_policies(model, replace(policy, overrides={}))} - asked
     own = {name_of(layer) for layer in layers_of(model) if layer.dtype_policy.name != BASE} - asked - heads
-    chosen = {row.path: row.risk for row in audit_layers(model) if row.risk and row.compute_dtype == HALF}
+    risks = {row.path: row.risk for row in audit_layers(model) if row.risk and row.compute_dtype == HALF}
     for part, need in needs_of(model, x).items():
         if isinstance(part, keras.Layer):
-            chosen[name_of(part)] = f"{need} needs {SINGLE}"
-    chosen = {path: why for path, why in chosen.items() if path not in asked | own}
-    kept = {path: SINGLE for path in chosen if path not in policy.overrides}
+            risks[name_of(part)] = f"{need} needs {SINGLE}"
+    risks = {path: why for path, why in risks.items() if path not in asked | own}
+    kept = {path: SINGLE for path in risks if path not in policy.overrides}
     overrides = {**kept, **policy.overrides}  # the last match wins
     apply_policy(model, replace(policy, overrides=overrides))
-    reasons = dict.fromkeys(own, "its author gave it this policy") | dict.fromkeys(asked, "policy.overrides") | chosen
+    reasons = dict.fromkeys(own, "its author gave it this policy") | dict.fromkeys(asked, "policy.overrides") | risks
     left = tuple(
         f"{REST if part is None else name_of(part)}: {need} in {HALF}" for part, need in needs_of(model, x).items()
     )
-    return ChosenPolicies(overrides, reasons, left)
-
-
-def set_chosen_policies(model: Any, chosen: ChosenPolicies) -> None:
-    """Remember with the model why its layers have the policies that they have."""
-    model._mpt_chosen_policies = chosen
+    model._mpt_chosen_policies = chosen = ChosenPolicies(overrides, reasons, left)
+    return chosen
 
 
 def chosen_policies(model: Any) -> ChosenPolicies | None:
-    """Return what `set_chosen_policies` stored for `model`; None if it stored nothing."""
+    """Return what `choose_policies` returned for `model` last; None if its policies were not chosen."""
     found: ChosenPolicies | None = getattr(model, "_mpt_chosen_policies", None)
     return found

@@ -14,7 +14,7 @@ from mpt_cli.engine.step_batches import drawn_batches, first_batch
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, config_error, raise_problems, summarise_error
 from mpt_cli.models.build import build_model, plain_message, set_trained
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_custom
-from mpt_cli.precision.operations import choose_policies, set_chosen_policies
+from mpt_cli.precision.operations import choose_policies
 from mpt_cli.precision.train_step import (
     OptimizerUse,
     log_names,
@@ -84,7 +84,6 @@ def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> No
             overrides = {**dict.fromkeys(digits.layers, "float32"), **policy.overrides}
             chosen = choose_policies(model, replace(policy, overrides=overrides), batch.x)
             chosen.reasons.update(dict.fromkeys(digits.layers, "float16 loses its digits"))
-        set_chosen_policies(model, chosen)
     except MptError:
         raise
     except ValueError as error:
