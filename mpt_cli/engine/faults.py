@@ -19,7 +19,7 @@ from mpt_cli.errors import config_error, first_line
 from mpt_cli.precision import computes_in_float16, has_custom, layers_of
 from mpt_cli.precision.audit import LARGEST_FLOAT16
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor, scale_gradient
-from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training
+from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training, reading_values
 from mpt_cli.precision.train_step import custom_steps, optimizers_of
 from mpt_cli.settings.schema import FaultSettings
 from mpt_cli.telemetry.record_types import FORWARD_PASS, IN_DATA, IN_LOSS, Event
@@ -74,8 +74,7 @@ class Injector:
             return lambda model, data: self._run(lambda spoiled: train_step(model, spoiled), data, self._factor())
 
         def with_state(model: Any, state: Any, data: Examples) -> Any:
-            mapping = list(zip(model.optimizer.variables, state.optimizer, strict=True))
-            with keras.StatelessScope(state_mapping=mapping):
+            with reading_values(model.optimizer.variables, state.optimizer):
                 factor = self._factor()
             return self._run(lambda spoiled: train_step(model, state, spoiled), data, factor)
 

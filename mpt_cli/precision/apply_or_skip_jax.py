@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import keras
 
 from mpt_cli.precision.gradient_check import GradientDefects, GradientMeasurement, describe_gradients, unscale
-from mpt_cli.precision.keras_internals import updated_metrics
+from mpt_cli.precision.keras_internals import reading_values, updated_metrics
 from mpt_cli.precision.scale_state import (
     StepRow,
     StepStart,
@@ -144,9 +144,9 @@ def stateless_apply(
     new_own = next_values(state.rule, own_by_name, measured, applied)
     after = [new_own[name] for name in state.by_name] + new_inner
     if logged:
-        with _scope(optimizer.variables, optimizer_values):
+        with reading_values(optimizer.variables, optimizer_values):
             start = start_of_step(optimizer)
-        with _scope(optimizer.variables, [*after, *logged]):
+        with reading_values(optimizer.variables, [*after, *logged]):
             after += _next_log(optimizer, start, logged, gradients)
     return new_values, after
 
@@ -182,7 +182,7 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     weights, frozen, own, metrics = state
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer = model.optimizer
-    with _scope(optimizer.variables, own):
+    with reading_values(optimizer.variables, own):
         start = start_of_step(optimizer)
 
     gradient = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)
@@ -191,13 +191,13 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
         (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(
             weights, frozen, metrics, x, y, weight, training=True, optimizer_variables=own
         )
-    with _scope(optimizer.variables, own):
+    with reading_values(optimizer.variables, own):
         measured = optimizer.measure(grads, model.trainable_variables)
     finite = measured.finite
     defects = describe_gradients(grads, measured, cond, order.ranks(model.trainable_variables))
     gradients = StepGradients(grads, model.trainable_variables, measured, loss=loss, defects=defects)
     new_weights, new_own = stateless_apply(optimizer, own, gradients, weights)
-    with _scope(optimizer.variables, own):
+    with reading_values(optimizer.variables, own):
         applied = optimizer.applies(finite)
     new_frozen = _kept_where(applied, model, frozen, new_frozen)
 
@@ -205,15 +205,11 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
         return updated_metrics(model, new_metrics, loss, (x, y, weight), y_pred)
 
     new_metrics = cond_or_select(applied, update_metrics, lambda: list(metrics))
-    with _scope(optimizer.variables, new_own):
+    with reading_values(optimizer.variables, new_own):
         row = row_of_step(optimizer, start, loss, (finite, *defects))
-    with _scope(model.metrics_variables, new_metrics):
+    with reading_values(model.metrics_variables, new_metrics):
         logs = logs_of(model, loss)
     return logs, TrainState(new_weights, new_frozen, new_own, new_metrics), row
-
-
-def _scope(variables: list[Any], values: Tensors) -> Any:
-    return keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True)))
 
 
 def _kept_where(applied: Tensor, model: Any, before: Tensors, after: Tensors) -> Tensors:
@@ -233,12 +229,12 @@ def _custom_train_step(
     """
     optimizer, count = model.optimizer, len(model.metrics_variables)
     metrics, logged = state.metrics[:count], state.metrics[count:]
-    with _scope(optimizer.variables, state.optimizer):
+    with reading_values(optimizer.variables, state.optimizer):
         start = start_of_step(optimizer)
     given = (state.trainable, state.non_trainable, state.optimizer, metrics)
     logs, new_state = model.train_step(tuple(list(part) for part in given), packed(data))
     new = TrainState(*(list(part) for part in new_state))
-    with _scope(optimizer.variables, new.optimizer):
+    with reading_values(optimizer.variables, new.optimizer):
         values = custom.train_values(logs)
         row = row_since(optimizer, start, values[0])
     applied = row.applied(not optimizer.scales)

@@ -17,7 +17,7 @@ import keras
 from keras import ops
 
 from mpt_cli.precision.gradient_check import GradientMeasurement, divide, measure, unscale
-from mpt_cli.precision.keras_internals import track_for_tensorflow
+from mpt_cli.precision.keras_internals import reading_values, track_for_tensorflow
 from mpt_cli.precision.loss_gradients import scaled_gradients, share_of_a_replica, variables_in
 from mpt_cli.precision.optimizer_saving import InnerSavingMixin
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_count, check_scale
@@ -445,7 +445,7 @@ class LossScaleOptimizer(
                 raise ValueError(
                     f"`{name}` must have one value for each of the {len(own)} variables. Received: {len(received)}."
                 )
-        with keras.StatelessScope(list(zip(self.variables, optimizer_variables, strict=True))):
+        with reading_values(self.variables, optimizer_variables):
             measured = self.measure(grads, variables, unscaled)
         step = backend_step()
         gradients = step.StepGradients(list(grads), variables, measured, unscaled)
