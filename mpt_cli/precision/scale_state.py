@@ -285,7 +285,7 @@ def row_of_step(optimizer: Any, start: StepStart, loss: Tensor | None, found: Se
     gradients, in order; a loss of None is unknown."""
     state = optimizer.scale_state
     assert state is not None
-    told = ops.convert_to_tensor(float("nan"), dtype="float32") if loss is None else ops.cast(loss, "float32")
+    told = ops.cast(float("nan") if loss is None else loss, "float32")
     finite, *defects = found
     ints = [ops.cast(value, "int32") for value in (finite, state.counter.value, *defects)]
     return StepRow(ops.stack([told, start.scale, optimizer.loss_scale, start.learning_rate]), ops.stack(ints))
