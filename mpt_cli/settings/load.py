@@ -344,7 +344,7 @@ def compose(files: ComposedFiles, given: ParsedOverrides) -> Composition:
         defaults = {section: asdict(variant_class(section, name)()) for section, name in variants.items()}
         plain = _resolved(OmegaConf.create(merge_keys(asdict(Settings()) | defaults, tree)), "", problems)
     known = len(problems)
-    note_secrets(plain, "", problems)
+    note_secrets(plain, problems)
     settings = build_settings({name: part for name, part in plain.items() if name not in unsure}, problems)
     wrong = problems[known:]
     if files.recipe.is_record:  # perhaps of an earlier version, with keys that are gone and were not set
@@ -366,9 +366,9 @@ def _known_variants(node: Any, problems: list[Problem]) -> dict[str, str]:
     return found
 
 
-def note_secrets(value: Any, path: str, problems: list[Problem]) -> None:
-    """Note the secrets among the values at `path` of a tree; a secret that a record left out is a problem."""
-    for name, text in leaves(value, path):
+def note_secrets(tree: Any, problems: list[Problem]) -> None:
+    """Note the secrets among the values of a tree; a secret that a record left out is a problem."""
+    for name, text in leaves(tree):
         if isinstance(text, str):
             redaction.note_text(name.rpartition(".")[2], text)
             if redaction.REDACTED in text:
