@@ -39,14 +39,11 @@ def git_state(folder: Path) -> dict[str, Any] | None:
         return None
     diff = _git(folder, *DIFF)
     modified = None if diff is None else bool(diff)
-    changes = dict(map(_change, re.split(rb"^diff --git ", diff or b"", flags=re.MULTILINE)[1:]))
+    changes = {  # each difference begins with `a/FILE b/FILE`
+        each.partition(b"\n")[0].rpartition(b" b/")[2].decode(errors="replace"): hashlib.sha256(each).hexdigest()[:12]
+        for each in re.split(rb"^diff --git ", diff or b"", flags=re.MULTILINE)[1:]
+    }
     return {"commit": commit.decode().strip(), "modified": modified, "changes": changes}
-
-
-def _change(diff: bytes) -> tuple[str, str]:
-    """Return the file of a difference that begins with `a/FILE b/FILE`, and the hash of all of it."""
-    name = diff.partition(b"\n")[0].rpartition(b" b/")[2]
-    return name.decode(errors="replace"), hashlib.sha256(diff).hexdigest()[:12]
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
