@@ -160,11 +160,9 @@ class RunDirectory(TelemetryFiles):
             made = make_folder(chosen, exist_ok=path is not None)  # two runs never share a drawn name
             run = cls(chosen, made)
             run._check_unused()
-        except FileExistsError as error:
-            if path is None and chosen.is_dir():  # begun in the same second, or before the clock was set back
-                return cls.create(None, recipe)
-            raise _cannot_create(chosen, error) from error
         except OSError as error:
+            if path is None and isinstance(error, FileExistsError) and chosen.is_dir():
+                return cls.create(None, recipe)  # begun in the same second, or before the clock was set back
             raise _cannot_create(chosen, error) from error
         return run
 
