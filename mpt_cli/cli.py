@@ -20,7 +20,7 @@ from mpt_cli.errors import (
     did_you_mean,
     printable,
 )
-from mpt_cli.files import fall_silent
+from mpt_cli.files import fall_silent, strict_json
 from mpt_cli.redaction import note_word
 from mpt_cli.settings.search_path import add_config_directories
 from mpt_cli.settings.yaml_reader import MOST_PROBLEMS
@@ -194,8 +194,6 @@ def _tolerate_narrow_encodings() -> None:
 
 def _print_json(error: MptError) -> None:
     """Print the error as JSON to standard output, where scripts read it."""
-    from mpt_cli.files import strict_json
-
     problems = [problem.as_dict() for problem in error.problems] if isinstance(error, ConfigError) else []
     found = {"status": "error", "exit_code": error.exit_code, "error": str(error), "problems": problems}
     try:

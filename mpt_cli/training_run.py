@@ -1,6 +1,5 @@
 """The story of a run on one screen: settings in, a trained model and its record out."""
 
-import dataclasses
 import secrets
 import sys
 import tempfile
@@ -123,7 +122,7 @@ def with_drawn_seed(settings: Settings) -> Settings:
     """Return `settings`, with a drawn seed if it is null, so that the record has the seed that was used."""
     if settings.seed is not None:
         return settings
-    return dataclasses.replace(settings, seed=secrets.randbelow(2**32))
+    return replace(settings, seed=secrets.randbelow(2**32))
 
 
 def _continue(run: RunDirectory, definition: RunDefinition) -> Start:
