@@ -306,7 +306,11 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
 
     `settings.limit` caps the examples before the split; each of the two sets where the source has its own validation.
     """
-    parts, target = _prepare_sets(raw)
+    sets = {raw.title: raw.train, f"{raw.title} (validation)": raw.validation}
+    read = {title: to_numbers(part, title) for title, part in sets.items() if part is not None}
+    target = read_target([*read.values()], raw.num_classes, raw.targets_as_given)
+    parts = [prepare_examples(part, target, title) for title, part in read.items()]
+    _check_alike(parts, raw.title)
     train = draw_examples(parts[0], settings.limit, seed, raw.in_order)
     if len(parts) > 1:
         validation: Examples | None = draw_examples(parts[1], settings.limit, seed, raw.in_order)
@@ -314,15 +318,6 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
         train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
     parts = [train] if validation is None else [train, validation]
     return _described(replace(raw, train=train, validation=validation), target, parts)
-
-
-def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
-    sets = {raw.title: raw.train, f"{raw.title} (validation)": raw.validation}
-    read = {title: to_numbers(part, title) for title, part in sets.items() if part is not None}
-    target = read_target([*read.values()], raw.num_classes, raw.targets_as_given)
-    parts = [prepare_examples(part, target, title) for title, part in read.items()]
-    _check_alike(parts, raw.title)
-    return parts, target
 
 
 def _check_alike(parts: list[Examples], title: str) -> None:
