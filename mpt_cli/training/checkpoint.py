@@ -43,7 +43,10 @@ class Checkpoint:
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write the file whole; OSError without room or permission, and then an earlier file stays."""
-    check_room(path.parent, sum(array.nbytes for array in checkpoint.arrays.values()))
+    size, free = sum(array.nbytes for array in checkpoint.arrays.values()), shutil.disk_usage(path.parent).free
+    if free < size + SPARE_BYTES:  # before the disk is full, to leave room for the run's other files
+        needed = f"{os.strerror(errno.ENOSPC)}: {size / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free"
+        raise OSError(errno.ENOSPC, needed)
     partial = path.with_name(f".{path.name}.partial")
     try:
         write_durably(partial, lambda file: _fill(file, checkpoint))
@@ -81,14 +84,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
             raise ValueError("it is another checkpoint")
         arrays = {name: stored[name].view(np.dtype(dtype)) for name, dtype in label["dtypes"].items()}
     return Checkpoint(label["step"], arrays, label["position"])
-
-
-def check_room(folder: Path, size_bytes: int) -> None:
-    """Raise OSError before the disk is full, to leave room for the run's other files."""
-    free = shutil.disk_usage(folder).free
-    if free < size_bytes + SPARE_BYTES:
-        needed = f"{os.strerror(errno.ENOSPC)}: {size_bytes / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free"
-        raise OSError(errno.ENOSPC, needed)
 
 
 @dataclass
