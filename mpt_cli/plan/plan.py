@@ -150,7 +150,14 @@ def print_plans(device: Device, plans: Sequence[Plan], console: PrintableConsole
         console.print(f"\n{_title(plan)}", highlight=False, soft_wrap=True)
         print_labelled(details(plan), console)
     console.print()
-    print_labelled([("assumes", text) for text in assumptions(device)], console)
+    assumptions = [
+        "memory is that of one applied step of this program: what CUDA, cuDNN and NCCL take is not counted, and the "
+        "arrays listed may not exist at the same time.",
+        "kernels are those that XLA chooses without trying any; with a GPU it may choose others of the same dtype.",
+        f"JAX's allocator takes {format_bytes(device.usable_bytes)} of {format_bytes(device.memory_bytes)} at most, "
+        "unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.",
+    ]
+    print_labelled([("assumes", text) for text in assumptions], console)
 
 
 def _title(plan: Plan) -> str:
@@ -187,14 +194,3 @@ def details(plan: Plan) -> list[tuple[str, str]]:
     rows += [("devices", f"{each.opcode} of {each.elements:,} {each.dtype} elements") for each in plan.exchanges]
     rows += [("warning", text) for text in plan.warnings]
     return rows
-
-
-def assumptions(device: Device) -> list[str]:
-    """Return the assumptions behind the figures."""
-    return [
-        "memory is that of one applied step of this program: what CUDA, cuDNN and NCCL take is not counted, and the "
-        "arrays listed may not exist at the same time.",
-        "kernels are those that XLA chooses without trying any; with a GPU it may choose others of the same dtype.",
-        f"JAX's allocator takes {format_bytes(device.usable_bytes)} of {format_bytes(device.memory_bytes)} at most, "
-        "unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.",
-    ]
