@@ -125,18 +125,13 @@ class ScriptRun:
             if isinstance(own, LossScaleOptimizer):
                 self.wrappers[id(inner)] = own
                 return own
-            scaling = self._scaling(model)
             if (rule := rule_of(own)) is not None:
                 self.note(REPLACED)
-                scaling = replace(scaling, rule=rule)
-            wrapper = _outside(lambda: LossScaleOptimizer(inner, rule=scaling.rule))
-            self.wrappers[id(inner)] = wrapper
+            else:
+                is_half = keras.config.dtype_policy().compute_dtype == "float16"
+                rule = self.settings.loss_scale.rule_for(is_half or (model is not None and computes_in_float16(model)))
+            self.wrappers[id(inner)] = _outside(lambda: LossScaleOptimizer(inner, rule=rule))
         return self.wrappers[id(inner)]
-
-    def _scaling(self, model: Any) -> Scaling:
-        needed = keras.config.dtype_policy().compute_dtype == "float16"
-        needed = needed or (model is not None and computes_in_float16(model))
-        return Scaling(self.settings.loss_scale.rule_for(needed), needed)
 
     def first_scale(self, has_any_of: Callable[[list[Any]], bool]) -> float | None:
         """Return the initial scale for gradients of variables: that of the optimizers built for them, or before their
