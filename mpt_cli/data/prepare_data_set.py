@@ -32,7 +32,7 @@ def to_numbers(examples: Examples, where: str) -> Examples:
     """Return inputs as float32 or int32, targets as float32 or int64, weights as float32.
 
     uint8 inputs are pixels, which stay as they are. Other integers are tokens. bool becomes 0 and 1. A float64 that
-    float32 can't hold becomes inf, which `check_examples` reports. Text among the inputs becomes UTF-8 bytes. DataError
+    float32 can't hold becomes inf, which `prepare_examples` reports. Text among the inputs becomes UTF-8 bytes. DataError
     for other objects, complex numbers, and text in targets.
     """
     return Examples(
@@ -154,17 +154,6 @@ def _count_classes(y: Array) -> int:
     return int(largest) + 1 if np.isfinite(largest) else 0
 
 
-def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> None:
-    """DataError, with all problems at once, unless the examples can be trained on.
-
-    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them.
-    """
-    problems = shape_problems(examples, is_batch) or not_finite(examples, target.targets_as_given)
-    problems = problems or label_problems(examples.y, target)
-    if problems:
-        raise DataError(f"{where}: " + "; ".join(problems) + ".")
-
-
 def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
     """Say which arrays have no examples, no dimensions, or different lengths.
 
@@ -218,10 +207,16 @@ def _value_problems(name: str, array: Array, is_bad: Array, rule: str) -> list[s
 
 def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
     """Check examples as `to_numbers` left them, and return them with their targets in final form: labels (n,) in place
-    of one-hot rows (n, k)."""
+    of one-hot rows (n, k).
+
+    DataError, with all problems at once, unless they can be trained on; `where` opens the message: the file, or the key
+    that names the source.
+    """
     if target.task == "classification" and not target.targets_as_given and is_one_hot(examples.y):
         examples = examples._replace(y=examples.y.argmax(axis=1))
-    check_examples(examples, target, where, is_batch)
+    problems = shape_problems(examples, is_batch) or not_finite(examples, target.targets_as_given)
+    if problems := problems or label_problems(examples.y, target):
+        raise DataError(f"{where}: " + "; ".join(problems) + ".")
     return examples._replace(y=final_targets(examples.y, target))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpt_cli.data.examples import Examples
-from mpt_cli.data.prepare_data_set import check_examples, read_target, to_numbers
+from mpt_cli.data.prepare_data_set import prepare_examples, read_target, to_numbers
 from mpt_cli.errors import DataError
 
 X = np.ones((4, 2))
@@ -14,7 +14,7 @@ Y = np.array([0, 1, 0, 1])
 def check(x=X, y=Y, weight=None, num_classes=None):
     examples = to_numbers(Examples(x, y, weight), "it")
     target = read_target([examples], num_classes)
-    check_examples(examples, target, "it")
+    prepare_examples(examples, target, "it")
     return target
 
 
