@@ -41,14 +41,6 @@ def test_files_of_a_group_of_the_projects_win_wherever_a_list_has_the_group(
     assert (settings.trainer.epochs, settings.trainer.batch_size, settings.seed) == values
 
 
-def test_a_mapping_that_the_chosen_file_has_empty_is_empty(write_recipe) -> None:
-    (own := Path("conf/policy/own.yaml")).parent.mkdir(parents=True)
-    own.write_text("name: mixed_float16\noverrides: {}\n")
-    recipe = write_recipe("policy: {overrides: {a: float32}}\n")
-    assert load_settings([recipe]).policy.overrides == {"a": "float32"}
-    assert load_settings([recipe, "policy=own"]).policy.overrides == {}
-
-
 @pytest.mark.parametrize("empty", ["", "{}\n"])
 @pytest.mark.parametrize("words", [[], ["noise=none"]])
 def test_a_group_file_without_keys_empties_nothing(empty, words, write_recipe) -> None:
