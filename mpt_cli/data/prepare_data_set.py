@@ -32,8 +32,8 @@ def to_numbers(examples: Examples, where: str) -> Examples:
     """Return inputs as float32 or int32, targets as float32 or int64, weights as float32.
 
     uint8 inputs are pixels, which stay as they are. Other integers are tokens. bool becomes 0 and 1. A float64 that
-    float32 can't hold becomes inf, which `prepare_examples` reports. Text among the inputs becomes UTF-8 bytes. DataError
-    for other objects, complex numbers, and text in targets.
+    float32 can't hold becomes inf, which `prepare_examples` reports. Text among the inputs becomes UTF-8 bytes.
+    DataError for other objects, complex numbers, and text in targets.
     """
     return Examples(
         _map_named(_input_array, examples.x, f"{where}: x"),
