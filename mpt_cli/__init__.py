@@ -36,15 +36,19 @@ __all__ = [
     "set_global_policy",
 ]
 
-_HOMES = ("precision", "report.run", "python_api", "recorder_callback")  # those that import little come first
+_HOMES = {
+    "mpt_cli.python_api": ("diagnose", "fit"),
+    "mpt_cli.precision": ("LossScaleOptimizer", "Policy", "custom_gradient", "global_policy", "set_global_policy"),
+    "mpt_cli.recorder_callback": ("Recorder",),
+    "mpt_cli.report.run": ("Run", "load_run"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    for home in _HOMES if name in __all__ else ():
-        module = import_module(f"{__name__}.{home}")
-        if hasattr(module, name):
-            return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:
