@@ -64,7 +64,7 @@ def _ending_the_record_on_error(hook: Callable[..., None]) -> Callable[..., None
 
     @wraps(hook)
     def called(recorder: "Recorder", *arguments: Any, **named: Any) -> None:
-        if recorder._session is not None:
+        if recorder._session:
             try:
                 hook(recorder, recorder._session, *arguments, **named)
             except Exception as error:
@@ -181,7 +181,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
     @_ending_the_record_on_error
     def on_epoch_end(self, session: "_FitRecording", epoch: int, logs: Any = None) -> None:
         if session.is_announced:
-            session.finish_epoch({} if logs is None else logs)
+            session.finish_epoch(logs or {})
 
     @_ending_the_record_on_error
     def on_train_end(self, session: "_FitRecording", logs: Any = None) -> None:
@@ -193,7 +193,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         """End the record of a `fit` that did not finish; `error` is the cause, if known."""
         session, self._session = self._session, None
         try:
-            if session is not None and session.is_announced:
+            if session and session.is_announced:
                 session.fail(error)
         except Exception as failed:  # `error` matters
             self.say(f"not recorded to its end: {summarise_error(failed)}")
@@ -203,7 +203,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         if reason:
             self.say(f"not recorded: {reason}")
         session, self._session = self._session, None
-        if session is not None and session.is_announced:
+        if session and session.is_announced:
             with suppress(Exception), session.stack:
                 session.fail(None)
 
@@ -293,7 +293,7 @@ class _FitRecording(Recording):
         model, names, epochs = self.model, self._metric_names, self.settings.trainer.epochs
         steps = self.recorder.params.get("steps")
         return self.build_header(
-            description="Keras's own fit, recorded",
+            description=f"Keras's own fit of {type(model).__name__} {model.name}",
             model=f"{type(model).__name__} {model.name}, {count_parameters(model):,} parameters",
             data="of fit",
             execution=f"Keras's fit, {model.steps_per_execution} steps per call",

@@ -187,7 +187,6 @@ class ScriptRun:
         settings = replace(
             self.settings,
             recipe=self.title,
-            description="a training loop of the script's own",
             data=GivenData(),
             model=GivenModel(class_name="of the script", command=[*self.command]),
             policy=policy_on_record(self.settings.policy),
@@ -266,7 +265,9 @@ class ScriptRun:
     def sentences(self) -> list[str]:
         """Return the sentences for the end of the script."""
         found = [*self.notes, *self._unused_scaling()]
-        found += [f"{self._shown(run)}: {run.verdict}. {run.explanation}" for run in self.runs]
+        found += [
+            f"{self._shown(run)} ({run.summary['description']}): {run.verdict}. {run.explanation}" for run in self.runs
+        ]
         missing = dict.fromkeys(
             re.split(r": | \(", sentence)[0] for run in self.runs for sentence in run.summary.get("not_recorded", [])
         )

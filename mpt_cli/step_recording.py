@@ -57,7 +57,7 @@ APPLIED = {  # keys that have an effect, or are known, if mpt only records, by s
     "logger": None,
 }
 
-NO_SAMPLES = "effect of half precision on each layer: train with mpt.fit, which measures it"
+NO_SAMPLES = "effect of half precision on each layer"
 UNSEEN = (
     "its step can't be repeated: it has a custom loss, derivatives in the loss, weights outside of its models, shapes "
     "that are unknown while tracing, or several replicas. mpt compare compares a script with float32."
@@ -222,10 +222,12 @@ class Recording(RunRecord, ABC):
         environment = collect_environment(facts, ["mpt", *command] if command else sys.argv)
         self.environment = {**environment, "recorded_by": self.subject.recorded_by}
         self._write_environment()
+        header = self.header()
+        self.settings = replace(self.settings, description=header.description)
         write_atomic(self.run.config_yaml, OmegaConf.to_yaml(OmegaConf.create(_applied_settings(self.settings))))
         self._check_loss()
         self.counters.rules = self.counter_options()
-        self.telemetry.start(self.header())
+        self.telemetry.start(header)
 
     def _write_environment(self) -> None:
         write_json(self.run.environment_json, {**self.environment, "not_recorded": self.missing})
@@ -340,7 +342,7 @@ class Recording(RunRecord, ABC):
         self.look_at_weights()
         state = self.run_state()
         again = self.health.check(state)  # with what is known now
-        if self.stop is not None and again is not None and again.key == self.stop.key:
+        if self.stop and again and again.key == self.stop.key:
             self.stop = again
         outcome = Outcome(self.progress, self.stop if self.subject.stops else None, ended_early=self.why_ended())
         ending, ended_early = conclude(state, outcome, passed_over=self.stop)
@@ -478,8 +480,9 @@ class LoopRecording(Recording):
         super().line(loss, metrics, **others)
 
     def header(self) -> RunHeader:
+        optimizer, paths = type(unwrapped(self.optimizer)).__name__, self.counter_options().variables
         return self.build_header(
-            description="a training loop of the script's own",
+            description=f"a loop of the script's own: {optimizer} for {paths[0]} to {paths[-1]}",
             data="of the script",
             model=f"{sum(int(np.prod(v.shape)) for v in self.variables):,} parameters",
             execution="the script's own loop",

@@ -67,7 +67,13 @@ def outcome_facts(history: RunHistory) -> list[tuple[str, str]]:
         return [*counts, *resume_facts(history)[:1]]
     summary = record_from(Summary, {**history.summary, "gradients": None})
     started_as = [("command", command) for command in _given_command(history)]
-    return [("recipe", summary.recipe), *started_as, *result_rows(summary), *resume_facts(history)[:1]]
+    return [
+        ("recipe", summary.recipe),
+        ("description", summary.description),
+        *started_as,
+        *result_rows(summary),
+        *resume_facts(history)[:1],
+    ]
 
 
 def _given_command(history: RunHistory) -> list[str]:
@@ -228,7 +234,7 @@ def _metric_pictures(histories: Sequence[RunHistory], name: str) -> list[Picture
 
 def _metric_picture(title: str, y_label: str, curves: list[Curve]) -> Picture:
     is_lost = any(not math.isfinite(y) for curve in curves for y in curve.ys)
-    note = "Marks × at the top: a value that was not finite." if is_lost else ""
+    note = "Marks × at the top: a value that was not finite. Where nothing is drawn, none was." if is_lost else ""
     base = _log_base(curves) if "loss" in y_label else None
     return Picture(title, y_label, curves, log_base=base, note=note)
 

@@ -213,6 +213,7 @@ class Summary:
     peak_memory_bytes: int | None
     seconds: float
     recipe: str = ""
+    description: str = ""  # of the recipe; of a script's training, its model or optimizer
     run_dir: str = ""
     epochs_completed: int = 0
     gradients: dict[str, Any] | None = None  # the latest `GradientSample`

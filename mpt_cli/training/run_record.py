@@ -184,6 +184,7 @@ class RunRecord:
             peak_memory_bytes=peak_memory(),
             seconds=self.stopwatch.run_seconds,
             recipe=settings.recipe,
+            description=settings.description,
             run_dir=str(run_dir),
             gradients=None if counters.sample is None else asdict(counters.sample),
             **others,

@@ -475,7 +475,7 @@ def test_a_script_that_raises_ends_with_its_own_code_whatever_the_verdict(tmp_pa
     words, fit_of_keras = ["logger.console=quiet", "loss_scale.max_consecutive_skips=10"], keras.Model.fit
     assert main(["run", *words, f"backend={BACKEND}", "trainer.log_every_steps=5", "run_dir=run", "never.py"]) == 1
     said = capsys.readouterr().err
-    assert "OSError: no space" in said and "mpt run: run: " in said
+    assert "OSError: no space" in said and "mpt run: run (" in said
     assert "verbs/run.py" not in said and "runpy" not in said  # a traceback begins in the script
     summary = mpt.load_run(tmp_path / "run").summary
     assert (summary["status"], summary["exit_code"], summary["applied_steps"]) == ("stopped", 4, 0)

@@ -64,7 +64,7 @@ def test_early_stopping_is_told_and_a_rule_ends_a_fit_at_the_step_that_breaks_it
     assert (done.returncode, run.status, run.summary["steps_seen"]) == (4, "stopped", 9), done.stderr
     assert run.summary["ended_early"] == "" and run.explanation.startswith("Stopped: 9 steps in a row were skipped")
     assert (done.stdout + done.stderr).count("9 steps in a row were skipped") == 1
-    assert "mpt run: run-2: never trained. Stopped" in done.stderr and "mpt run: run: healthy. All" in done.stderr
+    assert "sequential_1): never trained. Stopped" in done.stderr and "sequential): healthy. All" in done.stderr
     assert "step 9: stopped by rule" in (tmp_path / "run-2" / "console.log").read_text() and done.stdout == ""
 
 
@@ -176,7 +176,7 @@ model.fit(np.full((40, 2), 7e4), np.ones((40, 1)), batch_size=1, verbose=0, call
 def test_a_recorder_of_the_scripts_own_gives_its_verdict_too(tmp_path):
     (tmp_path / "own.py").write_text(OWN_RECORD)
     done = mpt("run", "own.py", cwd=tmp_path)
-    assert done.returncode == 4 and "mpt run: own: never trained. Stopped: 10 steps" in done.stderr, done.stderr
+    assert done.returncode == 4 and ": never trained. Stopped: 10 steps" in done.stderr, done.stderr
 
 
 @pytest.mark.slow
@@ -270,7 +270,7 @@ def test_a_sample_that_takes_too_long_beside_the_training_is_taken_where_it_is_a
     mpt("run", "run_dir=run", "policy=mixed_bfloat16", *words, "recurrent.py", cwd=tmp_path)
     run = load_run(tmp_path / "run")
     assert (run.verdict, run.summary["applied_steps"], run.summary["skipped_steps"]) == (verdict, 2, 0)
-    told = f"Set {ASKED}" if verdict == "not checked" else 'dtype="float32" where memory is made'
+    told = f"Set {ASKED}" if verdict == "not checked" else 'dtype="float32" where you make memory'
     assert told in run.explanation
 
 
