@@ -5,12 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.compare.comparison import BETTER, EQUAL, SMALLEST_GAIN, UNKNOWN, WORSE, Comparison, Entry
+from mpt_cli.compare.comparison import BETTER, EQUAL, SAME, SMALLEST_GAIN, UNKNOWN, WORSE, Comparison, Entry
 from mpt_cli.files import write_json
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn, print_table
+from mpt_cli.runs.directory import numbered_path
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
 from mpt_cli.sweep.report import MEMORY, SKIPPED, ending_lines, format_difference, format_verdict, job_dict
@@ -20,7 +21,17 @@ from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS
 
 
 def overall_sentence(comparison: Comparison) -> str:
-    """Return the verdict of the whole comparison in a few sentences."""
+    """Return the verdict of the whole comparison in a few sentences, with the training that it judges of several."""
+    first = comparison.results[0]
+    second = numbered_path(first.run_dir, "", 2)
+    judged = (
+        f"This judges only the first training of the script, {first.summary.get('description')}; "
+        f"`{shell_command('report', second)}` shows the next. "
+    )
+    return judged * second.is_dir() + _verdict(comparison)
+
+
+def _verdict(comparison: Comparison) -> str:
     if any(entry.quality.kind != UNKNOWN for entry in comparison.compared):
         return _pays_sentence(comparison)
     failed = [f"{entry.label} ({format_verdict(entry)})" for entry in comparison.entries if not entry.finished]
@@ -71,7 +82,9 @@ def _pays_words(entry: Entry) -> str:
         return "pays" if low > gain else "seems to pay"
     if entry.is_faster:
         return f"{'is' if low > gain else 'seems'} faster, but is not shown to be as good"
-    return "does not pay" if high < gain or entry.quality.kind == WORSE else "may pay, but is not shown to"
+    if high < gain or entry.quality.kind == WORSE:
+        return "does not pay"
+    return "is not shown to pay, as the brackets reach from slower to faster"
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -143,6 +156,8 @@ def _paired_cell(entry: Entry) -> str:
     for one seed.
     """
     quality = entry.quality
+    if quality.kind == SAME:
+        return "none"
     return "-" if quality.difference is None else format_difference(quality.difference, quality.interval)
 
 
@@ -225,9 +240,9 @@ def _entry_dict(comparison: Comparison, entry: Entry) -> dict[str, Any]:
         "label": entry.label,
         "overrides": entry.overrides,
         "policy": entry.policy,
-        "baseline": None if entry.baseline is None else entry.baseline.label,
+        "baseline": entry.baseline and entry.baseline.label,
         "verdict": entry_verdict(entry),
-        "quality": None if entry.baseline is None else asdict(entry.quality),
+        "quality": asdict(entry.quality) if entry.baseline else None,
         "skipped_steps": sum(int(job.number("skipped_steps") or 0) for job in entry.results),
         "step_seconds": entry.step_seconds,
         "speed_up": {

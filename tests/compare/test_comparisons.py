@@ -169,4 +169,6 @@ def test_of_a_script_the_first_training_is_compared_by_what_its_fit_reports(outc
     found, _ = outcomes.compare(["conf=digits_mlp", "policy=float32,mixed_float16"])
     jobs = [replace(job, verb="run") for job in found.plan.jobs]
     found = replace(found, plan=replace(found.plan, jobs=jobs))
+    Path(f"{found.results[0].run_dir}-2").mkdir()
+    assert overall_sentence(found).startswith("This judges only the first training of the script, ")
     assert sentences(found)[-2].startswith("Of a script the first training is compared: a fit by its last epoch")
