@@ -152,8 +152,11 @@ def remedy_rows(trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
         rows.insert(0, ("remedy", "none is needed"))
     elif "tried" in labels and "remedy" not in labels:
         rows.insert(0, ("remedy", "none of the remedies that were tried works"))
-    if any(trial.losses and trial.words == ["policy=float32"] for trial in trials):
-        rows.append(
-            ("float32", "if its loss is too high as well, look at model, data and learning rate, not at the scale")
-        )
+    look = "look at model, data and learning rate, not at the scale"
+    for trial in trials:
+        if trial.losses and trial.words == ["policy=float32"]:
+            if trial.grows:
+                rows.insert(0, ("float32", f"it diverges in float32 as well, so precision is not the cause: {look}"))
+            else:
+                rows.append(("float32", f"if its loss is too high as well, {look}"))
     return rows

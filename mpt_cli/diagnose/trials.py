@@ -41,7 +41,7 @@ def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], No
         return [RemedyTrial(words, why="--trial-steps=0") for words in candidate_remedies(found)]
     trials: list[RemedyTrial] = []
     for words in ([], *candidate_remedies(found)):
-        if "learning_rate" in "".join(words) and not trials[0].grows:
+        if "optimizer." in "".join(words) and not trials[0].grows:
             continue  # no step is too long
         say(f"trying {shlex.join(words) or UNCHANGED_RUN}")
         trials.append(_trial(found.run, found.overflow, words, steps))
@@ -53,7 +53,8 @@ def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], No
 def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
     """Return the overrides of each remedy, the smallest change first.
 
-    If the loss was finite: a lower scale, a scale that moves, layers in float32, a slower optimizer, another policy.
+    If the loss was finite: a lower scale, a scale that moves, layers in float32, clipped gradients, a slower
+    optimizer, another policy.
     """
     settings, scaling = found.parts.settings, found.parts.scaling
     scale = found.overflow.scale_before
@@ -64,8 +65,10 @@ def candidate_remedies(found: "OverflowDiagnosis") -> list[list[str]]:
     words += [["loss_scale=dynamic"]] if scaling.scales and not scaling.rule.moves else []
     words += [[f"policy.overrides={group}".replace("'", "")] for group in dict.fromkeys(map(str, groups))]
     optimizer, key = settings.optimizer, "learning_rate"
-    of_schedule = optimizer.schedule.kwargs.get(SCHEDULED)
-    rate, key = (optimizer.learning_rate, key) if of_schedule is None else (of_schedule, f"schedule.kwargs.{SCHEDULED}")
+    rate, of_schedule = optimizer.learning_rate, optimizer.schedule.kwargs
+    if SCHEDULED in of_schedule:
+        rate, key = of_schedule[SCHEDULED], f"schedule.kwargs.{SCHEDULED}"
+    words += [["optimizer.global_clipnorm=1"]]
     words += [[f"optimizer.{key}={rate / divisor:g}"] for divisor in SLOWER if rate]
     wider = ("mixed_bfloat16", "float32") if settings.policy.name.endswith("_float16") else ()
     return [*words, *([f"policy={name}"] for name in wider)]
