@@ -31,7 +31,7 @@ class Cause:
         if run_state.is_of_program:
             skips = run_state.applied_steps and run_state.skip_steps
             after = f", after_steps={skips[-1] - 1}" if skips else ""
-            diagnosis = f"mpt.diagnose(model, x, y{after})"
+            diagnosis = f"mpt.diagnose(model, x, y, batch_size=…{after}) of the model built under this policy"
         notes = [f"{kept}, not tried"] if layer else []
         if run_state.is_inspectable:
             notes.append(f"{diagnosis} names those that need it")
@@ -56,6 +56,11 @@ def _explain_forward(run_state: RunState, overflowing: str) -> str:
             f"The first layer that returned inf or nan, {run_state.forward_layer}, computes in "
             f"{run_state.forward_dtype} already: look at its inputs"
         )
+    elif abs(run_state.loss or 0) > 10 * abs(run_state.first_loss or math.inf):
+        first = (
+            f"It had grown to {run_state.loss:.3g} before. If policy=float32 diverges as well (not tried), precision "
+            f"is not the cause: lower the learning rate or clip gradients. Otherwise keep {overflowing}"
+        )
     values = "look for bad values in the data"
     others = f"{values}, or lower the learning rate" if run_state.applied_steps else f"or {values}"
     return f"the loss itself was not finite, which is not the loss scale's fault. {first}, {others}."
@@ -78,11 +83,10 @@ def keep_in_float32(layers: Sequence[str], is_of_program: bool | None = None) ->
     """Return how to keep layers in float32.
 
     >>> keep_in_float32(["norm", "head"])
-    'policy.overrides={norm: float32, head: float32}, in a script dtype="float32" where norm, head are made'
+    'policy.overrides={norm: float32, head: float32}, in a script dtype="float32" where you make norm, head'
     """
     key = f"policy.overrides={{{', '.join(f'{layer}: float32' for layer in layers)}}}"
-    verb = "is" if len(layers) == 1 else "are"
-    return by_door(key, f'dtype="float32" where {", ".join(layers)} {verb} made', is_of_program)
+    return by_door(key, f'dtype="float32" where you make {", ".join(layers)}', is_of_program)
 
 
 def by_door(key: str, made: str, is_of_program: bool | None) -> str:
@@ -222,7 +226,8 @@ CAUSES = {
     ),
     SPOILED: Cause(
         _always,
-        "lower the learning rate, clip gradients to a global norm of 1.0, or use another optimizer. In half precision "
+        "lower the learning rate, clip gradients to a global norm of 1.0, use another optimizer, or look for inf or "
+        "nan in the data. In half precision "
         'try policy=float32, and dtype="float32" for the output layers (not tried); in float16 without loss scaling '
         "scale the loss (loss_scale=dynamic).",
     ),

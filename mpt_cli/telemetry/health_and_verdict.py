@@ -181,7 +181,7 @@ def describe_digits(
         return words
     words = f"Half precision loses what tells examples apart: {words}"
     if layers[0] == TARGETS:
-        made = 'dtype="float32" where the output layers are made'
+        made = 'dtype="float32" where you make the output layers'
         head = by_door("policy.head=float32", made, is_of_program)
         return f"{words}, because the targets are cast to the dtype of the outputs. Use {head}."
     if layers[0] == ALL_LAYERS:

@@ -51,7 +51,7 @@ def test_a_key_that_advice_names_is_taken_by_a_script_too(mode):
         for fault in ("digits", "stale")
         for name in ("a", "targets", "*")
     ]
-    assert any('dtype="float32" where a is made' in text for text in of_script)
+    assert any('dtype="float32" where you make a' in text for text in of_script)
     assert not any(re.search(r"policy\.(overrides|head)", text) for text in of_script)
     texts = [*of_script, *(cause.advise(base) for cause in CAUSES.values()), *(judge(each)[1] for each in others)]
     texts += [*warn_of_scaling(Scaling(is_needed=True)), *warn_of_half_head(model())]

@@ -85,7 +85,7 @@ CASES = {
         CLEAN, scaling=Scaling(), steps_seen=10, applied_steps=10, streaks=NO_STREAKS._replace(zero_steps=10)
     ),
     "a nan bug": skipping([7, 14, 21], persistent_nan_steps=[7, 14, 21]),
-    "bad losses now and then": skipping([9, 40, 70], forward_steps=[9, 40, 70], is_of_program=True),
+    "bad losses now and then": skipping([9, 40, 70], forward_steps=[9, 40, 70], is_of_program=True, first_loss=0.01),
     "nan in every step": skipping(range(1, 9), replace(CLEAN, steps_seen=8)),
     "loss nan": replace(CLEAN, loss=math.nan),
     "loss nan, after gradients of nan without scaling": replace(NO_SCALING, loss=math.nan, began_as_nan=True),

@@ -67,7 +67,7 @@ def test_the_layer_that_loses_digits_is_named_and_its_remedy_was_tried(net, laye
     parts, x, y = net(np.random.default_rng(0))
     run = fit(tmp_path, parts, x, y, policy=policy, epochs=epochs)
     assert run.verdict == DIGITS_LOST, run.explanation
-    assert run.explanation.count(f'dtype="float32" where {layer} is made') == 1, run.explanation
+    assert run.explanation.count(f'dtype="float32" where you make {layer}') == 1, run.explanation
     sample = run.summary["gradients"]
     assert sample["output_noise"] > 0.002 and sample["output_noise_left"] <= sample["output_noise"] / 4
 
