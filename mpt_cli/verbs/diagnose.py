@@ -64,7 +64,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
 def _report_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, arguments: argparse.Namespace) -> int:
     """Print that no step of the run overflowed, and its verdict if that is bad; make no directory."""
     measures = (
-        "mpt.diagnose(model, x, y) there, of a model compiled with its loss"
+        "mpt.diagnose(model, x, y, batch_size=…) there, of a model compiled with its loss"
         if is_of_program
         else _diagnose_command(run_dir)
     )
@@ -93,7 +93,7 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
             problems.append(Problem(name, f"must be given with {needed}.", value))
     if run_dirs and run_dirs[0].endswith(".py"):
         rule = "must be a recipe or a run directory: only the script can make its model."
-        remedy = "Call mpt.diagnose(model, x, y) in the script, before it trains (docs/guides/script-overflow.md)."
+        remedy = "Call mpt.diagnose(model, x, y, batch_size=…) there before it trains (docs/guides/script-overflow.md)."
         raise config_error(run_dirs[0], rule, None, remedy)
     if run_dirs and len(arguments.overrides) > 1:
         others = [text for text in arguments.overrides if text != run_dirs[0]]
@@ -120,7 +120,7 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
         rule = "is the run of a script or a Python program: it holds neither the model nor the data."
         remedy = (
             "In that program, import mpt_cli as mpt, compile the model with its loss and call "
-            "mpt.diagnose(model, x, y) before it trains (docs/guides/script-overflow.md)."
+            "mpt.diagnose(model, x, y, batch_size=…) before it trains (docs/guides/script-overflow.md)."
         )
         raise config_error(run_dir, rule, None, remedy)
     settings = on_one_device(stored, say)
