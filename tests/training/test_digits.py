@@ -135,7 +135,7 @@ def test_a_few_examples_that_overflow_inside_a_layer_are_found(tmp_path):
     y = x[:, :1] / np.linalg.norm(x, axis=1, keepdims=True)
     net = [layers.UnitNormalization(name="level"), layers.Dense(1)]
     run = fit(tmp_path, net, x, y, policy="mixed_float16", shuffle=False)
-    assert run.verdict == DIGITS_LOST and "where level is made" in run.explanation, run.explanation
+    assert run.verdict == DIGITS_LOST and "where you make level" in run.explanation, run.explanation
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.long)])
