@@ -1,7 +1,6 @@
 """Read a run from disk, complete or not: its lines and curves, and which of its files are missing or damaged."""
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -75,11 +74,6 @@ class RunHistory:
     @property
     def verdict(self) -> str:
         return str(self.summary.get("verdict", ""))
-
-    @property
-    def kinds(self) -> dict[str, int]:
-        """Return how many events there are of each kind."""
-        return Counter(str(event["kind"]) for event in self.events)
 
     @property
     def skips(self) -> list[int]:

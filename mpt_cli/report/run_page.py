@@ -10,7 +10,7 @@ from typing import Any
 from mpt_cli.precision.scale_rules import format_power
 from mpt_cli.report.history import STEP_FIELDS, RunHistory
 from mpt_cli.report.page import render_page
-from mpt_cli.report.picture import CURVE_COLORS, Curve, CurveStyle, Picture, distinct_style
+from mpt_cli.report.picture import CURVE_COLORS, MOST_DRAWN, Curve, CurveStyle, Picture, distinct_style
 from mpt_cli.report.tables import PageTable, text_table
 from mpt_cli.runs.provenance import flatten
 from mpt_cli.settings.model_data_optimizer_keys import PYTHON
@@ -32,6 +32,7 @@ from mpt_cli.telemetry.record_types import (
     required_fields,
 )
 from mpt_cli.training.checkpoint import CheckpointStore
+from mpt_cli.training.progress import falls
 
 _NOT_SHOWN = ("packages", "attempts", "not_recorded", "schema_version")  # of environment.json
 
@@ -235,7 +236,7 @@ def _metric_pictures(histories: Sequence[RunHistory], name: str) -> list[Picture
 def _metric_picture(title: str, y_label: str, curves: list[Curve]) -> Picture:
     is_lost = any(not math.isfinite(y) for curve in curves for y in curve.ys)
     note = "Marks × at the top: a value that was not finite. Where nothing is drawn, none was." if is_lost else ""
-    base = _log_base(curves) if "loss" in y_label else None
+    base = _log_base(curves[:MOST_DRAWN]) if falls(y_label) else None
     return Picture(title, y_label, curves, log_base=base, note=note)
 
 

@@ -26,7 +26,7 @@ from mpt_cli.runs.directory import (
 from mpt_cli.runs.resume import past_attempts
 from mpt_cli.settings.search_path import expanded, shell_command
 from mpt_cli.signals import SIGNAL_EXIT_CODES, signal_name
-from mpt_cli.sweep.job_list import Job, Objective, Search, SweepPlan, choose_objective, plan_dict
+from mpt_cli.sweep.job_list import LOSS_KEYS, Job, Objective, Search, SweepPlan, choose_objective, plan_dict
 from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference
 from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.record_types import as_number, field_problem
@@ -99,7 +99,7 @@ class SweepDirectory:
         content = {
             **plan.facts,
             "recipe": plan.recipe,  # name of the recipe, or several names
-            "losses": plan.losses,  # how many different ones the jobs have
+            "unlike": plan.unlike,  # keys of loss, data and length of training that differ between the jobs
             "varied": plan.varied,  # the varied keys, in their order
             **plan_dict(plan),
         }
@@ -114,7 +114,7 @@ class SweepDirectory:
             search = None if found is None else Search(**found)
             if search is not None and (wrong := field_problem(Search, found)):
                 raise ValueError(wrong)
-            return SweepPlan(facts.pop("varied"), jobs, facts.pop("recipe"), search, facts.pop("losses", 1), facts)
+            return SweepPlan(facts.pop("varied"), jobs, facts.pop("recipe"), search, facts.pop("unlike", []), facts)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.plan_json} is damaged: {error}.") from error
 
@@ -355,7 +355,7 @@ class SweepResults(JobResults):
     @property
     def mixes_losses(self) -> bool:
         """Return whether the objective is a loss and the jobs have different ones."""
-        return self.plan.losses > 1 and "loss" in self.objective.name
+        return "loss" in self.objective.name and any(key.startswith(LOSS_KEYS) for key in self.plan.unlike)
 
     @property
     def keys(self) -> list[str]:
@@ -394,9 +394,12 @@ def rank(results: Sequence[JobResult], objective: Objective) -> list[Configurati
     rows = [Configuration(dict(own), members, objective) for own, members in groups.items()]
     rows.sort(key=lambda row: (*row.sort_key, sum(result.skipped_share or 0.0 for result in row.results)))
     first_ranks = dict[tuple[bool, bool, float], int]()
-    ranks = [first_ranks.setdefault(row.sort_key, rank) for rank, row in enumerate(rows, 1)]
-    has_rank = [row.mean is not None and not math.isnan(row.mean) for row in rows]
-    found = [replace(row, rank=rank if has else None) for row, rank, has in zip(rows, ranks, has_rank, strict=True)]
+    found = [
+        row
+        if row.mean is None or math.isnan(row.mean)
+        else replace(row, rank=first_ranks.setdefault(row.sort_key, number))
+        for number, row in enumerate(rows, 1)
+    ]
     first = next((row for row in found if row.rank), None)
     found = [replace(row, first=first) if row.rank and row is not first else row for row in found]
     compared = len([row for row in found if row.difference and row.difference.seeds >= FEWEST_SEEDS])

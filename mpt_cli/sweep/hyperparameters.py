@@ -59,12 +59,8 @@ def importances(found: SweepResults) -> list[tuple[str, float | None]]:
 
 def parallel_chart(found: SweepResults) -> dict[str, Any]:
     """Return the data of charts.js for a line per good job across the varied keys and the objective."""
-    values = [
-        (result.job, found.objective.value(result.summary))
-        for row in found.configurations
-        for result in row.results
-        if result.is_good
-    ]
+    good = [result for row in found.configurations for result in row.results if result.is_good]
+    values = [(result.job, found.objective.value(result.summary)) for result in good]
     lines = [(job, value) for job, value in values if value is not None and math.isfinite(value)][:MOST_DRAWN_JOBS]
     axes = []
     for key in found.keys:
@@ -80,11 +76,9 @@ def parallel_chart(found: SweepResults) -> dict[str, Any]:
 
 def _axis(label: str, texts: list[str], values: Sequence[float]) -> dict[str, Any]:
     """Return where each job stands on it, from 0 to 1, by these values; the texts name them."""
-    low, high, named = min(values, default=0), max(values, default=0), dict(zip(values, texts, strict=True))
+    low, high = min(values, default=0), max(values, default=0)
     return {
         "label": label,
         "texts": texts,
-        "low": named.get(low, ""),
-        "high": named.get(high, ""),
         "at": [(value - low) / (high - low) if high > low else 0.5 for value in values],
     }

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mpt_cli.errors import (
     raise_problems,
 )
 from mpt_cli.runs.expectations import known_values, reportable
+from mpt_cli.runs.provenance import flatten
 from mpt_cli.settings.key_type import read_number
 from mpt_cli.settings.load import missing_backend
 from mpt_cli.settings.schema import Settings
@@ -101,9 +103,8 @@ def check_objective(word: str | None, settings: Sequence[Settings]) -> None:
 
     With the user's own model only the form of the name is checked: its metrics are known once it has run.
     """
-    distinct = {(id(each.model), id(each.trainer)): each for each in settings}.values()  # which many have in common
-    summaries = [summary for each in distinct if (summary := reportable(each)) is not None]
-    choose_objective(word, summaries if len(summaries) == len(distinct) else [])
+    summaries = [*map(reportable, settings)]
+    choose_objective(word, [] if None in summaries else filter(None, summaries))
 
 
 # One thread of TensorFlow or XLA adds up in another order than several, and val_loss differed in the fourth digit; of
@@ -170,7 +171,7 @@ class SweepPlan:
     jobs: list[Job]
     recipe: str
     search: Search | None = None
-    losses: int = 1  # how many the jobs have, which their values do not compare
+    unlike: list[str] = field(default_factory=list)  # of loss, length and data: see unlike_keys
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -208,7 +209,7 @@ def make_plan(
     varied = varied_keys([*(job.words for job in before), *points])
     jobs = [replace(job, overrides=varied_values(job.words, varied)) for job in before]
     earlier = load_each(job.words for job in before)
-    known, losses = {*map(repr, earlier)}, len({repr((each.recipe, each.trainer.loss)) for each in [*earlier, *loaded]})
+    known = {*map(repr, earlier)}
     for point, settings in zip(points, loaded, strict=True):
         if repr(settings) in known and settings.seed is not None:
             continue
@@ -219,7 +220,30 @@ def make_plan(
     if left_out := len(before) + len(points) - len(jobs):
         say(f"{job_count(left_out)} left out: given twice, or in the sweep already")
     recipes = {settings.recipe for settings in loaded}
-    return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several", losses=losses)
+    recipe = recipes.pop() if len(recipes) == 1 else "several"
+    return SweepPlan(varied, jobs, recipe, unlike=unlike_keys([*earlier, *loaded]))
+
+
+LOSS_KEYS = ("recipe", "trainer.loss")  # of jobs whose losses can't be compared
+_COMPARED_KEYS = (
+    *LOSS_KEYS,
+    "trainer.epochs",
+    "trainer.max_steps",
+    "trainer.steps_per_epoch",
+    "trainer.validation_steps",
+    "data.",
+)
+
+
+def unlike_keys(jobs: Iterable[Settings]) -> list[str]:
+    """Return the keys of loss, length and data that differ between the jobs, not those that only repeat the seed."""
+    rows = [flatten(asdict(each)) for each in jobs]
+    return [
+        key
+        for key in dict.fromkeys(chain(*rows))
+        if key.startswith(_COMPARED_KEYS)
+        and len({repr(value) for row in rows if (value := row.get(key)) != row["seed"]}) > 1
+    ]
 
 
 def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None:

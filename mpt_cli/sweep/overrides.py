@@ -98,6 +98,8 @@ def read_grid(words: Iterable[str]) -> Grid:
 def _job_words(word: str, problems: list[Problem]) -> list[str]:
     override, base = _parse(word)
     if override is None:
+        if "glob(" in word:
+            problems.append(Problem(override_key(word), "glob() must be the whole value: glob([NAME,OTHER*]).", word))
         return [word]
     key = override.key_or_group
     if key in _REFUSED_KEYS:

@@ -17,7 +17,8 @@ from mpt_cli.report.tables import PageTable, TableColumn, print_table
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import NOT_ENDED, SEED, Configuration, JobResult, JobResults, SweepResults
 from mpt_cli.sweep.hyperparameters import importances, parallel_chart
-from mpt_cli.sweep.overrides import override_key, short_key
+from mpt_cli.sweep.job_list import LOSS_KEYS
+from mpt_cli.sweep.overrides import short_key
 from mpt_cli.sweep.paired import count_seeds
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import (
@@ -37,6 +38,7 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
         *_key_columns(found.keys, lambda row: row.overrides),
         TableColumn(found.objective.name, _format_objective),
         *(_SEEDS if SEED in found.plan.varied else ()),
+        *(_STEPS if found.plan.unlike else ()),
         *_COSTS,
         *_NUMERICS,
     ]
@@ -111,22 +113,16 @@ def _figure(
     return cell
 
 
-def _skipped_cell(row: Configuration) -> str:
-    """Return the mean share of skipped steps; the lowest and highest if a job did not finish, which may be why."""
-    shares = [share for result in row.results if (share := result.skipped_share) is not None]
-    picks = [fmean] if row.is_complete else [min, max]
-    return " … ".join(dict.fromkeys(f"{100 * pick(shares):.3g}%" for pick in picks)) if shares else "-"
-
-
 def _scale(name: str) -> Callable[[Configuration], str]:
     return _figure(methodcaller("number", name), format_scale, min, max)
 
 
-SKIPPED = TableColumn("skipped", _skipped_cell)
+SKIPPED = TableColumn("skipped", _figure(attrgetter("skipped_share"), lambda share: f"{100 * share:.3g}%", fmean))
 MEMORY = TableColumn(
     "memory", _figure(methodcaller("number", "peak_memory_bytes"), lambda n: format_bytes(int(n)), max)
 )
 _COSTS = SKIPPED, TableColumn("final scale", _scale("final_loss_scale"))
+_STEPS = (TableColumn("steps", _figure(methodcaller("number", "steps_seen"), format_count, fmean)),)
 _SEEDS = TableColumn("n", _format_count, stays=True), TableColumn("to the first", _behind_cell, stays=True)
 _NUMERICS = (
     TableColumn("min scale", _scale("min_loss_scale")),
@@ -170,8 +166,7 @@ def best_lines(found: SweepResults) -> list[str]:
 
 def job_label(result: JobResult, *left_out: str) -> str:
     """Return what the job varies, without these keys: "initial_scale 2**8, epochs 3"."""
-    overrides = result.job.overrides.items()
-    return ", ".join(f"{short_key(name)} {text}" for name, text in overrides if name not in left_out)
+    return ", ".join(f"{short_key(name)} {text}" for name, text in result.job.overrides.items() if name not in left_out)
 
 
 def _headline(found: SweepResults, best: JobResult) -> str:
@@ -186,9 +181,17 @@ def _headline(found: SweepResults, best: JobResult) -> str:
 
 
 def lead_sentence(found: SweepResults) -> str:
-    """Return a sentence on whether the first is shown to be best, or which others it can't be told from."""
+    """Return a sentence on whether the first is shown to be best, or which others it can't be told from, and one on
+    keys of the data and the length of training that differ.
+    """
     if len(found.ranked) == 1:
         return "No other configuration has a result to compare it with."
+    keys = [key for key in found.plan.unlike if not key.startswith(LOSS_KEYS)]
+    unlike = f"The jobs differ in {_named(keys)}: longer training (see steps) or other validation data may order them."
+    return _standing(found) + (f"\n{unlike}" if keys else "")
+
+
+def _standing(found: SweepResults) -> str:
     if found.mixes_losses:
         again = shell_command("report", found.directory.path, "--objective", "NAME")
         return f"The jobs have different losses, which do not compare them: rank by a metric that all have, `{again}`."
@@ -208,18 +211,16 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _uneven_sentence(found: SweepResults) -> str:
-    """Return a sentence on a configuration that is no worse than the first over the seeds of both, with the command
-    that evens their seeds; empty if there is none.
+    """Return a sentence on a configuration that is no worse than the first over the seeds of both, while one of them
+    has fewer seeds; empty if there is none.
     """
     for row in found.not_told_apart:
-        fewer, more = sorted((found.ranked[0], row), key=lambda each: len(each.results))
-        is_uneven = row.is_complete and len(fewer.results) < len(more.results)
+        is_uneven = row.is_complete and len(row.results) != len(found.ranked[0].results)
         if is_uneven and row.difference and found.objective.sort_key(row.difference.mean) <= 0:
-            own = [word for word in fewer.results[0].job.words if override_key(word) in fewer.overrides]
-            seeds = ",".join(result.seed for result in more.results if result.seed)
-            command = shell_command("sweep", "--resume", found.directory.path, *own, f"seed={seeds}")
-            better = f"Over the seeds of both, {job_label(row.results[0], SEED)} is no worse"
-            return f"\n{better}: the means are of different seeds. Even them: {command}"
+            return (
+                f"\nOver the seeds of both, {job_label(row.results[0], SEED)} is no worse: the means are of different "
+                "seeds. Give both the same."
+            )
     return ""
 
 
@@ -248,7 +249,8 @@ def failure_lines(found: JobResults) -> list[str]:
     if count := len(left) + missing:
         lines.append(_line("not ended", f"{count} of {len(found.results) + missing} jobs"))
     if failed or count:
-        lines.append(_line("again", f"{again_command(found)}    runs only the jobs that failed or did not end"))
+        runs = "runs jobs that failed or did not end; numerical failures, which fail again, only if no others are left"
+        lines.append(_line("again", f"{again_command(found)}    {runs}"))
     return lines
 
 
@@ -287,9 +289,6 @@ def _curve_label(result: JobResult) -> str:
 def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> str:
     """Return the whole page as text; `page` is where it will lie."""
     best = found.best
-    title = "Best" if found.best_is_shown else "First"
-    chart = parallel_chart(found)
-    drawn = f"The charts show {MOST_DRAWN} runs, one of each configuration first; boxes in the tables add others."
     numbers = {curve.label: curve.run for picture in pictures for curve in picture.curves}
 
     def runs(results: Sequence[JobResult]) -> list[int]:
@@ -299,8 +298,8 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
         "sweep.html",
         f"Sweep {found.directory.path.name}",
         pictures,
-        other_charts=[chart],
-        headline="No job finished." if best is None else f"{title}: {_headline(found, best)}",
+        other_charts=[parallel_chart(found)],
+        headline="No job finished." if best is None else _headline(found, best),
         kind="bad" if best is None else "good" if found.best_is_shown else "",
         counts=f"{counts_sentence(found)}{'' if best is None else ' ' + lead_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
@@ -314,8 +313,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
             is_explored=True,
         ),
         importances=[] if best is None else importances(found),
-        lines=len(chart["names"]) if found.keys else 0,
-        left_out=drawn if len(found.results) > MOST_DRAWN else "",
+        most_drawn=MOST_DRAWN,
         again=again_command(found),
         jobs=_jobs_table(found, page, runs),
     )

@@ -10,7 +10,7 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import OK, ConfigError, DataError, Problem, config_error, raise_problems
+from mpt_cli.errors import NUMERICAL, OK, ConfigError, DataError, Problem, config_error, raise_problems
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.local_processes import (
     CannotStart,
@@ -23,6 +23,7 @@ from mpt_cli.jobs.local_processes import (
     mpt_command,
 )
 from mpt_cli.jobs.queue import Queue
+from mpt_cli.runs.provenance import code_differences, collect_environment, known_environment
 from mpt_cli.runs.resume import changed_settings, stored_settings
 from mpt_cli.settings.load import placed
 from mpt_cli.settings.overrides import format_override, parse_overrides
@@ -152,7 +153,7 @@ def resume_sweep(
         before = sweep.read_plan()
         plan = changed_plan(before, options, console, trials, words)
         if words:
-            console.say("the command line adds these jobs, its values in place of those that these keys had:")
+            console.say("these jobs are added; a key that is not given has the values of the first command:")
             for line in plan_lines(plan, plan.jobs[len(before.jobs) :]):
                 console.say(line, indent=2)
         return _run(sweep, begin(plan, options, len(before.jobs)), options, console)
@@ -178,14 +179,21 @@ def changed_plan(
         plan = replace(plan, search=replace(plan.search, trials=trials))
     if not words:
         return plan
-    given = {*map(override_key, words)}
-    own = split_overrides(plan.facts["command_line"][2:])[0]
-    order = [*map(override_key, own)]  # that of a key stays, as the order of groups orders the keys that they give
-    asked = [*(word for word in own if override_key(word) not in given), *words]
-    asked.sort(key=lambda word: order.index(key) if (key := override_key(word)) in order else len(order))
+    all_words = [*split_overrides(plan.facts["command_line"][2:])[0], *words]
+    # the place of a key stays, as the order of groups orders the keys that they give
+    asked = [*{override_key(word): word for word in all_words}.values()]
     with chdir(plan.facts["working_directory"]):
         grown = make_plan(asked, is_here=options.launcher.is_here, say=console.say, before=plan.jobs)
-    return replace(plan, varied=grown.varied, jobs=grown.jobs, losses=grown.losses)
+    return replace(plan, varied=grown.varied, jobs=grown.jobs, unlike=grown.unlike)
+
+
+def jobs_left(plan: SweepPlan, results: Sequence[JobResult]) -> list[Job]:
+    """Return the jobs to run: those that are not good, but numerical failures, which fail again, only if there are no
+    others.
+    """
+    left = [result for result in results if not result.is_good]
+    others = [result for result in left if result.exit_code != NUMERICAL]
+    return [result.job for result in (others if others or plan.missing else left)]
 
 
 def _run(
@@ -198,15 +206,20 @@ def _run(
     return found, OK if options.detach else exit_code(stopped_by, found.results)
 
 
-def check_unchanged(sweep: SweepDirectory, plan: SweepPlan, results: Sequence[JobResult]) -> None:
+def check_unchanged(
+    sweep: SweepDirectory, plan: SweepPlan, results: Sequence[JobResult], say: Callable[[str], None]
+) -> None:
     """Raise ConfigError where those of these jobs that have begun ran under other settings than their words stand for
-    by now. Of those that name the same files one stands for all.
+    by now, and say which code has changed. Of those that name the same files one stands for all.
     """
     jobs = [result.job for result in results if result.status != FAILED and result.job.verb == "train"]
     begun = [job for job in jobs if sweep.run(job).config_yaml.is_file()]
     with chdir(plan.facts["working_directory"]):
         kinds = {repr(parse_overrides(job.words).choices): job for job in begun}.values()
-        now = load_each(job.words for job in kinds)
+        now, environment = load_each(job.words for job in kinds), collect_environment({})
+    changes = (line for job in begun for line in code_differences(known_environment(sweep.run(job)), environment))
+    for line in dict.fromkeys(changes):
+        say(f"changed since jobs ran: {line}")
     for job, settings in zip(kinds, now, strict=True):
         with suppress(DataError):  # its record is damaged
             changed = changed_settings(stored_settings(sweep.run(job), settings), settings)
@@ -230,7 +243,7 @@ class SweepRun:
         """
         sweep, plan, say = self.sweep, self.plan, self.console.say
         results = [read_job(sweep, job) for job in plan.jobs]
-        left = [result.job for result in results if not result.is_good]
+        left = jobs_left(plan, results)
         count = len(left) + plan.missing
         limits = self.options.limits(left, max(count, 1))
         search = None
@@ -249,7 +262,7 @@ class SweepRun:
         left.sort(key=lambda job: sweep.log(job) not in under_way)
         fresh = left[len(under_way) :]
         if fresh or plan.missing:
-            check_unchanged(sweep, plan, results)
+            check_unchanged(sweep, plan, results, say)
         sweep.write_plan(plan)
         self._make_way(fresh)
         say(f"{job_count(count)}, {limits.workers} at a time, in {sweep.path}")

@@ -56,12 +56,8 @@ def result_kind(path: Path) -> ResultKind | None:
 
 
 def _report_results(kind: ResultKind, path: Path, page: Path | None, arguments: argparse.Namespace) -> None:
-    """Write the page to --out, or all result files without it, of which results.json keeps its objective; then print
-    the table, or JSON.
-    """
+    """Write the page to --out, or without it all result files; then print the table, or JSON."""
     found = kind.read(kind.directory.open(path), arguments.objective)
-    if arguments.objective:
-        page = page or found.directory.report_html
     kind.write(found, page)
     if arguments.json:
         print_json(kind.as_dict(found))

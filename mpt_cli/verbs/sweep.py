@@ -13,7 +13,7 @@ from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import SweepDirectory, read_job
 from mpt_cli.sweep.job_list import Search, plan_dict, plan_lines
 from mpt_cli.sweep.report import print_results, results_dict
-from mpt_cli.sweep.run import Options, changed_plan, check_unchanged, plan_new, resume_sweep, start_sweep
+from mpt_cli.sweep.run import Options, changed_plan, check_unchanged, jobs_left, plan_new, resume_sweep, start_sweep
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.verbs import minimum_problems, print_json, say
 from mpt_cli.verbs.run import script_settings, script_title, split_script
@@ -60,9 +60,9 @@ def _dry_run(
         sweep = SweepDirectory.open(arguments.resume)
         plan = changed_plan(sweep.read_plan(), options, console, arguments.trials, words)
         results = [read_job(sweep, job) for job in plan.jobs]
-        left = [result.job for result in results if not result.is_good]
+        left = jobs_left(plan, results)
         if left or plan.missing:
-            check_unchanged(sweep, plan, results)
+            check_unchanged(sweep, plan, results, console.say)
     else:
         plan, _ = plan_new(words, options, search, console)
         left = plan.jobs

@@ -74,10 +74,9 @@ def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show():
         counts=EVIL,
         best_command=[EVIL],
         configurations=TABLE,
-        lines=2,
         importances=[(EVIL, 0.5)],
-        other_charts=[{"axes": [{"label": EVIL, "texts": [EVIL]}], "names": [EVIL]}],
-        left_out=EVIL,
+        other_charts=[{"axes": 2 * [{"label": EVIL, "texts": [EVIL]}], "names": [EVIL, EVIL]}],
+        most_drawn=1,
         again=EVIL,
         jobs=TABLE,
     )

@@ -61,6 +61,7 @@ def test_the_files_of_a_group_of_the_projects_are_matched_where_the_recipe_lies(
         (["run_dir=a,b"], "run_dir: must be left out: each job gets a directory of its own inside sweep_dir."),
         (["resume=auto"], "resume: must be left out: `mpt sweep --resume SWEEP_DIR` continues a sweep."),
         (["seed=1,2", "seed=3"], "seed: must be given once in a sweep."),
+        (["policy=float32,glob(mixed_*)"], "policy: glob() must be the whole value: glob([NAME,OTHER*])."),
         (["seed=range(2,2)"], "seed: must have at least one value."),
     ],
 )

@@ -61,9 +61,9 @@ def test_a_sweep_goes_on_from_anywhere_and_only_with_its_files_as_they_were(
     own.write_text(begun)
     stubs.manners = {2: "raises"}
     found, _ = stubs.start(["conf=mine.yaml", "policy=mixed_float16,float32", "sweep_dir=s"])
-    found.results[0].run_dir.joinpath("config.yaml").write_text(
-        resolved_yaml(load_settings(found.results[0].job.words))
-    )
+    first = found.results[0]
+    first.run_dir.joinpath("config.yaml").write_text(resolved_yaml(load_settings(first.job.words)))
+    first.run_dir.joinpath("environment.json").write_text('{"mpt": "0.0", "schema_version": 1}')
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     own.write_text("description: the same\ntrainer: {epochs: 2, batch_size: 16}\n")
@@ -76,4 +76,5 @@ def test_a_sweep_goes_on_from_anywhere_and_only_with_its_files_as_they_were(
     assert started(tmp_path / "s") == [] and len(SweepDirectory.open(tmp_path / "s").read_plan().jobs) == 2
     own.write_text(begun)
     stubs.resume(tmp_path / "s", ["policy=mixed_bfloat16"])
+    assert "changed since jobs ran: mpt: 0.0 -> " in stubs.said
     assert [name[:3] for name in started(tmp_path / "s")] == ["002", "003"]

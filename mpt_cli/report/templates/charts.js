@@ -48,7 +48,7 @@
     return { time: false, distr: 3, log: base, range: (u, low, high) => {
       if (low == null) return [1, base];
       const power = (value, round) => base ** round(Math.log(value) / Math.log(base) + (round === Math.ceil ? -1e-9 : 1e-9));
-      const room = high < 8 * low ? 8 : 1; // around what never moved
+      const room = base === 2 && high < 8 * low ? 8 : 1; // around what never moved
       return [power(low / room, Math.floor), power(high * room, Math.ceil)];
     } };
   }
@@ -128,6 +128,7 @@
   }
 
   // ---- parallel coordinates: a line for each job, an axis for each key
+  const MOST_NAMED = 8; // values of an axis
   const LEAST_GAP = 130; // between two axes; where that needs more than the page is wide, the figure scrolls
   function parallelChart(box, found) {
     const { axes, names } = found, caption = document.createElement("p");
@@ -141,11 +142,19 @@
       ctx.fillStyle = color("faint");
       ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
       ctx.textAlign = "center";
+      Object.assign(ctx, { strokeStyle: color("page"), lineWidth: 4 * devicePixelRatio, lineJoin: "round" });
       axes.forEach((each, place) => {
         const x = u.valToPos(place, "x", true), { top, width, height } = u.bbox, isInner = place % (axes.length - 1);
         const most = (isInner ? width / (axes.length - 1) : LEAST_GAP * devicePixelRatio) - 10 * devicePixelRatio;
-        ctx.fillText(each.high, x, top - 5 * devicePixelRatio, most);
-        ctx.fillText(each.low, x, top + height + 15 * devicePixelRatio, most);
+        const named = new Map(each.at.map((at, job) => [at, each.texts[job]])); // its ends, and the values between where there is room
+        for (const [at, text] of named) {
+          const y = at === Math.max(...named.keys()) ? top - 5 * devicePixelRatio
+            : at === Math.min(...named.keys()) ? top + height + 15 * devicePixelRatio : u.valToPos(at, "y", true) - 5 * devicePixelRatio;
+          if (at === 0 || at === 1 || (named.size <= MOST_NAMED && place < axes.length - 1)) {
+            ctx.strokeText(text, x, y, most);
+            ctx.fillText(text, x, y, most);
+          }
+        }
         ctx.fillText(each.label, x, top + height + 34 * devicePixelRatio, most);
       });
       ctx.restore();
