@@ -57,8 +57,8 @@ def test_seeds_are_one_row_with_mean_sample_deviation_and_count_and_a_failed_one
     stubs.manners = {1: "overflows"}
     found, _ = stubs.start([*GRID[:-1], "sweep_dir=t"])
     shown = cells(found, "2**8")
-    assert (shown["n"], shown["rank"], shown["verdict"]) == ("2 of 3", "2", "1 failed: never trained, 2 healthy")
-    assert shown["skipped"] == "3%"
+    told = {"n": "2 of 3", "rank": "2", "verdict": "1 failed: never trained, 2 healthy", "skipped": "3%"}
+    assert told.items() <= shown.items()
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs):
         "show a difference."
     )
     unlike = "The jobs differ in trainer.epochs: longer training (see steps) or other validation data may order them."
-    assert best_lines(found)[3].strip() == unlike and "steps" in lines[0]
+    assert best_lines(found)[3].strip() == unlike
     content = written(found)
     assert [row["rank"] for row in content["configurations"]] == [1, 1, 3, 3, 5]
 
