@@ -103,7 +103,8 @@ def check_objective(word: str | None, settings: Sequence[Settings]) -> None:
 
     With the user's own model only the form of the name is checked: its metrics are known once it has run.
     """
-    summaries = [*map(reportable, settings)]
+    distinct = {(id(each.model), id(each.trainer)): each for each in settings}.values()  # which many have in common
+    summaries = [*map(reportable, distinct)]
     choose_objective(word, [] if None in summaries else filter(None, summaries))
 
 
@@ -237,7 +238,8 @@ _COMPARED_KEYS = (
 
 def unlike_keys(jobs: Iterable[Settings]) -> list[str]:
     """Return the keys of loss, length and data that differ between the jobs, not those that only repeat the seed."""
-    rows = [flatten(asdict(each)) for each in jobs]
+    distinct = {repr((each.recipe, each.trainer, each.data)): each for each in jobs}  # of thousands
+    rows = [flatten(asdict(each)) for each in distinct.values()]
     return [
         key
         for key in dict.fromkeys(chain(*rows))

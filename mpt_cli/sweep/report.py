@@ -18,7 +18,7 @@ from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import NOT_ENDED, SEED, Configuration, JobResult, JobResults, SweepResults
 from mpt_cli.sweep.hyperparameters import importances, parallel_chart
 from mpt_cli.sweep.job_list import LOSS_KEYS
-from mpt_cli.sweep.overrides import short_key
+from mpt_cli.sweep.overrides import override_key, short_key
 from mpt_cli.sweep.paired import count_seeds
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import (
@@ -211,16 +211,18 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _uneven_sentence(found: SweepResults) -> str:
-    """Return a sentence on a configuration that is no worse than the first over the seeds of both, while one of them
-    has fewer seeds; empty if there is none.
+    """Return a sentence on a configuration that is no worse than the first over the seeds of both, with the command
+    that evens their seeds; empty if there is none.
     """
     for row in found.not_told_apart:
-        is_uneven = row.is_complete and len(row.results) != len(found.ranked[0].results)
+        fewer, more = sorted((found.ranked[0], row), key=lambda each: len(each.results))
+        is_uneven = row.is_complete and len(fewer.results) < len(more.results)
         if is_uneven and row.difference and found.objective.sort_key(row.difference.mean) <= 0:
-            return (
-                f"\nOver the seeds of both, {job_label(row.results[0], SEED)} is no worse: the means are of different "
-                "seeds. Give both the same."
-            )
+            own = [word for word in fewer.results[0].job.words if override_key(word) in fewer.overrides]
+            seeds = ",".join(result.seed for result in more.results if result.seed)
+            command = shell_command("sweep", "--resume", found.directory.path, *own, f"seed={seeds}")
+            better = f"Over the seeds of both, {job_label(row.results[0], SEED)} is no worse"
+            return f"\n{better}: the means are of different seeds. Even them: {command}"
     return ""
 
 
@@ -249,7 +251,7 @@ def failure_lines(found: JobResults) -> list[str]:
     if count := len(left) + missing:
         lines.append(_line("not ended", f"{count} of {len(found.results) + missing} jobs"))
     if failed or count:
-        runs = "runs jobs that failed or did not end; numerical failures, which fail again, only if no others are left"
+        runs = "runs the jobs that failed or did not end; those with a bad verdict, which would fail again, last of all"
         lines.append(_line("again", f"{again_command(found)}    {runs}"))
     return lines
 

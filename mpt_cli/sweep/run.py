@@ -179,9 +179,11 @@ def changed_plan(
         plan = replace(plan, search=replace(plan.search, trials=trials))
     if not words:
         return plan
-    all_words = [*split_overrides(plan.facts["command_line"][2:])[0], *words]
-    # the place of a key stays, as the order of groups orders the keys that they give
-    asked = [*{override_key(word): word for word in all_words}.values()]
+    given = {*map(override_key, words)}
+    own = split_overrides(plan.facts["command_line"][2:])[0]
+    order = [*map(override_key, own)]  # that of a key stays, as the order of groups orders the keys that they give
+    asked = [*(word for word in own if override_key(word) not in given), *words]
+    asked.sort(key=lambda word: order.index(key) if (key := override_key(word)) in order else len(order))
     with chdir(plan.facts["working_directory"]):
         grown = make_plan(asked, is_here=options.launcher.is_here, say=console.say, before=plan.jobs)
     return replace(plan, varied=grown.varied, jobs=grown.jobs, unlike=grown.unlike)
