@@ -1,6 +1,7 @@
 """The diagnosis of a model by `mpt diagnose conf=…`: how it is made, what it found, and the scale it recommends."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, log2
 from typing import Any
@@ -151,6 +152,13 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
         except ConfigError as error:  # the model mixes what layers in float16 and float32 return
             return replace(found, float32=f"{', '.join(kept)} in float32 may (not tried: {error})")
         again = _verify(examination, [*kept], say)
+    lost = {again.owners.get(name, name) for name in mended}
+    fewer = [name for name in kept if name in lost or name in found.keep_in_float32]
+    if again.is_safe and fewer and fewer != kept:
+        with suppress(ConfigError):  # it mixes what layers in float16 and float32 return
+            examination.keep_in_float32(fewer)
+            tried = _verify(examination, fewer, say)
+            again = tried if tried.is_safe else again
     if again.window is not None and again.is_safe:
         return replace(again, mended=mended)
     outcome = "leaves nothing in float16" if again.window is None else "does not either"
@@ -290,7 +298,7 @@ def _measured(found: Diagnosis) -> str:
     """Return on what, and with the dtypes of which door."""
     kept = dict.fromkeys(found.owners.get(x.name, x.name) for x in found.layers if x.compute_dtype != "float16")
     words = f"{found.batches} batches of {found.settings.trainer.batch_size} under {found.policy.name}"
-    words += f" but for {name_layers([*kept])}" if kept else ""
+    words += f", with {name_layers([*kept])} not in float16" if kept else ""
     if found.policy.head and isinstance(found.settings.model, GivenModel):
         words += ", as mpt.fit trains it (to measure what mpt run trains, build the model under its policy)"
     return words
@@ -306,7 +314,8 @@ def _finding(found: Diagnosis) -> str:
     if found.is_well:
         flushed = f"{format_fraction(met.flushed)} of the gradients become zero"
         return (
-            f"nothing is wrong: {scale} no gradient overflows and {flushed}; safe scales {format_window(found.window)}"
+            f"nothing is wrong at step {found.step}: {scale} no gradient overflows and {flushed}; safe scales "
+            f"{format_window(found.window)}"
         )
     wrong = f"{scale} {format_fraction(met.flushed)} of the gradients in float16 become zero"
     if met.overflows:

@@ -163,6 +163,7 @@ class Examination:
         is_measured = is_rounded(self.parts.model)
         self.digits = measure_digits(self.parts.model, self._batches) if is_measured else None
         self._build_examined()
+        self._policies = {name_of(layer): layer.dtype_policy.name for layer in layers_of(self._examined)}
         if not is_measured:
             self.digits = measure_digits(self._examined, self._batches)
         self._in_float32 = GradientPass(self._examined, in_float32=True)
@@ -181,8 +182,9 @@ class Examination:
         return layer_ranges(self.range_map, self._reference)
 
     def keep_in_float32(self, names: Sequence[str]) -> None:
-        """Examine the model with these layers in float32 from now on."""
-        self.policy = replace(self.policy, overrides={**self.policy.overrides, **dict.fromkeys(names, "float32")})
+        """Examine the model with these layers in float32 from now on, and others as they were before the first call."""
+        overrides = {name: self._policies.get(name, policy) for name, policy in self.policy.overrides.items()}
+        self.policy = replace(self.policy, overrides={**overrides, **dict.fromkeys(names, "float32")})
         self._build_examined()
 
     def layers_around(self, names: Sequence[str], sent_back: Sequence[str]) -> list[str]:

@@ -148,7 +148,7 @@ def test_what_overflows_inside_a_layer_of_keras_is_named_by_that_layer_and_mende
     assert found.keep_in_float32 == ["attend"] and found.is_safe
     again = mpt.diagnose(attending(dtype="float32"), x, Y, **QUIET)
     assert not again.mended and not again.keep_in_float32 and again.is_safe
-    assert "under mixed_float16 but for 2 layers (attend, head), as mpt.fit trains it" in str(again)
+    assert "under mixed_float16, with 2 layers (attend, head) not in float16, as mpt.fit trains it" in str(again)
 
 
 class Residual(keras.Model):
@@ -195,6 +195,16 @@ def test_a_layer_that_overflows_between_the_layers_inside_it_is_the_one_named():
     assert "scores" in found.mended and found.keep_in_float32 == ["scores"] and found.is_safe
 
 
+@pytest.mark.slow
+def test_a_layer_that_only_meets_an_overflow_in_a_plain_operation_stays_in_float16():
+    inputs = keras.Input((6,))
+    big, beside = keras.layers.Rescaling(1e5, name="big")(inputs), keras.layers.Dense(6, name="beside")(inputs)
+    stacked = ops.stack([big + 1, beside + 1], -1)
+    outputs = keras.layers.Rescaling(1e-5, dtype="float32")(stacked)
+    found = mpt.diagnose(compiled(keras.Model(inputs, outputs)), X, np.zeros((len(X), 6, 2)), **QUIET)
+    assert found.keep_in_float32 == ["big"] and found.is_safe
+
+
 class Mixing(Own):
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -222,7 +232,7 @@ def test_where_the_loss_overflows_in_the_dtype_of_the_outputs_their_layer_is_nam
         model = compiled(Summing(2))
     found = mpt.diagnose(model, X, Y, **QUIET)
     assert found.keep_in_float32 == [model.head.path] and found.is_safe
-    assert "measured at step 0, 2 batches of 16 under mixed_float16 but for layer summing/" in str(found)
+    assert "measured at step 0, 2 batches of 16 under mixed_float16, with layer summing/" in str(found)
 
 
 def test_what_can_not_be_diagnosed_is_said():
