@@ -27,7 +27,7 @@ from mpt_cli.precision.gradient_check import NARROW
 from mpt_cli.precision.keras_internals import direct_trainable_variables
 from mpt_cli.precision.policy import policy_inside, set_global_policy
 from mpt_cli.precision.train_step import unwrapped
-from mpt_cli.recorder_callback import Recorder
+from mpt_cli.recorder_callback import NO_RESUME, NO_SPEED, Recorder
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, numbered_path
 from mpt_cli.samples.latest_step import TapedCalls
@@ -35,6 +35,7 @@ from mpt_cli.settings.model_data_optimizer_keys import GivenData, GivenModel, Lo
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, BackendSettings, Settings
 from mpt_cli.signals import at_forced_end
 from mpt_cli.step_recording import (
+    NO_SETTINGS,
     RING_ROWS,
     DrainThread,
     LoopRecording,
@@ -269,7 +270,10 @@ class ScriptRun:
             f"{self._shown(run)} ({run.summary['description']}): {run.verdict}. {run.explanation}" for run in self.runs
         ]
         missing = dict.fromkeys(
-            re.split(r": | \(", sentence)[0] for run in self.runs for sentence in run.summary.get("not_recorded", [])
+            re.split(r": | \(", sentence)[0]
+            for run in self.runs
+            for sentence in run.summary.get("not_recorded", [])
+            if sentence not in (NO_RESUME, NO_SPEED, NO_SETTINGS)
         )
         found += [f"not recorded: {', '.join(missing)} (summary.json says why)"] if missing else []
         if not self.runs:

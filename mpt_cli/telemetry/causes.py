@@ -34,8 +34,9 @@ class Cause:
             diagnosis = f"mpt.diagnose(model, x, y, batch_size=…{after}) of the model built under this policy"
         notes = [f"{kept}, not tried"] if layer else []
         if run_state.is_inspectable:
-            notes.append(f"{diagnosis} names those that need it")
-        overflowing = f"{layer or 'a layer that overflows'} in float32" + (f" ({'; '.join(notes)})" if notes else "")
+            notes.append(f"{diagnosis} names the layers that need it")
+        named = f"layer {layer}" if layer else "a layer that overflows"
+        overflowing = f"{named} in float32" + (f" ({'; '.join(notes)})" if notes else "")
         return self.advice.format(
             overflowing=overflowing,
             forward=_explain_forward(run_state, overflowing),
@@ -58,12 +59,15 @@ def _explain_forward(run_state: RunState, overflowing: str) -> str:
         )
     elif abs(run_state.loss or 0) > 10 * abs(run_state.first_loss or math.inf):
         first = (
-            f"It had grown to {run_state.loss:.3g} before. If policy=float32 diverges as well (not tried), precision "
-            f"is not the cause: lower the learning rate or clip gradients. Otherwise keep {overflowing}"
+            f"The loss had grown to {run_state.loss:.3g} before. If policy=float32 diverges as well (not tried), "
+            f"precision is not the cause: lower the learning rate or clip gradients. Otherwise keep {overflowing}"
         )
-    values = "look for bad values in the data"
-    others = f"{values}, or lower the learning rate" if run_state.applied_steps else f"or {values}"
-    return f"the loss itself was not finite, which is not the loss scale's fault. {first}, {others}."
+    lowers = run_state.forward_steps and run_state.scaling.rule.moves
+    return (
+        "the loss itself was not finite, which is not the loss scale's fault"
+        f"{', though such skips lower it too' if lowers else ''}. {first}. If that does not help, look for bad values "
+        f"in the data{', or lower the learning rate' if run_state.applied_steps else ''}."
+    )
 
 
 def describe_large_inputs(largest: float) -> str:
@@ -83,10 +87,11 @@ def keep_in_float32(layers: Sequence[str], is_of_program: bool | None = None) ->
     """Return how to keep layers in float32.
 
     >>> keep_in_float32(["norm", "head"])
-    'policy.overrides={norm: float32, head: float32}, in a script dtype="float32" where you make norm, head'
+    'policy.overrides={norm: float32, head: float32}, in a script dtype="float32" where you make layers norm, head'
     """
     key = f"policy.overrides={{{', '.join(f'{layer}: float32' for layer in layers)}}}"
-    return by_door(key, f'dtype="float32" where you make {", ".join(layers)}', is_of_program)
+    made = f'dtype="float32" where you make layer{"s" * (len(layers) > 1)} {", ".join(layers)}'
+    return by_door(key, made, is_of_program)
 
 
 def by_door(key: str, made: str, is_of_program: bool | None) -> str:

@@ -138,9 +138,9 @@ def _ends_with_bad_values(run_state: RunState) -> str | None:
         (NAN_FOUND, run_state.persistent_nan_steps),
     ):
         if len(steps) >= THIRD_TIME:
-            count, seen, last = (format_count(step) for step in (len(steps), run_state.steps_seen, steps[-1]))
-            words = f"{count} of {seen} steps (step {last} is the latest) were skipped, and not because of the scale"
-            return f"{words}: {CAUSES[cause].advise(run_state)}"
+            count = "all" if len(steps) == run_state.skipped_steps else format_count(len(steps))
+            words = f"{_format_skipped(run_state)}. In {count} of them (step {format_count(steps[-1])} is the latest)"
+            return f"{words} {CAUSES[cause].advise(run_state)}"
     return None
 
 
@@ -151,10 +151,13 @@ def _ends_with_spoiled_state(run_state: RunState) -> str | None:
 def _ends_with_spoiled_metrics(run_state: RunState) -> str | None:
     if not run_state.spoiled_metrics:
         return None
-    return (
-        f"{', '.join(run_state.spoiled_metrics)} ended as inf or nan. Look at the data, whether the model overflows on "
-        "it, and whether the metric adds up more than its dtype holds (keras.config.floatx)."
-    )
+    words = "look at the data, and whether the metric adds up more than its dtype holds (keras.config.floatx)."
+    if run_state.scaling.is_needed:
+        words = (
+            "layers in float16 may overflow on these data: policy=float32 tells (not tried). If that helps, keep the "
+            f"output in float32 first, then layers before it. If not, {words}"
+        )
+    return f"{', '.join(run_state.spoiled_metrics)} ended as inf or nan. {as_sentence(words)}"
 
 
 def _ends_vanished(run_state: RunState) -> str | None:

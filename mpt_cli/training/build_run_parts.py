@@ -247,10 +247,11 @@ def warn_of_half_head(model: Any) -> list[str]:
     dtype = rows[0].compute_dtype if rows else getattr(model, "mpt_half_output", "")
     if not dtype:
         return []
-    names = ", ".join(row.path for row in rows) or model.name
+    names = ", ".join(row.path for row in rows) or f"model {model.name}"
     bits = "11 bits, and is inf above 65504" if dtype == "float16" else "8 bits"
     risk = next((row.risk for row in rows if row.risk), f"the input of the loss has {bits}")
-    remedy = 'Keep it in float32: dtype="float32" where it is made (docs/guides/policy.md).'
+    made = "where it is made" if rows else 'for the layers before it, or keras.ops.cast(outputs, "float32")'
+    remedy = f'Keep it in float32: dtype="float32" {made} (docs/guides/policy.md).'
     return [f"the output of {names} is in {dtype}: {risk}. {remedy}"]
 
 

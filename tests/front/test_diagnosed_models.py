@@ -59,7 +59,7 @@ def test_digits_are_those_of_the_dtypes_that_the_model_has_and_scales_are_of_the
     lost, of_float16 = found.digits, mpt.diagnose(model, x, Y, policy="mixed_float16", **QUIET).digits
     assert lost is not None and of_float16 is not None and lost.noise > 16 * of_float16.noise
     assert found.keep_in_float32 == lost.remedy == ["hidden"] and found.window is None
-    assert '\nset: dtype="float32" where you make hidden\n' in str(found)
+    assert '\nset: dtype="float32" where you make layer hidden\n' in str(found)
     assert not any("no scale fits" in text for _, text in sentences(found))
     assert {layer.dtype_policy.name for layer in model.layers[1:]} == {"mixed_bfloat16", "float32"}
 

@@ -270,7 +270,7 @@ def test_a_sample_that_takes_too_long_beside_the_training_is_taken_where_it_is_a
     mpt("run", "run_dir=run", "policy=mixed_bfloat16", *words, "recurrent.py", cwd=tmp_path)
     run = load_run(tmp_path / "run")
     assert (run.verdict, run.summary["applied_steps"], run.summary["skipped_steps"]) == (verdict, 2, 0)
-    told = f"Set {ASKED}" if verdict == "not checked" else 'dtype="float32" where you make memory'
+    told = f"Set {ASKED}" if verdict == "not checked" else 'dtype="float32" where you make layer memory'
     assert told in run.explanation
 
 

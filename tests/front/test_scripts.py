@@ -319,7 +319,7 @@ def test_a_short_loop_leaves_its_first_and_last_step_and_its_skip(short_run):
     assert any(sentence.startswith("metrics in skipped steps: the loop") for sentence in missing)
     assert done.stderr.count("not recorded") == 1 and done.stderr.endswith(
         "mpt run: not recorded: epochs, metrics, validation and examples per second, checkpoints, metrics in "
-        "skipped steps, effect of half precision on each layer, settings of the program (summary.json says why)\n"
+        "skipped steps, effect of half precision on each layer (summary.json says why)\n"
         "mpt run: 1 of 7 steps skipped\nmpt run: next: mpt report run\n"
     )
     assert "not recorded epochs, metrics" in (folder / "run" / "console.log").read_text()

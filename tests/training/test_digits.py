@@ -67,7 +67,7 @@ def test_the_layer_that_loses_digits_is_named_and_its_remedy_was_tried(net, laye
     parts, x, y = net(np.random.default_rng(0))
     run = fit(tmp_path, parts, x, y, policy=policy, epochs=epochs)
     assert run.verdict == DIGITS_LOST, run.explanation
-    assert run.explanation.count(f'dtype="float32" where you make {layer}') == 1, run.explanation
+    assert run.explanation.count(f'dtype="float32" where you make layer {layer}') == 1, run.explanation
     sample = run.summary["gradients"]
     assert sample["output_noise"] > 0.002 and sample["output_noise_left"] <= sample["output_noise"] / 4
 
@@ -135,7 +135,7 @@ def test_a_few_examples_that_overflow_inside_a_layer_are_found(tmp_path):
     y = x[:, :1] / np.linalg.norm(x, axis=1, keepdims=True)
     net = [layers.UnitNormalization(name="level"), layers.Dense(1)]
     run = fit(tmp_path, net, x, y, policy="mixed_float16", shuffle=False)
-    assert run.verdict == DIGITS_LOST and "where you make level" in run.explanation, run.explanation
+    assert run.verdict == DIGITS_LOST and "where you make layer level" in run.explanation, run.explanation
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.long)])
