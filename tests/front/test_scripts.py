@@ -376,7 +376,7 @@ def test_what_needs_more_than_a_record_and_its_report_say_how_the_script_is_run_
         (["train", "conf=run/config.yaml"], f"Run the script again: {AGAIN}"),
         (["train", "resume=run"], f"Run the script again: {AGAIN}"),
         (["reproduce", "run"], f"run: is the record of a script: .* Run the script again: {AGAIN}"),
-        (["diagnose", "run"], r"run: is the run of a script or .* call mpt\.diagnose\(model, x, y\)"),
+        (["diagnose", "run"], r"run: is the run of a script or .* call mpt\.diagnose\(model, x, y, batch_size"),
         (
             ["evaluate", "run"],
             r"mpt recorded this run while another program trained, so it has no model\. Call model\.save",
