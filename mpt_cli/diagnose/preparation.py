@@ -133,6 +133,7 @@ class RemedyTrial:
         if self.why:
             return f"{name}: {self.why}"
         losses = f"loss {format_number(self.first_loss)}, then {format_number(self.loss)}"
+        losses += " (it grew)" * (self.loss > self.first_loss)
         return f"{name}: {sum(self.applied)} of {len(self.applied)} steps applied, {losses}"
 
 

@@ -220,9 +220,28 @@ def make_plan(
         jobs.append(Job(number, job_name(number, overrides), overrides, [*point, *drawn], wanted_gpus(settings)))
     if left_out := len(before) + len(points) - len(jobs):
         say(f"{job_count(left_out)} left out: given twice, or in the sweep already")
+    if any(len(job.overrides) < len(varied) for job in jobs):
+        jobs = _named_alike(jobs, points, varied)
     recipes = {settings.recipe for settings in loaded}
     recipe = recipes.pop() if len(recipes) == 1 else "several"
     return SweepPlan(varied, jobs, recipe, unlike=unlike_keys([*earlier, *loaded]))
+
+
+def _named_alike(jobs: Sequence[Job], points: Iterable[Sequence[str]], varied: Sequence[str]) -> list[Job]:
+    """Return the jobs with the values that `points` of the same settings give to the keys that a job does not give: its
+    recipe has them.
+    """
+    given = [*points, *(job.words for job in jobs)]
+    of_one_seed = load_each([*(word for word in words if override_key(word) != "seed"), "seed=0"] for words in given)
+    kinds, known = [*map(repr, of_one_seed)], dict[str, dict[str, str]]()
+    for kind, words in zip(kinds, given, strict=True):
+        known.setdefault(kind, {}).update(
+            {key: text for key, text in varied_values(words, varied).items() if key != "seed"}
+        )
+    return [
+        replace(job, overrides={key: own[key] for key in varied if key in (own := known[kind] | job.overrides)})
+        for kind, job in zip(kinds[-len(jobs) :], jobs, strict=True)
+    ]
 
 
 LOSS_KEYS = ("recipe", "trainer.loss")  # of jobs whose losses can't be compared
@@ -296,15 +315,15 @@ def seeds_sentence(jobs: Sequence[Job]) -> str:
     if len(seeds) < 2:
         return ""
     if not (common := len(set.intersection(*seeds))):
-        return "No seed is common to all configurations: what shares none with the first can't be compared with it."
+        return "No seed is common to all configurations, and those without a common seed can't be compared."
     most = max(map(len, seeds))
     counts = sorted({FEWEST_SEEDS, 5, 10, most} - {1, 2})
     sizes = ", ".join(f"{needed_size(count, len(seeds) - 1):.1f} with {count}" for count in counts)
     range_of = f"{common} to " if common < most else ""
     return (
-        f"{len(seeds)} configurations with {range_of}{count_seeds(most)}. To tell two apart, take their "
-        "difference for each seed: the mean must be at least so many times the standard deviation: "
-        f"{sizes} seeds; fewer than {FEWEST_SEEDS} never do."
+        f"{len(seeds)} configurations with {range_of}{count_seeds(most)}. Two are told apart if their "
+        "differences, one for each seed, have a mean of at least so many of their standard deviations: "
+        f"{sizes} seeds; with fewer than {FEWEST_SEEDS} never."
     )
 
 

@@ -251,8 +251,7 @@ def failure_lines(found: JobResults) -> list[str]:
     if count := len(left) + missing:
         lines.append(_line("not ended", f"{count} of {len(found.results) + missing} jobs"))
     if failed or count:
-        runs = "runs the jobs that failed or did not end; those with a bad verdict, which would fail again, last of all"
-        lines.append(_line("again", f"{again_command(found)}    {runs}"))
+        lines.append(_line("again", f"{again_command(found)}    runs only the jobs that failed or did not end"))
     return lines
 
 

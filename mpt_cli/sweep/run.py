@@ -156,7 +156,7 @@ def resume_sweep(
             console.say("these jobs are added; a key that is not given has the values of the first command:")
             for line in plan_lines(plan, plan.jobs[len(before.jobs) :]):
                 console.say(line, indent=2)
-        return _run(sweep, begin(plan, options, len(before.jobs)), options, console)
+        return _run(sweep, begin(plan, options, len(before.jobs)), options, console, is_grown=bool(words))
 
 
 def changed_plan(
@@ -189,20 +189,19 @@ def changed_plan(
     return replace(plan, varied=grown.varied, jobs=grown.jobs, unlike=grown.unlike)
 
 
-def jobs_left(plan: SweepPlan, results: Sequence[JobResult]) -> list[Job]:
-    """Return the jobs to run: those that are not good, but numerical failures, which fail again, only if there are no
-    others.
+def jobs_left(results: Sequence[JobResult], is_grown: bool) -> list[Job]:
+    """Return the jobs to run: those that are not good; of a sweep that has grown, without numerical failures, which
+    fail again.
     """
     left = [result for result in results if not result.is_good]
-    others = [result for result in left if result.exit_code != NUMERICAL]
-    return [result.job for result in (others if others or plan.missing else left)]
+    return [result.job for result in left if not (is_grown and result.exit_code == NUMERICAL)]
 
 
 def _run(
-    sweep: SweepDirectory, plan: SweepPlan, options: Options, console: PrintableConsole
+    sweep: SweepDirectory, plan: SweepPlan, options: Options, console: PrintableConsole, is_grown: bool = False
 ) -> tuple[SweepResults, int]:
     """Run what is left, then what a search makes. Write the results."""
-    stopped_by = SweepRun(sweep, plan, options, console).run()
+    stopped_by = SweepRun(sweep, plan, options, console, is_grown).run()
     found = read_results(sweep)
     write_results(found)
     return found, OK if options.detach else exit_code(stopped_by, found.results)
@@ -238,6 +237,7 @@ class SweepRun:
     plan: SweepPlan
     options: Options
     console: PrintableConsole
+    is_grown: bool = False
 
     def run(self) -> signal.Signals | None:
         """Run the jobs of the plan that are not good yet, and those that its search makes after them, each as a process
@@ -245,7 +245,7 @@ class SweepRun:
         """
         sweep, plan, say = self.sweep, self.plan, self.console.say
         results = [read_job(sweep, job) for job in plan.jobs]
-        left = jobs_left(plan, results)
+        left = jobs_left(results, self.is_grown)
         count = len(left) + plan.missing
         limits = self.options.limits(left, max(count, 1))
         search = None

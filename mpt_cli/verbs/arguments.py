@@ -235,7 +235,7 @@ def configure_sweep(parser: Parser) -> None:
   'seed=range(5)'  'optimizer.learning_rate=choice(1e-3,1e-2)'  'conf=glob(digits_*)'  'policy=glob(mixed_*)'
 
 more examples:
-  mpt sweep --resume mine seed=3,4   adds these seeds to every combination; failed jobs run again too
+  mpt sweep --resume mine seed=3,4   adds these seeds to every combination; --resume alone runs failed jobs again
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
       'loss_scale.initial_scale=2**range(8,25)' --trials 30      a search
   mpt sweep conf=digits_cnn 'seed=range(20)' --launcher submitit launcher.partition=gpu      each run as a Slurm job

@@ -60,7 +60,7 @@ def _dry_run(
         sweep = SweepDirectory.open(arguments.resume)
         plan = changed_plan(sweep.read_plan(), options, console, arguments.trials, words)
         results = [read_job(sweep, job) for job in plan.jobs]
-        left = jobs_left(plan, results)
+        left = jobs_left(results, bool(words))
         if left or plan.missing:
             check_unchanged(sweep, plan, results, console.say)
     else:

@@ -48,7 +48,7 @@ def test_the_jobs_of_a_sweep_are_shown_until_it_ends(tmp_path) -> None:
     (tmp_path / "s" / "logs" / "002-seed-1.json").unlink()
     (tmp_path / "s" / "report.html").unlink()
     broken = mpt("watch", "s", cwd=tmp_path)
-    assert broken.stdout.endswith("last of all\n")  # and no page that is not there
+    assert broken.stdout.endswith("runs only the jobs that failed or did not end\n")  # and no page that is not there
     assert broken.returncode == 143 and "not ended  1 of 2 jobs\nagain      mpt sweep --resume s " in broken.stdout
 
 

@@ -36,7 +36,8 @@ def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys) 
     assert (tmp_path / "s" / "sweep.json").read_text() == plan
     found, _ = stubs.resume(tmp_path / "s", ["trainer.batch_size=16,64"])  # what was the same for all is varied now
     assert found.plan.varied == ["seed", "trainer.batch_size"]
-    assert sorted(len(row.results) for row in found.configurations) == [2, 3]  # of the seeds it began with
+    rows = {row.overrides["trainer.batch_size"]: len(row.results) for row in found.configurations}
+    assert rows == {"16": 2, "64": 3}  # of the seeds it began with, and 64 is the recipe's
     stubs.resume(tmp_path / "s", ["policy=float32", "trainer.batch_size=16", "seed=9"])
     assert "  seed=9 trainer.batch_size=16 policy=float32\n1 job\nNo seed is common" in stubs.said
 

@@ -33,17 +33,18 @@ def test_six_jobs_of_which_three_go_wrong_and_what_is_left_of_them_is_run_again(
     assert found.best is not None and found.best.job.number == 5
     done = next((tmp_path / "six").glob("005-*/summary.json"))
     before = done.stat()
-    stubs.manners = {1: "overflows"}
+    stubs.manners = {1: "overflows", 2: "killed"}
     stubs.values |= {1: 0.9, 2: 0.9, 3: 0.9}
     again, code = stubs.resume(tmp_path / "six")
     # the only configuration without a failure is the best, although the other has survivors with higher values
-    assert (code, statuses(again), again.best.job.number) == (4, {1: "failed", 2: "failed"}, 5)
-    # a numerical failure waits until nothing else is left
-    assert [name[:3] for name in started(tmp_path / "six")] == ["001", "003"] and done.stat() == before
+    assert (code, statuses(again), again.best.job.number) == (143, {1: "failed", 2: "killed"}, 5)
+    assert [name[:3] for name in started(tmp_path / "six")] == ["001", "002", "003"] and done.stat() == before
+    assert [entry.name[:3] for entry in (tmp_path / "six" / "earlier").iterdir()] == ["002"]
+    stubs.resume(tmp_path / "six", ["seed=0,1"])  # for which nothing that failed by its verdict runs again
+    assert [name[:3] for name in started(tmp_path / "six")] == ["002"]
     stubs.manners = {}
     again, code = stubs.resume(tmp_path / "six")
     assert (code, statuses(again), again.best.job.number, started(tmp_path / "six")[0][:3]) == (0, {}, 1, "001")
-    assert {entry.name[:3] for entry in (tmp_path / "six" / "earlier").iterdir()} == {"001", "002"}
     assert stubs.resume(tmp_path / "six")[1] == 0 and started(tmp_path / "six") == []
     assert "nothing is left to run" in stubs.said
 

@@ -43,8 +43,13 @@
     };
   }
   const roomFor = (u, texts) => 16 + 7.5 * Math.max(4, ...(texts ?? []).map((text) => text.length));
-  function scale(base, fromZero) {
-    if (!base) return { time: false, range: (u, low, high) => [fromZero ? 0 : padded(low, high)[0], padded(low, high)[1]] };
+  function scale(base, fromZero, curves) {
+    if (!base) return { time: false, range: (u, low, high) => {
+      const whole = curves.filter((curve, place) => u.series[place + 1].show && !curve.lost.length); // those that diverged may leave the chart
+      const ys = low == null || !whole.length ? [low, high] : whole.flatMap((curve) => curve.ys.filter((y) => y != null));
+      const [bottom, top] = padded(Math.max(low, ys.reduce((a, b) => Math.min(a, b))), Math.min(high, ys.reduce((a, b) => Math.max(a, b))));
+      return [fromZero ? 0 : bottom, top];
+    } };
     return { time: false, distr: 3, log: base, range: (u, low, high) => {
       if (low == null) return [1, base];
       const power = (value, round) => base ** round(Math.log(value) / Math.log(base) + (round === Math.ceil ? -1e-9 : 1e-9));
@@ -61,6 +66,7 @@
     const { ctx, bbox } = u, y = bbox.top + bbox.height * (1 - share), size = 4 * devicePixelRatio;
     ctx.save();
     ctx.strokeStyle = stroke;
+    ctx.setLineDash([]);
     ctx.lineWidth = 1.2 * devicePixelRatio;
     ctx.beginPath();
     for (const value of xs) {
@@ -78,7 +84,7 @@
     return {
       label: curve.label || " ", stroke: curve.color, width: 1.6, dash: DASHES[curve.style], show: curve.show, spanGaps: false,
       class: curve.label ? "named" : "unnamed", paths: !isLine ? () => null : isStair ? uPlot.paths.stepped({ align: 1 }) : undefined,
-      points: { show: !isLine || (Boolean(curve.marker) && curve.xs.length < 100) || curve.xs.length === 1, size: 6, fill: curve.color },
+      points: { show: !isLine || (Boolean(curve.marker) && curve.xs.length < 100) || curve.ys.filter((y) => y != null).length === 1, size: 6, fill: curve.color },
       value: (u, value) => words(value, base),
     };
   }
@@ -86,7 +92,7 @@
     const { curves } = found;
     const lost = curves.flatMap((curve) => curve.lost);
     const u = plot(box, {
-      scales: { x: { time: false }, y: scale(found.log_base, found.from_zero) },
+      scales: { x: { time: false }, y: scale(found.log_base, found.from_zero, curves) },
       axes: [axis("step"), { ...axis("", found.log_base), size: roomFor, labelSize: 0 }],
       series: [{ label: "step", value: (u, value) => words(value) },
         ...curves.map((curve) => series(curve, found.log_base))],
