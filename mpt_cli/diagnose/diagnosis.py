@@ -152,8 +152,8 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
         except ConfigError as error:  # the model mixes what layers in float16 and float32 return
             return replace(found, float32=f"{', '.join(kept)} in float32 may (not tried: {error})")
         again = _verify(examination, [*kept], say)
-    lost = {again.owners.get(name, name) for name in mended}
-    fewer = [name for name in kept if name in lost or name in found.keep_in_float32]
+    losing = {again.owners.get(name, name) for name in mended}
+    fewer = [name for name in kept if name in losing or name in found.keep_in_float32]
     if again.is_safe and fewer and fewer != kept:
         with suppress(ConfigError):  # it mixes what layers in float16 and float32 return
             examination.keep_in_float32(fewer)

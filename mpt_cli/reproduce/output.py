@@ -103,14 +103,18 @@ def _details(result: Reproduction) -> Iterator[str]:
     for attempt, each in enumerate(result.earlier, 1):
         yield f"attempt {attempt}: {each.failure}{f' (run: {each.child.run_dir})' if each.child.run_dir else ''}"
     data = {each.child.data for each in attempts} - {""}
-    weights = {None if each.crash else (each.child.summary or {}).get(FINGERPRINT) for each in attempts}
+    ended = [each for each in attempts if not each.crash]
+    weights = [(each.child.summary or {}).get(FINGERPRINT) for each in ended]
+    values = {repr([check.got for check in each.checks]) for each in ended}
     if len(data) > 1:
         yield f"the data was different from attempt to attempt; {CAUSES_IN_DATA}"
-    elif data and len(weights - {None}) > 1:
-        yield f"attempts with the same data gave different values; {CAUSES_IN_TRAINING}"
+    elif len({*weights}) > 1:
+        yield f"attempts gave different values; {CAUSES_IN_TRAINING}"
+    elif len(values) > 1:
+        yield "attempts gave the same weights, but other values: metrics or validation data are not repeatable"
     if result.passed:
         return
-    if len(weights) == 1 < result.attempts and all(weights):
+    if len(data) < 2 and len({*weights}) == len(values) == 1 < result.attempts == len(ended) and all(weights):
         yield f"{result.attempts} attempts gave the same values: not flaky"
     if child.run_dir:
         yield f"run: {child.run_dir}"
@@ -122,8 +126,10 @@ def _details(result: Reproduction) -> Iterator[str]:
     if child.exit_code:
         yield from child.words.splitlines()[-MOST_OUTPUT_LINES:]
     if result.differences:
-        yield f"{len(result.differences)} facts changed since the first run (of your code, only what git tracks):"
+        yield "changed since the first run (of your code, only what git tracks is known):"
         yield from (f"  {difference}" for difference in result.differences[:12])
+    elif result.target.environment:
+        yield "no commit, package or data changed since the first run: untracked code has, or it is not repeatable"
     yield f"again: {_command(result.target)}"
 
 

@@ -35,8 +35,8 @@ CAUSES_IN_DATA = (
     "order of a set, the order in which files are listed, the time"
 )
 CAUSES_IN_TRAINING = (
-    "usual causes: random numbers in the model or its training that a fixed `seed` of the run does not set, or a GPU "
-    "that adds in another order"
+    "usual causes: random numbers that a fixed `seed` of the run does not set, in the model, its training or a stream "
+    "(of which only the first batch is compared), or a GPU that adds in another order"
 )
 
 
@@ -236,8 +236,7 @@ def reproduce(
         left = {
             number: result.target
             for number, result in sorted(results.items())
-            if result.child.code != BAD_CONFIG  # a refusal, as a value that no run reports, is the same again
-            and not all(check.passed or check.unreported for check in result.checks)
+            if not all(check.passed or check.unreported for check in result.checks)
         }
 
 

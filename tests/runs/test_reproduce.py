@@ -253,13 +253,15 @@ def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys) -> None:
     assert "words" not in outcome and not Path("out.xml").exists()
 
 
-@pytest.mark.parametrize("case", ["flaky", "flaky-data"])
+@pytest.mark.parametrize("case", ["flaky", "flaky-data", "flaky-metric"])
 def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch, case: str) -> None:
     run, good = StubExecutor.run, outcome["summary"]
 
     def fails_first(command: Command) -> int:
         is_second = command.name.endswith("-2")
         outcome["summary"] = {**good, "steps_seen": 345 if is_second else 1, "weights_fingerprint": command.name}
+        if case == "flaky-metric":
+            outcome["summary"]["weights_fingerprint"] = "the same"
         outcome["environment"] |= {"dataset_fingerprint": str(is_second and case == "flaky-data")}
         return run(command)
 
