@@ -218,20 +218,15 @@ class Entry(Configuration):
         return len({str(job.summary.get("metrics")) for job in self.finished}) == 1 < len(self.finished)
 
     @property
-    def is_faster(self) -> bool:
-        """Return whether the seconds per step show that it is faster."""
-        return self.speed.kind == BETTER
-
-    @property
     def factors(self) -> list[float]:
         """Return the speed-up over the baseline and the ends of its interval, each if it is known.
 
         None where some runs measured no speed: those are the fastest, which end before it can be measured.
         """
         difference, interval = self.speed.difference, self.speed.interval
-        sides = [each for each in (self, self.baseline) if each is not None]
-        is_partial = any(len(each.seconds) < len(each.finished) for each in sides)
-        if difference is None or is_partial:
+        if difference is None or self.baseline is None:
+            return []
+        if any(len(each.seconds) < len(each.finished) for each in (self, self.baseline)):
             return []
         return [math.exp(-value) for value in (difference, *reversed(interval or ()))]
 

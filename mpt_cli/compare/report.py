@@ -1,23 +1,26 @@
 """The report of a comparison: its verdict and doubts in sentences, the table, results.json and report.html."""
 
+import math
 import shlex
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from mpt_cli.compare.comparison import BETTER, EQUAL, SAME, SMALLEST_GAIN, UNKNOWN, WORSE, Comparison, Entry
+from mpt_cli.compare.comparison import BETTER, EQUAL, SMALLEST_GAIN, UNKNOWN, WORSE, Comparison, Entry
 from mpt_cli.files import write_json
-from mpt_cli.report.history import read_histories
+from mpt_cli.report.history import metric_by_epoch, read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.run_page import run_pictures
 from mpt_cli.report.tables import PageTable, TableColumn, print_table
 from mpt_cli.runs.directory import numbered_path
+from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.search_path import shell_command
-from mpt_cli.sweep.paired import FEWEST_SEEDS, count_seeds
+from mpt_cli.sweep.paired import FEWEST_SEEDS
 from mpt_cli.sweep.report import MEMORY, SKIPPED, ending_lines, format_difference, format_verdict, job_dict
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import format_number
-from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS
+from mpt_cli.training.progress import tells_direction
 
 
 def overall_sentence(comparison: Comparison) -> str:
@@ -28,7 +31,7 @@ def overall_sentence(comparison: Comparison) -> str:
         f"This judges only the first training of the script, {first.summary.get('description')}; "
         f"`{shell_command('report', second)}` shows the next. "
     )
-    return judged * second.is_dir() + _verdict(comparison)
+    return judged * second.is_dir() + _verdict(comparison) + _empty_equality(comparison)
 
 
 def _verdict(comparison: Comparison) -> str:
@@ -37,10 +40,38 @@ def _verdict(comparison: Comparison) -> str:
     failed = [f"{entry.label} ({format_verdict(entry)})" for entry in comparison.entries if not entry.finished]
     if failed:
         return f"No verdict: there is no good run of {', '.join(failed)}."
-    reported = sorted({name for job in comparison.results for name in job.summary.get("metrics") or ()})
-    again = shell_command("report", comparison.directory.path, "--objective", "NAME")
-    remedy = f"`{again}` judges by another: {', '.join(reported)}." if reported else "They have no metric."
+    remedy = _other_objectives(comparison) or "They have no metric."
     return f"No run has {comparison.objective.name}, to show its quality. {remedy} {_pays_sentence(comparison)}"
+
+
+def _other_objectives(comparison: Comparison) -> str:
+    """Return a sentence with the metrics that could judge instead; empty without."""
+    own = comparison.objective.name
+    names = {name for job in comparison.results for name in job.summary.get("metrics") or ()} - {own}
+    others = [name if tells_direction(name) else f"{name}:min (or :max)" for name in sorted(names)]
+    if comparison.has_best:
+        others.append(f"best_metrics.{own} (of the best epoch, which EarlyStopping keeps if it monitors {own})")
+    again = shell_command("report", comparison.directory.path, "--objective", "NAME")
+    return f"`{again}` judges by another: {', '.join(others)}." if others else ""
+
+
+def _empty_equality(comparison: Comparison) -> str:
+    """Return a sentence if the tolerance would also call a training equal that ended after its first epoch."""
+    name = comparison.objective.name.removeprefix("best_metrics.")
+    for entry in comparison.compared:
+        epochs = [
+            metric_by_epoch(comparison.directory.run(job.job).metrics_jsonl, name)
+            for job in entry.finished
+            if entry.quality.kind == EQUAL
+        ]
+        change = abs(fmean([values[0] for values in epochs if values[1:]] or [math.nan]) - (entry.mean or 0))
+        if entry.quality.margin > change:
+            return (
+                f" The tolerance {format_number(entry.quality.margin)} is more than the {format_number(change)} by "
+                f"which {name} of {entry.label} changed after its first epoch, so that equal says little: compare "
+                "again with a smaller --tolerance."
+            )
+    return ""
 
 
 def _pays_sentence(comparison: Comparison) -> str:
@@ -51,22 +82,23 @@ def _pays_sentence(comparison: Comparison) -> str:
     measured = _measured(comparison)
     told = [
         f"{entry.label} {_pays_words(entry)}: {_speed_up_cell(entry)} the speed of {entry.baseline.label}, "
-        f"its quality {_quality_words(entry)}{_bad_verdicts(entry)}."
+        f"its quality {_quality_words(entry)} over {entry.quality.seeds} of {comparison.seeds} seeds, "
+        f"its verdict {format_verdict(entry)}."
         for entry in measured
         if entry.baseline
     ]
     if missing := ", ".join(entry.label for entry in comparison.compared if entry not in measured):
-        timed = [f"{entry.label} {len(entry.seconds)} of {len(entry.results)}" for entry in comparison.entries]
         told.append(
-            f"Whether {missing} pays is not known. Runs that measured their speed: {', '.join(timed)}. It takes four "
-            "steps in an epoch, or two seconds of a script's own loop."
+            f"Whether {missing} pays is not known: not every run measured its speed, which takes four steps in an "
+            "epoch, or two seconds of a script's own loop."
         )
-    return " ".join(told)
-
-
-def _bad_verdicts(entry: Entry) -> str:
-    bad = {str(result.summary["verdict"]) for result in entry.finished} - {*GOOD_VERDICTS}
-    return f", its verdict {' or '.join(sorted(bad))}" if bad else ""
+    devices = {
+        name
+        for job in comparison.results
+        for name in known_environment(comparison.directory.run(job.job)).get("devices", ())
+    }
+    where = f"On {', '.join(sorted(devices))}: " if measured and devices else ""
+    return where + " ".join(told) + " On a GPU this may differ: compare there." * (where == "On CPU: ")
 
 
 def _measured(comparison: Comparison) -> list[Entry]:
@@ -76,11 +108,11 @@ def _measured(comparison: Comparison) -> list[Entry]:
 
 def _pays_words(entry: Entry) -> str:
     """Return whether it pays, no more firmly than the interval of its speed allows."""
-    gain = 1 + SMALLEST_GAIN
+    gain, is_faster = 1 + SMALLEST_GAIN, entry.speed.kind == BETTER
     _, low, high = entry.factors
-    if entry.is_faster and entry.quality.kind in (EQUAL, BETTER):
+    if is_faster and entry.quality.kind in (EQUAL, BETTER):
         return "pays" if low > gain else "seems to pay"
-    if entry.is_faster:
+    if is_faster:
         return f"{'is' if low > gain else 'seems'} faster, but is not shown to be as good"
     if high < gain or entry.quality.kind == WORSE:
         return "does not pay"
@@ -89,32 +121,29 @@ def _pays_words(entry: Entry) -> str:
 
 def sentences(comparison: Comparison) -> list[str]:
     """Return the rules for judging."""
-    told = list[str]()
-    if margins := [entry.quality.margin for entry in comparison.compared if entry.quality.margin >= 0]:
-        told.append(
-            f"Equal quality: the 95% interval of the difference lies within {format_number(max(margins))}, the "
-            "tolerance (by default 0.01 for an accuracy, else 5% of the baseline's mean, or the standard deviation of "
-            "its seeds if that mean is negative or near 0). Better or worse: the interval leaves out 0. The same: no "
-            "seed differs beyond rounding, which is no proof. Otherwise it is unclear: a new comparison with more "
-            "--seeds may tell."
-        )
-    if _measured(comparison):
-        told.append(
-            "Speed: the brackets show the 95% interval, wider with other work on the machine; below 5% is no gain."
-        )
-    if any(entry.ignores_seed for entry in comparison.entries if entry.baseline is None):
-        told.append("No seed changed a metric of the baseline: for quality its runs count as one.")
-    if comparison.plan.jobs[0].verb == "run":
-        told.append(
-            "Of a script the first training is compared: a fit by its last epoch, even if EarlyStopping restores "
-            "another; a loop by its mean loss at the end, because values that the script computes can't be compared. "
-            "Rounding alone may change a loss that is computed in half precision: keep the outputs in float32."
-        )
-    if comparison.has_best:
-        name = comparison.objective.name
-        best = shell_command("report", comparison.directory.path, "--objective", f"best_metrics.{name}")
-        told.append(f"`{best}` judges by the best epoch, the one that EarlyStopping keeps if it monitors {name}.")
-    return told
+    margins = [entry.quality.margin for entry in comparison.compared if entry.quality.margin >= 0]
+    kind = "default" if comparison.plan.facts["tolerance"] is None else "chosen"
+    lines = [
+        f"Equal quality: the 95% interval of the difference lies within the {kind} tolerance "
+        f"{format_number(max(margins))}, slightly better or worse if it leaves out 0. Better or worse: it leaves "
+        "out 0 and reaches beyond the tolerance. The same: no seed differs beyond rounding, which is no proof. "
+        "Otherwise it is unclear: a new comparison with more --seeds may tell."
+        if margins
+        else "",
+        "Speed: the brackets show the 95% interval, wider with other work on the machine; below 5% is no gain."
+        if _measured(comparison)
+        else "",
+        "No seed changed a metric of the baseline: for quality its runs count as one."
+        if any(entry.ignores_seed for entry in comparison.entries if entry.baseline is None)
+        else "",
+        "Of a script the first training is compared: a fit by its last epoch, also if EarlyStopping restores another; "
+        "a loop by its mean loss at the end. Rounding alone may change a loss that is computed in half precision: keep "
+        "the outputs in float32."
+        if comparison.plan.jobs[0].verb == "run"
+        else "",
+        _other_objectives(comparison),
+    ]
+    return [line for line in lines if line]
 
 
 def entry_verdict(entry: Entry) -> str:
@@ -128,10 +157,12 @@ def entry_verdict(entry: Entry) -> str:
 
 
 def _quality_words(entry: Entry) -> str:
-    """Return the kind of quality, with the number of seeds for which it holds."""
-    quality = entry.quality
-    margin = f" within {format_number(quality.margin)}" if quality.kind == EQUAL else ""
-    return f"{quality.kind}{margin} in {count_seeds(quality.seeds)}" if quality.seeds else quality.kind
+    """Return the kind of quality, of an equal one with the tolerance and the side of 0 on which the interval lies."""
+    quality, (low, high) = entry.quality, entry.quality.interval or (0, 0)
+    if quality.kind != EQUAL:
+        return quality.kind
+    side = WORSE if (low > 0) == entry.objective.falls else BETTER
+    return f"equal within {format_number(quality.margin)}" + f" (slightly {side})" * (low * high > 0)
 
 
 def columns(comparison: Comparison) -> list[TableColumn[Entry]]:
@@ -145,7 +176,7 @@ def columns(comparison: Comparison) -> list[TableColumn[Entry]]:
         TableColumn("difference", _paired_cell),
         TableColumn("speed-up", _speed_up_cell),
         SKIPPED,
-        TableColumn("step", _step_cell),
+        TableColumn("ms/step", lambda entry: f"{1000 * entry.step_seconds:.4g}" if entry.step_seconds else "-"),
         MEMORY,
         TableColumn("verdict", entry_verdict, is_number=False, wraps=True),
     ]
@@ -156,14 +187,7 @@ def _paired_cell(entry: Entry) -> str:
     for one seed.
     """
     quality = entry.quality
-    if quality.kind == SAME:
-        return "none"
     return "-" if quality.difference is None else format_difference(quality.difference, quality.interval)
-
-
-def _step_cell(entry: Entry) -> str:
-    seconds = entry.step_seconds
-    return "-" if seconds is None else f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def _speed_up_cell(entry: Entry) -> str:
@@ -183,7 +207,7 @@ def print_comparison(comparison: Comparison, console: PrintableConsole, page: Pa
         *(f"- {sentence}" for sentence in sentences(comparison)),
         *ending_lines(comparison, page),
     ]:
-        console.say(line, indent=0 if "mpt " in line else 2)
+        console.say(line, indent=0 if "  mpt " in line else 2)
 
 
 def compare_page(comparison: Comparison, page: Path) -> str:
@@ -235,7 +259,7 @@ def comparison_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def _entry_dict(comparison: Comparison, entry: Entry) -> dict[str, Any]:
-    peaks = [peak for job in entry.results if (peak := job.number("peak_memory_bytes")) is not None]
+    peaks = entry.figures(lambda job: job.number("peak_memory_bytes"))
     return {
         "label": entry.label,
         "overrides": entry.overrides,
@@ -248,7 +272,7 @@ def _entry_dict(comparison: Comparison, entry: Entry) -> dict[str, Any]:
         "speed_up": {
             "factor": entry.factors[0],
             "interval": entry.factors[1:] or None,
-            "is_faster": entry.is_faster,
+            "is_faster": entry.speed.kind == BETTER,
         }
         if entry.factors
         else None,

@@ -26,10 +26,14 @@ class Outcomes:
     rate: dict[str, float | Sequence[float]] = field(default_factory=dict)
     code: dict[str, int] = field(default_factory=dict)
     verdict: dict[str, str] = field(default_factory=dict)
+    tolerance: float | None = None
     started: list[str] = field(default_factory=list)
 
     def compare(self, words: Sequence[str], seeds: int | None = None, **options: Any) -> tuple[Comparison, int]:
-        return self._run(lambda own, screen: run.start_compare(words, run.CompareSettings(seeds), own, screen), options)
+        return self._run(
+            lambda own, screen: run.start_compare(words, run.CompareSettings(seeds, self.tolerance), own, screen),
+            options,
+        )
 
     def resume(self, path: Path) -> tuple[Comparison, int]:
         return self._run(lambda own, screen: run.resume_compare(str(path), own, screen), {})
@@ -51,6 +55,7 @@ class Outcomes:
             "verdict": self.verdict.get(policy, "healthy"),
             "status": "finished" if code == 0 else "stopped",
             "skipped_steps": 0,
+            "environment": {"schema_version": 1, "devices": ["CPU"]},
             "examples_per_second": rate[seed % len(rate)]
             if isinstance(rate, Sequence)
             else rate * (1 + seed % 3 / 100 * (policy != "float32")),

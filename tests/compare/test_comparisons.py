@@ -40,15 +40,13 @@ CASES = {
     "two seeds": (THREE, 2, {}),
     "unclear": (TWO, 3, {"accuracy": spread(0.93, 0.97, 0.92), "rate": FASTER}),
     # logarithms 0.0392, 0.0488, 0.0583: 0.04877 ± 0.0237; then -0.1054, 0.4700, 0.3365: 0.2337 ± 0.7471
-    "hardly faster": (TWO, 3, {"accuracy": spread(0.951, 0.96, 0.942), "rate": {"mixed_float16": [1040, 1050, 1060]}}),
+    "hardly faster": (TWO, 3, {"accuracy": spread(0.948, 0.957, 0.938), "rate": {"mixed_float16": [1040, 1050, 1060]}}),
     "by turns": (TWO, 3, {"accuracy": spread(0.951, 0.96, 0.942), "rate": {"mixed_float16": [900, 1600, 1400]}}),
     "not every speed": (
         TWO,
         4,
         {"accuracy": spread(0.951, 0.96, 0.942), "rate": {"mixed_float16": [0, 7e3, 8e3, 9e3]}},
     ),
-    "slower": (TWO, 3, {"accuracy": spread(0.951, 0.96, 0.942), "rate": {"mixed_float16": 500.0}}),
-    "a script with its own seed": (TWO, 3, {"rate": FASTER}),
     # differences -0.45, -0.46, -0.45: 0.0057735 / sqrt(3) * 4.3027 = 0.01434
     "worse": (
         TWO,
@@ -62,7 +60,7 @@ CASES = {
     "a failed run": (THREE, None, {"code": {"mixed_float16": 4}, "rate": {"mixed_bfloat16": 3000.0}}),
     "a failed baseline": (THREE, None, {"code": {"float32": 4}}),
     "each backend, without float32": (EACH_BACKEND, None, {}),
-    "the same": (TWO, 5, {"accuracy": spread(*EQUAL, of_float32=EQUAL), "rate": FASTER}),
+    "the same": (TWO, 5, {"accuracy": spread(*EQUAL, of_float32=EQUAL), "rate": FASTER, "tolerance": 0.02}),
 }
 
 
@@ -88,13 +86,18 @@ def cells(found, label: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_failed_run_is_run_again(outcomes, tmp_path):
-    outcomes.code = {"mixed_float16": 4}
-    _, code = outcomes.compare([*THREE, "compare_dir=c"])
-    assert code == 4
-    outcomes.code, outcomes.started = {}, []
-    _, code = outcomes.resume(tmp_path / "c")
-    assert code == 0 and [name[:3] for name in outcomes.started] == ["002"]
+def test_a_tolerance_that_calls_the_first_epoch_equal_is_said(outcomes):
+    outcomes.accuracy = spread(0.951, 0.96, 0.942)
+    found, _ = outcomes.compare([*TWO, "compare_dir=c"], seeds=3)
+    for epochs in (1, 2):
+        for job in found.results:
+            (job.run_dir / "metrics.jsonl").write_text(
+                '{"step": 1, "epoch_end": true, "val_accuracy": 0.948}\n' * epochs
+            )
+        words = (
+            "0.0100 is more than the 0.0030 by which val_accuracy of mixed_float16 changed after its first epoch, so"
+        )
+        assert (words in overall_sentence(found)) == (epochs == 2)
 
 
 @pytest.mark.slow
@@ -111,14 +114,14 @@ def test_what_ctrl_c_ended_is_interrupted_and_the_rest_not_run(outcomes):
 
 
 @pytest.mark.slow
-def test_jobs_at_the_same_time_are_not_timed_against_each_other_also_when_resumed(outcomes, tmp_path):
+def test_a_failed_run_is_run_again_and_jobs_at_the_same_time_are_not_timed_against_each_other(outcomes, tmp_path):
     outcomes.rate, outcomes.code = {"mixed_float16": 5000.0}, {"mixed_float16": 4}
     outcomes.compare([*THREE, "compare_dir=c"], workers=3)
-    outcomes.code = {}
-    found, _ = outcomes.resume(tmp_path / "c")
-    assert found.workers == 3
+    outcomes.code, outcomes.started = {}, []
+    found, code = outcomes.resume(tmp_path / "c")
+    assert (found.workers, code, outcomes.started) == (3, 0, ["002-policy-mixed_float16"])
     assert overall_sentence(found).startswith("Speed was not compared, because 3 jobs ran at a time.")
-    assert cells(found, "mixed_float16")["verdict"] == "quality unclear in one seed; healthy"
+    assert cells(found, "mixed_float16")["verdict"] == "quality unclear; healthy"
 
 
 @pytest.mark.slow
@@ -160,8 +163,9 @@ def test_a_comparison_can_be_judged_by_the_best_epoch_and_without_its_metric_the
     sound = [replace(entry, quality=Quality(UNKNOWN)) for entry in found.entries]
     assert overall_sentence(replace(found, entries=sound)) == (
         "No run has best_metrics.val_accuracy, to show its quality. "
-        "`mpt report c --objective NAME` judges by another: con. "
-        "mixed_float16 does not pay: 1.01× (0.99× … 1.04×) the speed of float32, its quality unknown."
+        "`mpt report c --objective NAME` judges by another: con:min (or :max). On CPU: mixed_float16 does not pay: "
+        "1.01× (0.99× … 1.04×) the speed of float32, its quality unknown over 0 of 3 seeds, its verdict healthy. "
+        "On a GPU this may differ: compare there."
     )
 
 

@@ -30,4 +30,4 @@ def test_the_notebook_runs_and_shows_its_runs(tmp_path: Path, monkeypatch: pytes
     assert "  6/6 " in lines and "verdict      " in lines and "\x1b" not in lines
     assert "uPlot" in shown[0] and "Finished: healthy" in shown[0]
     compared = "".join(output.get("text", "") for output in cells[-1].outputs)
-    assert "mixed_float16" in compared and "unclear in one seed" in compared and "\x1b" not in compared, compared
+    assert "mixed_float16" in compared and "quality unclear" in compared and "\x1b" not in compared, compared
