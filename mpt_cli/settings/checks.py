@@ -150,16 +150,13 @@ def check_distribution(settings: Settings) -> Iterator[Problem]:
     if backend != needed:
         rule = f"{chosen} must have backend={needed}, here it is {backend}."
         yield Problem("distribute.name", rule, chosen, f"Use backend={needed} or distribute={other}.")
-    # each replica may keep gradients as large as the limit, so that their sum is N times that
-    why, remedy = (
-        "Keras clips on each replica, before gradients are added up.",
-        "Use backend=jax distribute=data_parallel, or distribute=none.",
-    )
-    accumulating = "Keras cannot accumulate there.", "Raise trainer.batch_size instead."
-    not_there = {**dict.fromkeys(_CLIPPING, (why, remedy)), "gradient_accumulation_steps": accumulating}
-    for name, (why, remedy) in not_there.items() if chosen == "mirrored" else ():
-        if (value := getattr(optimizer, name)) is not None:
-            yield Problem(f"optimizer.{name}", f"must be null with distribute=mirrored: {why}", value, remedy)
+    if chosen == "mirrored":
+        # each replica may keep gradients as large as the limit, so that their sum is N times that
+        where = "with distribute=mirrored: Keras clips on each replica, before gradients are added up"
+        remedy = "Use backend=jax distribute=data_parallel, or distribute=none."
+        yield from _given("optimizer", optimizer, _CLIPPING, where, remedy)
+        where, remedy = "with distribute=mirrored: Keras cannot accumulate there", "Raise trainer.batch_size instead."
+        yield from _given("optimizer", optimizer, ("gradient_accumulation_steps",), where, remedy)
 
 
 def check_several_processes(settings: Settings) -> Iterator[Problem]:

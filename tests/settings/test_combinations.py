@@ -141,15 +141,15 @@ _WRONG = [
     (
         ["distribute=mirrored", "backend=tensorflow", "optimizer.gradient_accumulation_steps=2"],
         [
-            "optimizer.gradient_accumulation_steps: must be null with distribute=mirrored: Keras cannot accumulate there. "
+            "optimizer.gradient_accumulation_steps: must be left out with distribute=mirrored: Keras cannot accumulate there. "
             "Received: 2. Raise trainer.batch_size instead."
         ],
     ),
     (
         ["distribute=mirrored", "backend=tensorflow", "optimizer.clipvalue=2"],
         [
-            "optimizer.clipvalue: must be null with distribute=mirrored: Keras clips on each replica, before gradients are "
-            "added up. Received: 2.0. Use backend=jax distribute=data_parallel, or distribute=none."
+            "optimizer.clipvalue: must be left out with distribute=mirrored: Keras clips on each replica, before gradients "
+            "are added up. Received: 2.0. Use backend=jax distribute=data_parallel, or distribute=none."
         ],
     ),
 ]
