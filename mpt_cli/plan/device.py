@@ -61,11 +61,6 @@ class Device:
         """Return the most that JAX's allocator takes of it."""
         return int(self.memory_bytes * _JAX_SHARE)
 
-    @property
-    def has_tf32(self) -> bool:
-        """Return whether it multiplies float32 as tf32 where no higher precision was asked for."""
-        return self.at_least("8.0")
-
     def at_least(self, capability: str) -> bool:
         """Return whether its compute capability is at least this one.
 

@@ -4,7 +4,7 @@ each configuration, then the details of each.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mpt_cli.errors import raise_problems
@@ -18,8 +18,6 @@ from mpt_cli.sweep.overrides import read_grid, varied_values
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import format_bytes
 from mpt_cli.training.run_from_settings import RunDefinition
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Plan:
     arrays: list[ArrayGroup]
     products: list[Products]
     exchanges: list[Exchange]
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str]
 
     @property
     def needed_bytes(self) -> int:
@@ -79,7 +77,9 @@ class Plan:
         return {**asdict(self), "needed_bytes": self.needed_bytes, "fits": self.fits}
 
 
-def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda text: None) -> list[Plan]:
+def plan(
+    words: Sequence[str], device: str, devices: int = 1, say: Callable[[str], None] = lambda text: None
+) -> list[Plan]:
     """Plan each configuration of `words` (`policy=float32,mixed_float16` are two).
 
     ConfigError, with all problems, before anything is compiled; also where the compiler is not installed.
@@ -120,7 +120,8 @@ def compile_plan(planned: Planned, overrides: dict[str, str]) -> Plan:
     given, temporaries = stats.argument_size_in_bytes, stats.temp_size_in_bytes
     made = stats.output_size_in_bytes - stats.alias_size_in_bytes  # not in place of what it was given
     parts, device = planned.parts, planned.target.device
-    step = StepReader(compiled.as_text(), device is not None and device.has_tf32)
+    has_tf32 = device is not None and device.at_least("8.0")
+    step = StepReader(compiled.as_text(), has_tf32)
     return Plan(
         overrides=overrides,
         policy=parts.settings.policy.name,
@@ -143,11 +144,11 @@ MOST_DETAILS = 6  # lines of each kind of detail; `--json` has all
 def print_plans(device: Device, plans: Sequence[Plan], console: PrintableConsole) -> None:
     """Print a table of all plans, the details of each, and what the figures assume; in a pipe, aligned plain lines."""
     heading = f"{plans[0].devices} x {device.description}. Compiled; nothing was run."
-    console.print(heading, highlight=False, soft_wrap=True)
+    console.say(heading)
     rows = [[label, *(say(plan) for plan in plans)] for label, say in _LABELS]
     print_table(text_columns(["", *map(_title, plans)]), [row for row in rows if any(row[1:])], console)
     for plan in plans:
-        console.print(f"\n{_title(plan)}", highlight=False, soft_wrap=True)
+        console.say(f"\n{_title(plan)}")
         print_labelled(details(plan), console)
     console.print()
     assumptions = [

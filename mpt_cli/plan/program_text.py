@@ -119,12 +119,10 @@ def parse_program(text: str) -> tuple[dict[str, Computation], Computation]:
             entry = current if head[1] else entry
         elif found := _INSTRUCTION.match(line):
             root, name, result, opcode, inside, attributes = found.groups()
-            sizes = [
-                (kind, [int(each.lstrip("<=")) for each in sizes.split(",") if each])
-                for kind, sizes in _LEAF.findall(result)
-            ]
             operands = () if opcode in ("constant", "parameter") else tuple(_NAME.findall(inside))
-            shapes = tuple(Shape(kind, tuple(each)) for kind, each in sizes)
+            shapes = tuple(
+                Shape(kind, tuple(map(int, re.findall(r"\d+", sizes)))) for kind, sizes in _LEAF.findall(result)
+            )
             current[name] = Instruction(name, opcode, shapes, operands, attributes or "", bool(root))
     if entry is None:
         raise ValueError(f"An HLO text must have an ENTRY computation. Received: {text[:40]!r}.")
