@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.data.examples import Examples, Reading, Stream
-from mpt_cli.errors import DataError, MptError, UserCodeError, summarise_error
+from mpt_cli.errors import DataError, MptError, UserCodeError, first_line, summarise_error
 
 
 def call_seeded(call: Callable[[], Any], seed: int) -> Any:
@@ -112,8 +112,7 @@ def _read(dataset: Any, where: str) -> Iterator[Examples]:
         for element in dataset:
             yield as_examples(element, where)
     except (tf.errors.OpError, ValueError, TypeError) as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise DataError(f"{where}: reading the dataset failed: {lines[0] if lines else error!r}") from error
+        raise DataError(f"{where}: reading the dataset failed: {first_line(error)}") from error
 
 
 def as_arrays(value: Any, name: str) -> Any:
@@ -150,8 +149,7 @@ def open_batches(source: Any, reopen: Callable[[], Any], seed: int, where: str) 
     """Return the stream of a PyDataset or a generator; `reopen` makes another like it, to be read from the start."""
     if isgenerator(source):
         return Stream(partial(_generated, reopen, seed, where))
-    passes = _PyDatasetPasses(source, reopen, seed, where)
-    return Stream(passes, _count(source, where), in_any_order=True)
+    return Stream(_PyDatasetPasses(source, reopen, seed, where), _count(source, where), in_any_order=True)
 
 
 def _count(source: Any, where: str) -> int:

@@ -198,14 +198,13 @@ def fingerprint_arrays(parts: list[Examples]) -> str:
     digest = hashlib.sha256()
     for name, array in arrays:
         digest.update(f"{name} {array.dtype.str} {array.shape} {stride};".encode())
-        chosen = array[::stride]
-        digest.update(np.ascontiguousarray(chosen).view(np.uint8).data)
+        digest.update(np.ascontiguousarray(array[::stride]).view(np.uint8).data)
     return digest.hexdigest()
 
 
 def all_arrays(part: Examples) -> list[tuple[str, Array]]:
     """Return inputs, targets and weights with their names in messages."""
-    return named_arrays(part.x, "x") + named_arrays(part.y, "y") + named_arrays(part.sample_weight, "sample_weight")
+    return [found for name, arrays in part._asdict().items() for found in named_arrays(arrays, name)]
 
 
 def draw_examples(examples: Examples, limit: int | None, seed: int, in_order: bool = False) -> Examples:

@@ -115,10 +115,10 @@ def read_target(parts: list[Examples], num_classes: int | None, targets_as_given
     outputs, is_whole = y.shape[-1] if y.ndim > 1 else 1, y.dtype.kind in "iu"
     are_said = num_classes is not None and y.ndim == 1 and not targets_as_given
     task = "classification" if is_whole or is_one_hot(y) or are_said else "regression"
-    if targets_as_given and num_classes is None:
-        flags = y.ndim == 2 and outputs > 1 and is_whole and y.size > 0 and y.min() >= 0 and y.max() <= 1
-        num_classes = outputs if task == "regression" or flags else max(_count_classes(part.y) for part in parts)
     if targets_as_given:
+        if num_classes is None:
+            flags = y.ndim == 2 and outputs > 1 and is_whole and y.size > 0 and y.min() >= 0 and y.max() <= 1
+            num_classes = outputs if task == "regression" or flags else max(_count_classes(part.y) for part in parts)
         return TargetSpec(task, num_classes, targets_as_given=True)
     if task == "regression":
         if num_classes not in (None, outputs):
@@ -338,10 +338,8 @@ def _described(raw: RawArrays, target: TargetSpec, looked_at: list[Examples]) ->
     return DataSet(
         train=raw.train,
         validation=raw.validation,
-        task=target.task,
-        num_classes=target.num_classes,
         description=text,
-        targets_as_given=raw.targets_as_given,
+        **vars(target),
         **seen,
     )
 

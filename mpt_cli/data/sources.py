@@ -5,7 +5,7 @@ a text, or the result of a function of the user's.
 import platform
 import sysconfig
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -32,7 +32,6 @@ from mpt_cli.data.prepare_data_set import (
     weighted_by_class,
 )
 from mpt_cli.errors import DataError, Problem, config_error, raise_problems
-from mpt_cli.settings.key_type import default_of
 from mpt_cli.settings.model_data_optimizer_keys import DataSettings, Digits, Loader, Synthetic, Tabular, Text
 from mpt_cli.settings.python_references import imported_names
 from mpt_cli.settings.schema import Settings, TrainerSettings
@@ -327,11 +326,11 @@ def _complete(part: Any) -> Any:
 
 def _check_own_batches(settings: Settings, batches: Stream) -> None:
     """Raise ConfigError, with all problems, for keys that have no effect on batches that the source makes."""
-    trainer, declared = TrainerSettings(), {each.name: default_of(each) for each in fields(DataSettings)}
+    trainer = TrainerSettings()
     plain: dict[str, list[Any]] = {
         "trainer.batch_size": [trainer.batch_size],
         "data.limit": [None],
-        "data.validation_fraction": [0, declared["validation_fraction"]],
+        "data.validation_fraction": [0, DataSettings().validation_fraction],
     }
     if not batches.in_any_order:
         plain["trainer.shuffle"] = [trainer.shuffle]
