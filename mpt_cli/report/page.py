@@ -38,19 +38,16 @@ def render_page(
 
     `other_charts` follow these in the data that charts.js draws.
     """
-    page = (
-        _environment()
-        .get_template(template)
-        .render(
-            title=title,
-            figures=pictures,
-            charts=[*chart_data(pictures), *other_charts],
-            version=__version__,
-            made_at=time.strftime("%Y-%m-%d %H:%M"),
-            **values,
-        )
+    page = _environment().get_template(template)
+    text = page.render(
+        title=title,
+        figures=pictures,
+        charts=[*chart_data(pictures), *other_charts],
+        version=__version__,
+        made_at=time.strftime("%Y-%m-%d %H:%M"),
+        **values,
     )
-    return without_control(page)
+    return without_control(text)
 
 
 @cache

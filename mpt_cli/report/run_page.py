@@ -11,7 +11,7 @@ from mpt_cli.precision.scale_rules import format_power
 from mpt_cli.report.history import STEP_FIELDS, RunHistory
 from mpt_cli.report.page import render_page
 from mpt_cli.report.picture import CURVE_COLORS, MOST_DRAWN, Curve, CurveStyle, Picture, distinct_style
-from mpt_cli.report.tables import PageTable, text_table
+from mpt_cli.report.tables import PageTable, text_columns
 from mpt_cli.runs.provenance import flatten
 from mpt_cli.settings.model_data_optimizer_keys import PYTHON
 from mpt_cli.settings.overrides import resume_command
@@ -115,7 +115,7 @@ def events_table(history: RunHistory) -> PageTable[Any]:
     ]
     title = f"Events of {history.label}, the latest {len(rows)} of {len(history.events):,}"
     titles = ("kind", "variable or cause", "step", "scale before", "scale after", "nan", "inf")
-    return text_table(title, titles, rows, numbers=5)
+    return PageTable(title, text_columns(titles, numbers=5), rows)
 
 
 _KINDS = {
@@ -148,7 +148,7 @@ def layers_table(history: RunHistory) -> PageTable[Any]:
     step = format_count(found[0]["step"])
     title = f"Layers of {history.label} at step {step}, {len(rows)} of {len(found)} by what is out of range{scaled}"
     titles = ("layer or weight", "values", "dtype", "magnitudes", "flushed", "subnormal", "overflowed")
-    return text_table(title, titles, rows, numbers=3)
+    return PageTable(title, text_columns(titles, numbers=3), rows)
 
 
 def _worst_first(line: dict[str, Any]) -> float:

@@ -5,7 +5,7 @@ label and a text.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from rich.table import Table
 from rich.text import Text
@@ -122,8 +122,3 @@ class PageTable(Generic[R]):
     link: Callable[[R], str] = lambda row: ""
     runs: Callable[[R], Sequence[int]] = lambda row: ()
     is_explored: bool = False
-
-
-def text_table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: int) -> PageTable[Any]:
-    """Return a page table for rows of texts, with the columns of `text_columns`."""
-    return PageTable(caption, text_columns(titles, numbers), rows)

@@ -43,7 +43,12 @@ def run_report(arguments: argparse.Namespace) -> int:
     page = Path(arguments.out) if arguments.out else None
     kind = result_kind(path)
     if kind is not None:
-        _report_results(kind, path, page, arguments)
+        found = kind.read(kind.directory.open(path), arguments.objective)
+        kind.write(found, page)  # without --out all result files
+        if arguments.json:
+            print_json(kind.as_dict(found))
+        else:
+            kind.print_table(found, PrintableConsole(sys.stdout), page)
         return OK
     if arguments.objective:
         raise config_error("--objective", "is for a sweep or a comparison.", arguments.objective)
@@ -53,16 +58,6 @@ def run_report(arguments: argparse.Namespace) -> int:
 def result_kind(path: Path) -> ResultKind | None:
     """Return the kind of a sweep or comparison directory; None for a run."""
     return next((kind for kind in _RESULT_KINDS if kind.directory(path).plan_json.is_file()), None)
-
-
-def _report_results(kind: ResultKind, path: Path, page: Path | None, arguments: argparse.Namespace) -> None:
-    """Write the page to --out, or without it all result files; then print the table, or JSON."""
-    found = kind.read(kind.directory.open(path), arguments.objective)
-    kind.write(found, page)
-    if arguments.json:
-        print_json(kind.as_dict(found))
-    else:
-        kind.print_table(found, PrintableConsole(sys.stdout), page)
 
 
 def _report_run(path: Path, page: Path | None, as_json: bool) -> int:
