@@ -208,8 +208,7 @@ class LocalExecutor(Executor):
     def workers(self, jobs: int, wants_gpus: bool) -> int:
         """Return how many jobs the cores, the memory and the GPUs, if any, allow."""
         gpus = len(self.gpus) if wants_gpus else 0
-        limits = [jobs, cores_within_limit(), *([gpus] if gpus else []), memory_limit() // JOB_BYTES]
-        return max(1, min(limits))
+        return max(1, min(jobs, cores_within_limit(), gpus or jobs, memory_limit() // JOB_BYTES))
 
     def environment(self, workers: int) -> dict[str, str]:
         """Return variables that give each of several jobs its share of the cores. Variables that the user set stay.

@@ -157,7 +157,7 @@ def build_mlp(settings: MLP, shapes: Shapes) -> keras.Model:
         x = layers.Dense(units, use_bias=not settings.batch_norm, name=f"hidden_{number}")(x)
         if settings.batch_norm:
             x = layers.BatchNormalization(momentum=0.9, name=f"batch_norm_{number}")(x)
-        x = layers.Activation(settings.activation, name=f"activation_{number}")(x)
+        x = layers.Activation(name, name=f"activation_{number}")(x)
         x = _dropout(x, settings.dropout, f"dropout_{number}")
     return keras.Model(inputs, layers.Dense(count_outputs(shapes), name="head")(x), name="mlp")
 

@@ -139,9 +139,8 @@ def _recipe_of(given: ParsedOverrides) -> Path:
 
 
 def _variant_problem(section: str, name: str) -> Problem | None:
-    if name in VARIANTS[section] or name in variants_of(section):
-        return None
-    if name == PYTHON and section in PYTHON_VARIANTS:  # of a record
+    is_of_record = name == PYTHON and section in PYTHON_VARIANTS
+    if is_of_record or name in VARIANTS[section] or name in variants_of(section):
         return None
     written, valid = f"{section}.{choosing_key(section)}", variants_of(section)
     problem = Problem(written, f"must be one of {', '.join(valid)}.", name, did_you_mean(name, valid))
