@@ -259,12 +259,19 @@ def _bad_value(key: Key, value: Any, errors: dict[str, Any]) -> BadValue:
         range_ = f"<= {format_power(LARGEST_COUNT)}" if is_too_large else format_range(key)
         return BadValue(f"must be {'each ' if key.is_list else ''}{range_}.")
     if "literal_error" in errors:
-        names = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in key.choices]
+        names = [*map(format_scalar, key.choices)]
         others = f"{', '.join(names)} or {format_range(key)}" if key.bounds else f"one of {', '.join(names)}"
         return BadValue(f"must be {others}.", did_you_mean(errors["literal_error"], names))
     remedy = f"Write {key.path}=[{value}]." if "list_type" in errors and not isinstance(value, dict) else ""
     needs_quotes = key.options == (str,) and isinstance(value, int | float)
     return BadValue(f"must be {format_type(key)}.", "Put it in quotes." if needs_quotes else remedy)
+
+
+def format_scalar(value: object) -> str:
+    """Return a value as YAML has it, for a text; an empty text as a word."""
+    if value is None or value == "":
+        return "null" if value is None else "empty"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}

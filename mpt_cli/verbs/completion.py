@@ -14,6 +14,7 @@ from argcomplete.lexers import split_line
 from argcomplete.shell_integration import shellcode
 
 from mpt_cli.errors import ConfigError
+from mpt_cli.settings.key_type import format_scalar
 from mpt_cli.settings.schema import CHOOSING_KEYS, all_keys, sections
 from mpt_cli.settings.search_path import add_config_directories, group_choices, group_names, recipe_paths
 from mpt_cli.verbs import split_config_directories, verb_parser
@@ -43,7 +44,7 @@ def _values(key: str, written: str) -> list[str]:
     if known is None or known.is_list:
         return []
     choices = known.choices or ((True, False) if bool in known.options else ())
-    return [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices]
+    return [*map(format_scalar, choices)]
 
 
 def _words_or_files(prefix: str, **_: Any) -> list[str]:
@@ -58,9 +59,7 @@ OFFERS: dict[str, Any] = {
     SCRIPT: _words_or_files,
     MODULE: _files,
     "SECTION": lambda parsed_args, **_: [*sections()] if parsed_args.kind == "keys" else [],
-    **dict.fromkeys(
-        ("FILE", "DIR", "PATH", "DEST", "GPU", "RUN_DIR", "SWEEP_DIR", "COMPARE_DIR", "RUN|SWEEP|COMPARE"), _files
-    ),
+    **dict.fromkeys(("FILE", "DIR", "DEST", "RUN_DIR", "SWEEP_DIR", "COMPARE_DIR", "RUN|SWEEP|COMPARE"), _files),
 }
 
 
@@ -110,7 +109,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         return parser
     verbs = argparse.ArgumentParser(add_help=False)
     if not words:
-        verbs.add_argument("verb", choices=list(LISTED_VERBS))
+        verbs.add_argument("verb", choices=LISTED_VERBS)
     return verbs
 
 

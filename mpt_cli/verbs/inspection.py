@@ -16,7 +16,7 @@ from mpt_cli.redaction import watched_environment
 from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
 from mpt_cli.settings.checks import imported_objects
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, json_schema, key_fields
-from mpt_cli.settings.key_type import REQUIRED, Key, format_range
+from mpt_cli.settings.key_type import REQUIRED, Key, format_range, format_scalar
 from mpt_cli.settings.schema import (
     VARIANTS,
     Settings,
@@ -56,7 +56,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({arguments.kind: entries})
         return OK
-    width = max((len(entry["name"]) for entry in entries), default=0)
+    width = max(len(entry["name"]) for entry in entries)
     usual, advanced = dict[str, None](), dict[str, None]()  # a key that has several defaults comes once
     for entry in entries:
         told = f"{entry['name']:<{width}}  {entry['description']}"
@@ -128,20 +128,14 @@ def _format_key(key: Key, versions: Sequence[Key]) -> str:
     details = [
         *(_format_default(each) + ("" if is_one else f" of {', '.join(each.variants)}") for each in versions),
         format_range(key),
-        "|".join(_format_yaml_scalar(choice) for choice in key.choices),
+        "|".join(map(format_scalar, key.choices)),
         f"only {', '.join(key.variants)}" if is_of_some else "",
     ]
     return f"{key.meaning} ({'; '.join(detail for detail in details if detail)})"
 
 
 def _format_default(key: Key) -> str:
-    return f"default {_format_yaml_scalar(key.default)}" if key.default != REQUIRED else "must be given"
-
-
-def _format_yaml_scalar(value: object) -> str:
-    if value is None or value == "":
-        return "null" if value is None else "empty"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return f"default {format_scalar(key.default)}" if key.default != REQUIRED else "must be given"
 
 
 LISTINGS: dict[str, Callable[[], list[dict[str, Any]]]] = {
@@ -194,8 +188,7 @@ def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str], li
     with watched_environment(is_closed=arguments.untrusted) as variables:
         settings, notes = load_with_notes(arguments.overrides)
         expected = applicable_expectations(settings.expect, keys_given(arguments.overrides))
-        settings = replace(settings, expect=expected)
-        return settings, [*variables], notes
+        return replace(settings, expect=expected), [*variables], notes
 
 
 def _show(arguments: argparse.Namespace) -> int:
