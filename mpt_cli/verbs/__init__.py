@@ -115,6 +115,14 @@ def minimum_problems(minimum: int, **given: float | None) -> list[Problem]:
     ]
 
 
+def problems_of_jobs(arguments: argparse.Namespace) -> list[Problem]:
+    """Return what is wrong with --jobs and --timeout."""
+    problems = minimum_problems(1, jobs=arguments.jobs)
+    if arguments.timeout is not None and not arguments.timeout > 0:
+        problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
+    return problems
+
+
 def print_json(content: dict[str, Any]) -> None:
     """Print one strict JSON object, with its schema_version."""
     print(strict_json({"schema_version": SCHEMA_VERSION, **content}, indent=2))

@@ -26,7 +26,7 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.search_path import DEFAULTS, expanded
 from mpt_cli.telemetry.sink_interface import Sink
 from mpt_cli.training_run import Reporters, train, with_drawn_seed
-from mpt_cli.verbs import minimum_problems, print_json, say, verb_parser
+from mpt_cli.verbs import minimum_problems, print_json, problems_of_jobs, say, verb_parser
 
 
 def run_reproduce(arguments: argparse.Namespace) -> int:
@@ -89,11 +89,10 @@ def _read_request(arguments: argparse.Namespace) -> Selection:
     names, changes = _names_and_changes(arguments)
     checks = [
         (names or arguments.all, Problem("NAME", "give recipes, files or run directories, or --all.")),
-        (arguments.timeout is None or arguments.timeout > 0, Problem("--timeout", "must be > 0.", arguments.timeout)),
         (arguments.at is None, Problem("--at", "is for --resume-check.", arguments.at)),
     ]
     problems = [problem for holds, problem in checks if not holds]
-    problems += minimum_problems(1, jobs=arguments.jobs)
+    problems += problems_of_jobs(arguments)
     problems += minimum_problems(0, rtol=arguments.rtol, retries=arguments.retries)
     raise_problems(problems)
     options = [

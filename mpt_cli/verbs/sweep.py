@@ -15,7 +15,7 @@ from mpt_cli.sweep.job_list import Search, plan_dict, plan_lines
 from mpt_cli.sweep.report import print_results, results_dict
 from mpt_cli.sweep.run import Options, changed_plan, check_unchanged, jobs_left, plan_new, resume_sweep, start_sweep
 from mpt_cli.telemetry.console import PrintableConsole
-from mpt_cli.verbs import minimum_problems, print_json, say
+from mpt_cli.verbs import minimum_problems, print_json, problems_of_jobs, say
 from mpt_cli.verbs.run import script_settings, script_title, split_script
 
 if TYPE_CHECKING:
@@ -75,16 +75,9 @@ def _dry_run(
     return OK
 
 
-def _problems_of_jobs(arguments: argparse.Namespace) -> list[Problem]:
-    problems = minimum_problems(1, jobs=arguments.jobs)
-    if arguments.timeout is not None and not arguments.timeout > 0:
-        problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
-    return problems
-
-
 def _check_sweep(arguments: argparse.Namespace) -> Search | None:
     """Return the search that the options ask for; None for a grid or a resumed sweep."""
-    problems = [*_problems_of_jobs(arguments), *minimum_problems(1, trials=arguments.trials)]
+    problems = [*problems_of_jobs(arguments), *minimum_problems(1, trials=arguments.trials)]
     given = {
         name: value for name in ("sampler", "sampler_seed", "pruner") if (value := getattr(arguments, name)) is not None
     }
@@ -126,7 +119,7 @@ def _script(words: list[str]) -> "tuple[list[str], Script | None]":
 
 
 def _check_compare(arguments: argparse.Namespace) -> None:
-    problems = [*_problems_of_jobs(arguments), *minimum_problems(0, tolerance=arguments.tolerance)]
+    problems = [*problems_of_jobs(arguments), *minimum_problems(0, tolerance=arguments.tolerance)]
     fixed = (arguments.overrides or None, arguments.jobs, arguments.seeds, arguments.tolerance)
     if arguments.resume is not None and any(value is not None for value in fixed):
         problems.append(
