@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from multiprocessing import spawn, util
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
@@ -227,13 +228,11 @@ def split_script(words: list[str]) -> tuple[list[str], list[str]]:
     >>> split_script(["policy=mixed_float16", "train.py", "--rate=3"])
     (['policy=mixed_float16'], ['train.py', '--rate=3'])
     """
-    others = (
-        index
-        for index, word in enumerate(words)
-        if word not in (STRICT, ALLOW_UNCHECKED) and ("=" not in word or word.startswith("-"))
-    )
-    count = next(others, len(words))
-    return words[:count], words[count + (words[count:][:1] == ["--"]) :]
+    overrides = [
+        *takewhile(lambda word: word in (STRICT, ALLOW_UNCHECKED) or ("=" in word and not word.startswith("-")), words)
+    ]
+    rest = words[len(overrides) :]
+    return overrides, rest[rest[:1] == ["--"] :]
 
 
 def target_name(rest: list[str]) -> str:
