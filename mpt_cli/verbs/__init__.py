@@ -33,7 +33,7 @@ def verb_parser(verb: str) -> arguments.Parser:
 
 def load_verb(verb: str) -> Callable[[argparse.Namespace], int]:
     """Import the module of a verb and return the function that runs it."""
-    module = importlib.import_module(f"mpt_cli.verbs.{arguments.VERBS[verb].module}")
+    module = importlib.import_module(f"mpt_cli.verbs.{arguments.VERBS[verb][0]}")
     run: Callable[[argparse.Namespace], int] = getattr(module, f"run_{verb.strip('_')}")
     return run
 

@@ -4,39 +4,29 @@ They are all in this file, so that help and completion import no verb. Imports n
 """
 
 import argparse
-from dataclasses import dataclass
 from typing import Any
 
 from mpt_cli.errors import printable
 from mpt_cli.sweep import PRUNERS, SAMPLERS
 
-
-@dataclass(frozen=True)
-class Verb:
-    """`module` of `mpt_cli.verbs`; a verb without a `meaning` is not listed."""
-
-    module: str
-    meaning: str = ""
-
-
-VERBS = {
-    "train": Verb("train", "train one model: mpt train conf=digits_cnn trainer.epochs=3"),
-    "run": Verb("run", "run an unchanged Keras script in mixed precision: mpt run train.py"),
-    "sweep": Verb("sweep", "try values, rank the results: mpt sweep conf=digits_mlp seed=0,1"),
-    "diagnose": Verb("diagnose", "find the loss scale a model needs, or what overflowed in a run"),
-    "compare": Verb("sweep", "does half precision pay? mpt compare conf=digits_cnn"),
-    "plan": Verb("inspection", "memory and dtypes on a GPU you don't have here"),
-    "watch": Verb("watch", "follow a run or a sweep from another terminal"),
-    "report": Verb("report", "write an HTML page of a run, a sweep or a comparison"),
-    "reproduce": Verb("reproduce", "run recipes or earlier runs again and check the results, as in CI"),
-    "evaluate": Verb("train", "loss and metrics of the model of a finished run"),
-    "check": Verb("inspection", "check a configuration; --show prints it, --build builds the model"),
-    "list": Verb("inspection", "recipes, models, data, policies, optimizers, keys"),
-    "copy": Verb("inspection", "copy a recipe to a file that you can edit"),
-    "doctor": Verb("inspection", "versions, devices, what is missing; --completion for your shell"),
-    "__killed": Verb("reproduce"),
+VERBS = {  # with their module in `mpt_cli.verbs` and their meaning; one without a meaning is not listed
+    "train": ("train", "train one model: mpt train conf=digits_cnn trainer.epochs=3"),
+    "run": ("run", "run an unchanged Keras script in mixed precision: mpt run train.py"),
+    "sweep": ("sweep", "try values, rank the results: mpt sweep conf=digits_mlp seed=0,1"),
+    "diagnose": ("diagnose", "find the loss scale a model needs, or what overflowed in a run"),
+    "compare": ("sweep", "does half precision pay? mpt compare conf=digits_cnn"),
+    "plan": ("inspection", "memory and dtypes on a GPU you don't have here"),
+    "watch": ("watch", "follow a run or a sweep from another terminal"),
+    "report": ("report", "write an HTML page of a run, a sweep or a comparison"),
+    "reproduce": ("reproduce", "run recipes or earlier runs again and check the results, as in CI"),
+    "evaluate": ("train", "loss and metrics of the model of a finished run"),
+    "check": ("inspection", "check a configuration; --show prints it, --build builds the model"),
+    "list": ("inspection", "recipes, models, data, policies, optimizers, keys"),
+    "copy": ("inspection", "copy a recipe to a file that you can edit"),
+    "doctor": ("inspection", "versions, devices, what is missing; --completion for your shell"),
+    "__killed": ("reproduce", ""),
 }
-LISTED_VERBS = {name: verb.meaning for name, verb in VERBS.items() if verb.meaning}
+LISTED_VERBS = {name: meaning for name, (_, meaning) in VERBS.items() if meaning}
 MERGED_VERBS = {
     "show": "check --show",
     "verify-resume": "reproduce --resume-check",
@@ -187,22 +177,6 @@ verdict but healthy and warm-up skips only, and if nothing was recorded."""
     parser.parse_intermixed_args = parser.parse_args  # type: ignore[method-assign]
 
 
-def add_search_options(parser: Parser) -> None:
-    """Add the options of a search by Optuna."""
-    add_count(parser.more, "--trials", "search: Optuna chooses N points, each a job; with --resume: N in all")
-    parser.more.add_argument(
-        "--sampler",
-        choices=SAMPLERS,
-        help="how a search chooses, by Optuna's name; default: tpe, which starts with 10 random points",
-    )
-    parser.more.add_argument(
-        "--pruner",
-        choices=PRUNERS,
-        help="in a search: end jobs whose objective is behind that of others at the same epoch",
-    )
-    add_count(parser.more, "--sampler-seed", "default: 0; with -j 1 the same seed repeats the search")
-
-
 def configure_sweep(parser: Parser) -> None:
     """Train with every combination of the values given, and rank the results."""
     from mpt_cli.jobs.launchers import LAUNCHERS  # launchers read keys, which the help of other verbs need not
@@ -215,7 +189,18 @@ def configure_sweep(parser: Parser) -> None:
         "SWEEP_DIR",
     )
     add_flag(parser, "--dry-run", "check the configurations and list the jobs")
-    add_search_options(parser)
+    add_count(parser.more, "--trials", "search: Optuna chooses N points, each a job; with --resume: N in all")
+    parser.more.add_argument(
+        "--sampler",
+        choices=SAMPLERS,
+        help="how a search chooses, by Optuna's name; default: tpe, which starts with 10 random points",
+    )
+    parser.more.add_argument(
+        "--pruner",
+        choices=PRUNERS,
+        help="in a search: end jobs whose objective is behind that of others at the same epoch",
+    )
+    add_count(parser.more, "--sampler-seed", "default: 0; with -j 1 the same seed repeats the search")
     parser.more.add_argument(
         "--launcher", choices=tuple(LAUNCHERS), help="where the jobs run; default: local; with --resume: as before"
     )
