@@ -33,6 +33,7 @@ number = 3
 def modules(users_folder):
     (users_folder / "my_nets.py").write_text(_MODULE)
     (users_folder / "helper_of_mine.py").write_text("WIDTH = 4\n")
+    (users_folder / "objects.py").write_text(_OBJECTS)
 
 
 @pytest.mark.parametrize("reference", ["my_nets:build", "my_nets.py:build", "./my_nets.py:build"])
@@ -175,7 +176,6 @@ instance = Kind(7)
     ],
 )
 def test_classes_and_functions_are_called_and_instances_taken(value, size) -> None:
-    Path("objects.py").write_text(_OBJECTS)
     assert build_object("k", value, _Listing, arguments=2).size == size
 
 
@@ -186,7 +186,6 @@ def test_a_name_without_colon_is_one_of_keras() -> None:
 
 
 def test_a_function_of_two_is_the_object_itself_with_its_kwargs_set_and_objects_are_made_inside_kwargs() -> None:
-    Path("objects.py").write_text(_OBJECTS)
     assert build_object("k", "objects:distance", _Listing, arguments=2)(1, 2) == (1, 2, 1)
     wide = build_object("k", {"object": "objects:distance", "kwargs": {"margin": 3}}, _Listing, arguments=2)
     assert (wide(1, 2), wide.__name__) == ((1, 2, 3), "distance")
@@ -195,7 +194,6 @@ def test_a_function_of_two_is_the_object_itself_with_its_kwargs_set_and_objects_
 
 
 def test_an_instance_takes_no_kwargs() -> None:
-    Path("objects.py").write_text(_OBJECTS)
     message = (
         r"^k.kwargs: must be left out: objects:instance is already an instance of Kind\. "
         r"Received: {'size': 4}\."
