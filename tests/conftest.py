@@ -84,12 +84,18 @@ def pytest_collection_finish():
 
 
 @pytest.fixture
-def users_folder(tmp_path, monkeypatch):
-    """A working directory for modules of the user's, which Python has forgotten afterwards."""
+def here(tmp_path, monkeypatch):
+    """The folder of the test, as the working directory."""
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def users_folder(here, monkeypatch):
+    """A working directory for modules of the user's, which Python has forgotten afterwards."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    return tmp_path
+    return here
 
 
 @pytest.fixture

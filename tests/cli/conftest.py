@@ -19,9 +19,8 @@ class Done:
 
 
 @pytest.fixture
-def mpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def mpt(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     """Calls the command line with these words."""
-    monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> Done:
         return Done(main(list(words)), *capsys.readouterr())

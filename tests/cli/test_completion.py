@@ -62,13 +62,12 @@ def test_offers() -> None:
         assert complete_line(line) == offered, line
 
 
-def test_paths_are_offered_where_a_path_is_meant(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_paths_are_offered_where_a_path_is_meant(here) -> None:
     Path("mine.yaml").touch()
     Path("mint.txt").touch()
     Path("minutes").mkdir()
     assert complete_line("mpt train conf=mine") == ["conf=mine.yaml"]
-    assert complete_line(f"mpt evaluate {tmp_path}/minu") == [f"{tmp_path}/minutes/"]
+    assert complete_line(f"mpt evaluate {here}/minu") == [f"{here}/minutes/"]
     assert complete_line("mpt report --out min") == ["mine.yaml", "mint.txt", "minutes/"]
     assert complete_line("mpt diagnose minu") == complete_line("mpt sweep --resume minu") == ["minutes/"]
 
@@ -79,11 +78,10 @@ def test_a_shell_puts_no_space_behind_a_section_a_key_or_a_folder(capsys) -> Non
         assert "mpt" in (script := capsys.readouterr().out) and ("[=/:.]" in script or shell == "fish")
 
 
-def test_what_the_project_has_is_offered(tmp_path, monkeypatch) -> None:
+def test_what_the_project_has_is_offered(here) -> None:
     for name in ("conf/loss_scale/mine.yaml", "far/loss_scale/theirs.yaml", "recipes/first.yaml"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("mode: fixed\n")
-    monkeypatch.chdir(tmp_path)
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text("mode: fixed\n")
     assert complete_line("mpt train loss_scale=mi") == ["loss_scale=mine"]
     assert complete_line("mpt train conf=fir") == ["conf=first"]
     assert complete_line("mpt train --config-dir far loss_scale=th") == ["loss_scale=theirs"]

@@ -45,10 +45,9 @@ def surroundings() -> dict:
         (["conf=digits_mlp", "policy=mixed_float16", "data.loader=kept_parts:fail"], 2),
     ],
 )
-def test_a_run_leaves_its_process_as_it_was(tmp_path, monkeypatch, words, code):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_leaves_its_process_as_it_was(here, monkeypatch, words, code):
     monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)  # what a run sets before it imports a framework
-    (tmp_path / "kept_parts.py").write_text(
+    (here / "kept_parts.py").write_text(
         "import numpy as np\n"
         "def load(): return np.ones((64, 4), 'float32'), np.arange(64) % 2\n"
         "def fail(): raise ValueError('no data')\n"

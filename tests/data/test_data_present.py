@@ -18,8 +18,7 @@ def check_present(source: DataSettings) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _files(here: Path) -> None:
     Path("measured.csv").write_text("a,b\n1,2\n")
     Path("folder/.hidden").mkdir(parents=True)
     Path("loaders.py").write_text("1 / 0  # it is not run\n")

@@ -15,8 +15,7 @@ LAYER_KEYS = {"name", "compute_dtype", "safe_window"}
 
 
 @pytest.mark.slow
-def test_where_no_scale_fits_the_layers_to_keep_in_float32_are_named_in_every_output(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_where_no_scale_fits_the_layers_to_keep_in_float32_are_named_in_every_output(here, capsys):
     words = [f"model.builder={NETS}:torn_apart", "policy=mixed_float16", "trainer.save_model=false", "optimizer=sgd"]
     assert main(["diagnose", "conf=digits_mlp", f"backend={BACKEND}", *words, "--batches", "2"]) == 0
     out = capsys.readouterr().out
@@ -65,12 +64,11 @@ REFUSED = [
 
 
 @only_on("tensorflow")
-def test_what_is_refused_is_a_sentence_and_leaves_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_what_is_refused_is_a_sentence_and_leaves_nothing(here, capsys):
     Path("full").mkdir()
     Path("full/file").touch()
     for words, code, said in REFUSED:
         assert main(["diagnose", *words]) == code
         error = capsys.readouterr().err
         assert said in error and "Traceback" not in error
-        assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full"]
+        assert sorted(path.name for path in here.rglob("*")) == ["file", "full"]

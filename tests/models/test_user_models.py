@@ -13,13 +13,12 @@ from mpt_cli.settings.model_data_optimizer_keys import Builder, Saved
 
 
 @pytest.fixture
-def build(tmp_path, monkeypatch):
+def build(here, monkeypatch):
     """Writes a builder's source to nets.py in the working directory and builds it."""
-    monkeypatch.chdir(tmp_path)
 
     def run(source: str, shape=(3,), num_classes=4, dtype="float32", task="classification", kwargs=None):
         monkeypatch.delitem(sys.modules, "nets", raising=False)
-        (tmp_path / "nets.py").write_text("import keras\nfrom keras import layers, ops\n\n" + source)
+        (here / "nets.py").write_text("import keras\nfrom keras import layers, ops\n\n" + source)
         shapes = Shapes(shape, num_classes, dtype, task)
         return build_model(Builder(builder="nets.py:build", kwargs=kwargs or {}), shapes)
 

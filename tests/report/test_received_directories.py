@@ -12,10 +12,7 @@ from mpt_cli.files import strict_json, write_atomic, write_durably
 from mpt_cli.report.run import load_run
 from mpt_cli.telemetry.sink_interface import LineFile
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_files_that_can_not_be_read_are_named_and_the_exit_code_says_so(capsys):

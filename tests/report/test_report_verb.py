@@ -8,10 +8,7 @@ from run_files import write_run
 
 from mpt_cli.cli import main
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_a_run_gets_a_page_and_json_says_what_is_missing(tmp_path, capsys):

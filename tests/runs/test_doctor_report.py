@@ -18,9 +18,8 @@ ABSENT = {"installed": False, "works": False, "error": "not installed"}
 
 
 @pytest.fixture
-def rows(monkeypatch, tmp_path):
+def rows(monkeypatch, here):
     """Gives what is said on a machine with these backends, and holds the exit code against it."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "machine_facts", lambda: MACHINE)
 
     def said(tensorflow, jax, code):

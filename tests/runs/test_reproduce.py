@@ -25,8 +25,7 @@ from mpt_cli.settings.search_path import recipe_paths
 
 
 @pytest.fixture(autouse=True)
-def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def recipe(here: Path) -> Path:
     path = Path("mine.yaml")
     path.write_text(RECIPE)
     return path

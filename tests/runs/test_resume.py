@@ -27,6 +27,8 @@ from mpt_cli.runs.resume import (
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.schema import DistributeSettings, Settings
 
+pytestmark = pytest.mark.usefixtures("here")
+
 WORDS = ["conf=digits_mlp", "trainer.epochs=3"]
 
 
@@ -41,11 +43,6 @@ def _run(path: Path, *words: str, **summary: object) -> RunDirectory:
 
 def _settings(*words: str) -> Settings:
     return load_settings([*WORDS, *words])
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.slow

@@ -11,17 +11,15 @@ from mpt_cli.runs import directory
 from mpt_cli.runs.directory import RunDirectory
 
 
-def test_the_default_lies_under_runs_recipe_time_and_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_default_lies_under_runs_recipe_time_and_id(here: Path) -> None:
     for recipe, folder in (("digits_cnn", "digits_cnn"), ("../a b", "_a_b"), ("..", "custom"), ("", "custom")):
         run = RunDirectory.create(None, recipe)
         assert run.path.parent == Path("runs") / folder and run.path.is_dir()
         assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", run.path.name)
 
 
-def test_a_drawn_name_that_is_taken_is_drawn_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_drawn_name_that_is_taken_is_drawn_again(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     """Of 300 runs that a cluster begins in one second two had the same one every other time, and one of them failed."""
-    monkeypatch.chdir(tmp_path)
     drawn = iter([b"\xaa\xaa", b"\xaa\xaa", b"\xbb\xbb"])
     monkeypatch.setattr(directory.os, "urandom", lambda count: next(drawn))
     monkeypatch.setattr(directory.time, "strftime", lambda form: "20260101-000000")

@@ -25,9 +25,8 @@ expect:
 
 
 @pytest.fixture
-def write_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def write_recipe(here: Path) -> Callable[..., str]:
     """Writes a recipe into the working directory; returns the word that names it."""
-    monkeypatch.chdir(tmp_path)
 
     def write(text: str = CNN_RECIPE, name: str = "own.yaml") -> str:
         Path(name).write_text(text, encoding="utf-8")

@@ -16,8 +16,7 @@ OTHER = "defaults: [{backend: jax}, _self_]\nmodel: {name: mlp}\n"
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def no_backend_chosen(here, monkeypatch):
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from mpt_cli.cli import main
 
+pytestmark = pytest.mark.usefixtures("here")
+
 BASE = "defaults: [digits_mlp, _self_]\n"
 REFUSED = {
     f"seed: {'9' * 20_000}": "cannot be read: ValueError: Exceeds the limit",
@@ -19,11 +21,6 @@ REFUSED = {
     "vars: {a: !mine x}": "the tag '!mine'",
     "vars: {a: 'x\x01'}": "special characters are not allowed: '\\x01'",
 }
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("line", REFUSED)

@@ -21,10 +21,9 @@ def write(name: str, text: str) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(CONFIG_DIR, raising=False)
-    return tmp_path
+    return here
 
 
 @pytest.mark.slow

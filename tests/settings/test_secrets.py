@@ -134,19 +134,18 @@ def test_a_password_of_the_environment_in_an_address_is_read_there_again(monkeyp
 
 
 @pytest.mark.slow
-def test_what_lists_watches_and_reports_reads_nothing_of_the_environment(tmp_path, monkeypatch, capsys):
+def test_what_lists_watches_and_reports_reads_nothing_of_the_environment(here, monkeypatch, capsys):
     """What a stranger wrote into a recipe, or into the configuration of a run."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PLACE", "elsewhere")  # no secret, and not redacted
     taken = "description: in ${oc.env:PLACE}\nmodel: {builder: 'no_such_module:f'}\n"
     for name in ("recipes/theirs.yaml", "run/config.yaml"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text(taken)
+        (here / name).parent.mkdir()
+        (here / name).write_text(taken)
     assert main(["list"]) == 0 and "in ${oc.env:PLACE}" in (listed := capsys.readouterr().out)
     assert "elsewhere" not in listed
     assert (main(["watch", "run"]), main(["report", "run"])) == (143, 0)
     captured = capsys.readouterr()
-    assert "elsewhere" not in captured.out + captured.err + (tmp_path / "run" / "report.html").read_text()
+    assert "elsewhere" not in captured.out + captured.err + (here / "run" / "report.html").read_text()
 
 
 @pytest.mark.slow

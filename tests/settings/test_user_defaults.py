@@ -10,11 +10,10 @@ from mpt_cli.settings.search_path import DEFAULTS
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def file(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(DEFAULTS)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    (path := tmp_path / "config" / "mpt" / "defaults.yaml").parent.mkdir(parents=True)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(here / "config"))
+    (path := here / "config" / "mpt" / "defaults.yaml").parent.mkdir(parents=True)
     path.write_text("trainer: {epochs: 2, keep_checkpoints: 5}\nlogger: {console: quiet}\n")
     return path
 

@@ -42,10 +42,7 @@ def said(outcome: Settings | ConfigError) -> str | list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", GRIDS)
-def test_each_has_the_settings_or_the_problems_that_it_has_alone(
-    grid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_each_has_the_settings_or_the_problems_that_it_has_alone(grid: str, here: Path) -> None:
     Path("linked.yaml").write_text(LINKED)
     points = [*read_grid(f"conf={grid}".split()).combinations]
     assert [*map(said, load_variations(points))] == [said(loaded(words)) for words in points]

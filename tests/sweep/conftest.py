@@ -10,9 +10,8 @@ from mpt_cli.sweep import report
 
 
 @pytest.fixture
-def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stubs:
+def stubs(here: Path, monkeypatch: pytest.MonkeyPatch) -> Stubs:
     """Their pages have no pictures, which would take most of the time; their share of the cores is not fixed."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "pictures", lambda found: [])
     monkeypatch.setattr(LocalExecutor, "environment", lambda *_: {})
     return Stubs()

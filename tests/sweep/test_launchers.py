@@ -58,13 +58,12 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path):
         ("local", {"qos": "high"}, "launcher: settings are for another launcher than local."),
     ],
 )
-def test_what_is_wrong_with_a_launcher_is_said(name, settings, message, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_what_is_wrong_with_a_launcher_is_said(name, settings, message, monkeypatch, here):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: package)
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     with pytest.raises(ConfigError) as caught:
         choose_launcher(name, settings)
-    assert message in str(caught.value) and [*tmp_path.iterdir()] == []
+    assert message in str(caught.value) and [*here.iterdir()] == []
 
 
 @pytest.mark.parametrize(("name", "extra"), [("submitit", "slurm"), ("ray", "ray")])

@@ -8,8 +8,7 @@ from mpt_cli.cli import main
 
 
 @pytest.mark.slow
-def test_a_dry_run_lists_the_jobs_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_dry_run_lists_the_jobs_and_writes_nothing(here, capsys):
     words = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15,32768", "policy=glob(mixed_f*)"]
     assert main(["sweep", *words, "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -23,13 +22,12 @@ def test_a_dry_run_lists_the_jobs_and_writes_nothing(tmp_path, monkeypatch, caps
     ]
     assert main(["sweep", *words, "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["jobs"][1]["command"].startswith("mpt train conf=digits_mlp")
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
-def test_a_directory_that_is_taken_is_left_alone(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "mine.txt").write_text("mine")
+def test_a_directory_that_is_taken_is_left_alone(here, capsys):
+    (here / "taken").mkdir()
+    (here / "taken" / "mine.txt").write_text("mine")
     assert main(["sweep", "conf=digits_mlp", "sweep_dir=taken", "seed=0,1"]) == 3
     reason = (
         "sweep_dir taken already exists and is not empty. Nothing in it was changed; go on with it by "
