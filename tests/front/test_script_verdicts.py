@@ -5,6 +5,16 @@ from command import mpt
 
 from mpt_cli.report.run import load_run
 
+pytestmark = pytest.mark.slow
+
+
+def recorded(tmp_path, script, *words):
+    """How the script ended, and the record of its first training."""
+    (tmp_path / "it.py").write_text(script)
+    done = mpt("run", "run_dir=run", *words, "it.py", cwd=tmp_path)
+    return done, load_run(tmp_path / "run")
+
+
 CHRONIC = """
 import keras, numpy as np
 keras.utils.set_random_seed(1)
@@ -16,12 +26,9 @@ model.fit(x, np.ones((200, 1)), batch_size=1, epochs=2, shuffle=False, verbose=2
 """
 
 
-@pytest.mark.slow
 def test_a_verdict_that_is_not_good_fails_where_that_was_asked_for_and_a_head_in_float16_is_named_once(tmp_path):
-    (tmp_path / "chronic.py").write_text(CHRONIC)
     scale = ["loss_scale=fixed", "loss_scale.initial_scale=8"]
-    done = mpt("run", "run_dir=run", *scale, "--fail-on-verdict", "chronic.py", cwd=tmp_path)
-    run = load_run(tmp_path / "run")
+    done, run = recorded(tmp_path, CHRONIC, *scale, "--fail-on-verdict")
     assert done.returncode == 4 and (run.verdict, run.exit_code) == ("chronic overflow", 0), done.stderr
     assert run.summary["skipped_steps"] == 80
     assert (
@@ -52,11 +59,8 @@ model.fit(7e4 * x, y, batch_size=1, verbose=0)
 """
 
 
-@pytest.mark.slow
 def test_early_stopping_is_told_and_a_rule_ends_a_fit_at_the_step_that_breaks_it_and_why_is_said_once(tmp_path):
-    (tmp_path / "two.py").write_text(TWO_FITS)
-    done = mpt("run", "run_dir=run", "loss_scale.max_consecutive_skips=9", "two.py", cwd=tmp_path)
-    run = load_run(tmp_path / "run")
+    done, run = recorded(tmp_path, TWO_FITS, "loss_scale.max_consecutive_skips=9")
     assert run.summary["epochs_completed"] == 3
     assert run.summary["ended_early"] == "loss was no better than 1 (epoch 1) for 2 epochs (EarlyStopping)"
     assert run.explanation.endswith(f" It ended early, in epoch 3: {run.summary['ended_early']}.")
@@ -78,17 +82,13 @@ for step in range(40):
 """
 
 
-@pytest.mark.slow
 def test_a_loop_that_broke_a_rule_and_went_on_fails_as_a_run_that_was_stopped(tmp_path):
-    (tmp_path / "recovers.py").write_text(RECOVERS)
-    done = mpt("run", "run_dir=run", "loss_scale.max_consecutive_skips=10", "recovers.py", cwd=tmp_path)
-    run = load_run(tmp_path / "run")
+    done, run = recorded(tmp_path, RECOVERS, "loss_scale.max_consecutive_skips=10")
     assert (done.returncode, run.status, run.exit_code) == (4, "finished", 4), done.stderr
     assert (run.summary["applied_steps"], run.summary["skipped_steps"]) == (28, 12)
     assert run.explanation.startswith("A run of mpt would have been stopped: 1")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "verdict", "code"),
     [
@@ -97,9 +97,9 @@ def test_a_loop_that_broke_a_rule_and_went_on_fails_as_a_run_that_was_stopped(tm
     ],
 )
 def test_what_bfloat16_does_in_a_loop_is_not_known(policy, verdict, code, tmp_path):
-    (tmp_path / "loop.py").write_text(RECOVERS.replace("step < 12", "step < 0"))
-    done = mpt("run", "--fail-on-verdict", "run_dir=run", f"policy={policy}", "loop.py", cwd=tmp_path)
-    assert (done.returncode, load_run(tmp_path / "run").verdict) == (code, verdict), done.stderr
+    lines = RECOVERS.replace("step < 12", "step < 0")
+    done, run = recorded(tmp_path, lines, "--fail-on-verdict", f"policy={policy}")
+    assert (done.returncode, run.verdict) == (code, verdict), done.stderr
 
 
 LOOP = """
@@ -141,24 +141,19 @@ model.fit(x, y, batch_size=2, epochs=20, verbose=0)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("steps", [COMPILED, COMPILED.replace("tf.function(step)", "step"), OWN_STEP])
 def test_what_float16_flushed_in_a_loop_with_a_tape_is_measured_from_the_gradient_of_its_loss(steps, tmp_path):
     """Of the gradients x * y one is kept, one subnormal, one flushed, and one is 0 in float32 too."""
-    (tmp_path / "loop.py").write_text(LOOP + steps)
-    done = mpt("run", "run_dir=run", "policy=mixed_float16", "loss_scale=none", "loop.py", cwd=tmp_path)
-    run = load_run(tmp_path / "run")
+    done, run = recorded(tmp_path, LOOP + steps, "policy=mixed_float16", "loss_scale=none")
     assert run.verdict == "scale too low to matter", done.stderr
     gradients = run.summary["gradients"]
     assert (gradients["flushed_share"], gradients["subnormal_share"]) == (1 / 3, 1 / 3)
     assert run.summary["skipped_steps"] == 0 and run.summary["applied_steps"] == run.summary["steps_seen"] >= 20
 
 
-@pytest.mark.slow
 def test_a_loss_that_takes_the_logits_behind_a_sigmoid_is_repeated_from_these(tmp_path):
-    (tmp_path / "loop.py").write_text(LOOP + SIGMOID)
-    done = mpt("run", "run_dir=run", "policy=mixed_float16", "loop.py", cwd=tmp_path)
-    summary = load_run(tmp_path / "run").summary
+    done, run = recorded(tmp_path, LOOP + SIGMOID, "policy=mixed_float16")
+    summary = run.summary
     assert summary["verdict"] == "healthy" and summary["applied_steps"] == 21, done.stderr
     assert summary["gradients"]["norm"] == pytest.approx(float(done.stdout.split()[-1]), rel=0.01)  # a step later
 
@@ -172,14 +167,12 @@ model.fit(np.full((40, 2), 7e4), np.ones((40, 1)), batch_size=1, verbose=0, call
 """
 
 
-@pytest.mark.slow
 def test_a_recorder_of_the_scripts_own_gives_its_verdict_too(tmp_path):
     (tmp_path / "own.py").write_text(OWN_RECORD)
     done = mpt("run", "own.py", cwd=tmp_path)
     assert done.returncode == 4 and ": never trained. Stopped: 10 steps" in done.stderr, done.stderr
 
 
-@pytest.mark.slow
 def test_a_script_without_a_verdict_is_no_success_where_one_was_asked_for(tmp_path):
     (tmp_path / "idle.py").write_text("print('nothing is trained')")
     done = mpt("run", "--fail-on-verdict", "idle.py", cwd=tmp_path)
@@ -189,7 +182,6 @@ def test_a_script_without_a_verdict_is_no_success_where_one_was_asked_for(tmp_pa
     assert mpt("run", "idle.py", cwd=tmp_path).returncode == 0
 
 
-@pytest.mark.slow
 def test_a_run_of_a_recipe_can_be_judged_as_strictly(tmp_path):
     words = [
         "train",
@@ -234,21 +226,16 @@ def step(derivative):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lines", ["step(slope)", "step(directional)"])
 def test_a_loss_of_derivatives_of_the_model_is_not_judged_by_the_gradients_of_its_outputs(lines, tmp_path):
-    (tmp_path / "derived.py").write_text(DERIVED + lines)
-    mpt("run", "run_dir=run", "policy=mixed_bfloat16", "derived.py", cwd=tmp_path)
-    run = load_run(tmp_path / "run")
+    _, run = recorded(tmp_path, DERIVED + lines, "policy=mixed_bfloat16")
     assert (run.verdict, run.summary["applied_steps"], run.summary["skipped_steps"]) == ("not checked", 1, 0)
     assert "derivatives in the loss" in run.explanation
 
 
-@pytest.mark.slow
 def test_derivatives_that_no_gradient_is_taken_of_leave_a_step_to_be_judged(tmp_path):
-    (tmp_path / "apart.py").write_text(DERIVED + "fixed = slope()\nstep(lambda: fixed)")
-    mpt("run", "run_dir=run", "policy=mixed_bfloat16", "apart.py", cwd=tmp_path)
-    assert load_run(tmp_path / "run").verdict == "healthy"
+    _, run = recorded(tmp_path, DERIVED + "fixed = slope()\nstep(lambda: fixed)", "policy=mixed_bfloat16")
+    assert run.verdict == "healthy"
 
 
 RECURRENT = """
@@ -263,26 +250,17 @@ model.fit(x, x[:, -1, :1] - 100, batch_size=32, verbose=0)
 ASKED = "trainer.gradient_health_every_steps=10"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("words", "verdict"), [([], "not checked"), ([ASKED], "digits lost")])
 def test_a_sample_that_takes_too_long_beside_the_training_is_taken_where_it_is_asked_for(words, verdict, tmp_path):
-    (tmp_path / "recurrent.py").write_text(RECURRENT)
-    mpt("run", "run_dir=run", "policy=mixed_bfloat16", *words, "recurrent.py", cwd=tmp_path)
-    run = load_run(tmp_path / "run")
+    _, run = recorded(tmp_path, RECURRENT, "policy=mixed_bfloat16", *words)
     assert (run.verdict, run.summary["applied_steps"], run.summary["skipped_steps"]) == (verdict, 2, 0)
     told = f"Set {ASKED}" if verdict == "not checked" else 'dtype="float32" where you make layer memory'
     assert told in run.explanation
 
 
-@pytest.mark.slow
 def test_a_script_of_which_no_sample_is_wanted_is_not_checked(tmp_path):
-    (tmp_path / "recurrent.py").write_text(RECURRENT)
-    never = ASKED.replace("10", "null")
-    mpt("run", "run_dir=run", "policy=mixed_bfloat16", never, "recurrent.py", cwd=tmp_path)
-    explanation = load_run(tmp_path / "run").explanation
-    assert explanation.endswith("was not checked: set trainer.gradient_health_every_steps=auto to check it."), (
-        explanation
-    )
+    _, run = recorded(tmp_path, RECURRENT, "policy=mixed_bfloat16", ASKED.replace("10", "null"))
+    assert run.explanation.endswith("was not checked: set trainer.gradient_health_every_steps=auto to check it.")
 
 
 ONE_BATCH = """
@@ -299,10 +277,8 @@ model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
 @pytest.mark.parametrize(("sign", "always", "verdict"), [("-1", "", "healthy"), ("1", "x = -abs(x)\n", "dead layers")])
 def test_a_layer_that_the_last_batch_alone_gives_no_gradient_is_not_called_dead(sign, always, verdict, tmp_path):
     lines = ONE_BATCH.replace("SIGN", sign).replace("model.fit", f"{always}model.fit")
-    (tmp_path / "it.py").write_text(lines)
-    words = ["trainer.gradient_health_every_steps=10", "loss_scale.initial_scale=8"]
-    done = mpt("run", "run_dir=run", *words, "it.py", cwd=tmp_path)
-    assert load_run(tmp_path / "run").verdict == verdict, done.stderr
+    done, run = recorded(tmp_path, lines, ASKED, "loss_scale.initial_scale=8")
+    assert run.verdict == verdict, done.stderr
 
 
 DEAD = """
@@ -320,9 +296,6 @@ for _ in range(12):
 """
 
 
-@pytest.mark.slow
 def test_a_loop_of_dead_units_whose_loss_is_unknown_never_trained(tmp_path):
-    (tmp_path / "dead.py").write_text(DEAD)
-    done = mpt("run", "run_dir=run", "dead.py", cwd=tmp_path)
-    run = load_run(tmp_path / "run")
+    done, run = recorded(tmp_path, DEAD)
     assert (done.returncode, run.verdict, run.summary["applied_steps"]) == (4, "never trained", 12), done.stderr
