@@ -292,8 +292,7 @@ def imported_objects(settings: Settings) -> list[tuple[str, str]]:
         "data.loader": getattr(settings.data, "loader", None),
         **{f"trainer.{name}": getattr(trainer, name) for name in ("loss", "metrics", "weighted_metrics", "callbacks")},
     }
-    if isinstance(optimizer, CustomOptimizer):
-        named["optimizer"] = {"object": optimizer.object, "kwargs": optimizer.kwargs}
-    if optimizer.schedule.object is not None:
-        named["optimizer.schedule"] = {"object": optimizer.schedule.object, "kwargs": optimizer.schedule.kwargs}
+    for key, part in (("optimizer", optimizer), ("optimizer.schedule", optimizer.schedule)):
+        if (named_object := getattr(part, "object", None)) is not None:
+            named[key] = {"object": named_object, "kwargs": part.kwargs}
     return [found for key, value in named.items() for found in imported_names(key, value)]
