@@ -364,7 +364,9 @@ def configure_reproduce(parser: Parser) -> None:
         metavar="EXPRESSION",
         help="only recipes with these words in their name or `tags:`; also with and, or, not, ()",
     )
-    parser.more.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer (30 s to end by itself)")
+    parser.more.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="end a run that takes longer (30 s to end by itself)"
+    )
     parser.more.add_argument(
         "--retries",
         type=int,
