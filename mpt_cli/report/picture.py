@@ -36,13 +36,15 @@ MOST_MARKS = 1_000
 @dataclass(frozen=True)
 class Curve:
     """Points joined in order. A value that is not finite breaks the line and is marked above it. `run` is the number of
-    its run among several, the best first."""
+    its run among several, the best first. The axis fits runs that are good.
+    """
 
     label: str
     xs: list[float] = field(default_factory=list)
     ys: list[float] = field(default_factory=list)
     look: CurveStyle = CurveStyle()
     run: int | None = None
+    is_good: bool = True
 
     def add(self, x: float, y: float) -> None:
         self.xs.append(x)
@@ -82,6 +84,7 @@ def _curve_data(curve: Curve, most_points: int) -> dict[str, Any]:
         "label": curve.label,
         **vars(curve.look),
         "run": curve.run,
+        "is_good": curve.is_good,
         "show": curve.run is None or curve.run < MOST_DRAWN,
         "lost": _some(xs[~is_finite]),
         "xs": [float(f"{x:.10g}") for x in xs],

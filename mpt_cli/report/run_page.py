@@ -248,7 +248,13 @@ def _log_base(curves: Sequence[Curve]) -> int | None:
 
 def _curves(histories: Sequence[RunHistory], name: str) -> list[Curve]:
     return [
-        replace(curve, label=history.label, look=distinct_style(index), run=index)
+        replace(
+            curve,
+            label=history.label,
+            look=distinct_style(index),
+            run=index,
+            is_good=not history.summary.get("exit_code"),
+        )
         for index, history in enumerate(histories)
         if (curve := _curve(history, name)) is not None
     ]

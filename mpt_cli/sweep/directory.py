@@ -343,14 +343,19 @@ class SweepResults(JobResults):
         return [row for row in self.configurations if row.rank is not None]
 
     @property
+    def rivals(self) -> list[Configuration]:
+        """Return the configurations that the first is compared with, at the end none of which a job failed."""
+        return [row for row in self.ranked[1:] if row.is_complete or not self.is_complete]
+
+    @property
     def not_told_apart(self) -> list[Configuration]:
         """Return the configurations that the seeds do not show to be worse than the first."""
-        return [row for row in self.ranked[1:] if not row.is_behind]
+        return [row for row in self.rivals if not row.is_behind]
 
     @property
     def best_is_shown(self) -> bool:
         """Return whether the seeds show the first to be the best; False if there is no other."""
-        return len(self.ranked) > 1 and not (self.mixes_losses or self.not_told_apart)
+        return bool(self.rivals) and not (self.mixes_losses or self.not_told_apart)
 
     @property
     def mixes_losses(self) -> bool:

@@ -184,7 +184,7 @@ def lead_sentence(found: SweepResults) -> str:
     """Return a sentence on whether the first is shown to be best, or which others it can't be told from, and one on
     keys of the data and the length of training that differ.
     """
-    if len(found.ranked) == 1:
+    if not found.rivals:
         return "No other configuration has a result to compare it with."
     keys = [key for key in found.plan.unlike if not key.startswith(LOSS_KEYS)]
     unlike = f"The jobs differ in {_named(keys)}: longer training (see steps) or other validation data may order them."
@@ -196,9 +196,10 @@ def _standing(found: SweepResults) -> str:
         again = shell_command("report", found.directory.path, "--objective", "NAME")
         return f"The jobs have different losses, which do not compare them: rank by a metric that all have, `{again}`."
     if found.best_is_shown:
-        return (
-            f"It beats every other configuration over {count_seeds(len(found.ranked[0].finished))}, at a level of 5%."
-        )
+        common = [row.difference.seeds for row in found.rivals if row.difference]
+        seeds = min(common, default=len(found.ranked[0].finished))
+        rest = "" if found.rivals == found.ranked[1:] else " without failed jobs"
+        return f"It beats every other configuration{rest}, each over at least {count_seeds(seeds)}, at a level of 5%."
     close = [job_label(row.results[0], SEED) or "the other" for row in found.not_told_apart]
     return (
         f"It may be first by chance: their common seeds can't tell it from {_named(close)}. "

@@ -45,7 +45,7 @@
   const roomFor = (u, texts) => 16 + 7.5 * Math.max(4, ...(texts ?? []).map((text) => text.length));
   function scale(base, fromZero, curves) {
     if (!base) return { time: false, range: (u, low, high) => {
-      const whole = curves.filter((curve, place) => u.series[place + 1].show && !curve.lost.length); // those that diverged may leave the chart
+      const whole = curves.filter((curve, place) => u.series[place + 1].show && curve.is_good); // others may leave the chart
       const ys = low == null || !whole.length ? [low, high] : whole.flatMap((curve) => curve.ys.filter((y) => y != null));
       const [bottom, top] = padded(Math.max(low, ys.reduce((a, b) => Math.min(a, b))), Math.min(high, ys.reduce((a, b) => Math.max(a, b))));
       return [fromZero ? 0 : bottom, top];
