@@ -30,7 +30,7 @@ from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, write_summary
 from mpt_cli.runs.provenance import collect_environment
-from mpt_cli.samples.gradient_samples import EAGER_SECONDS, GradientSampler, sample_of_all
+from mpt_cli.samples.gradient_samples import EAGER_SECONDS, GradientSampler, SampleResult, sample_of_all
 from mpt_cli.samples.latest_step import LatestStep, TapedCalls, steps_of
 from mpt_cli.settings.load import resolved_tree
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimizer, LossScaleSettings
@@ -59,8 +59,8 @@ APPLIED = {  # keys that have an effect, or are known, if mpt only records, by s
 
 NO_SAMPLES = "effect of half precision on each layer"
 UNSEEN = (
-    "its step can't be repeated: it has a custom loss, derivatives in the loss, weights outside of its models, shapes "
-    "that are unknown while tracing, or several replicas. mpt compare compares a script with float32."
+    "its step can't be repeated: derivatives in the loss, weights outside of its models, shapes that are unknown while "
+    "tracing, several replicas or, on JAX, an own train_step prevent that. mpt compare compares a script with float32."
 )
 TOO_LONG = "it takes long beside this training. Set trainer.gradient_health_every_steps=10 to check it all the same."
 HIDDEN = (
@@ -316,7 +316,10 @@ class Recording(RunRecord, ABC):
             return
         self.unchecked = LAST_OVERFLOWED
         started = time.perf_counter()
-        looks = [self.take_sample(each, step.batch) for each, step in zip(samplers, steps, strict=True)]
+        looks = list[SampleResult | None]()
+        for sampler, step in zip(samplers, steps, strict=True):
+            with step.as_trained():
+                looks.append(self.take_sample(sampler, step.batch))
         budget.samples += time.perf_counter() - started
         if None not in looks:  # of a sample that overflowed, the layers are known
             self.missing.remove(NO_SAMPLES)

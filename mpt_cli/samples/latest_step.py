@@ -10,9 +10,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.precision.gradient_check import dense
+from mpt_cli.precision.gradient_check import NARROW, dense
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
-from mpt_cli.precision.keras_internals import logits_of, note_half_output
+from mpt_cli.precision.keras_internals import inner_layers, logits_of, note_half_output
+from mpt_cli.precision.policy import layers_of
 from mpt_cli.precision.scale_state import count_of
 from mpt_cli.precision.train_step import ids_of, state_to_keep
 from mpt_cli.telemetry.health_and_verdict import FLUSHED_SHARE
@@ -29,13 +30,39 @@ SMALLEST_NORMAL_FLOAT16, NEAR_ZERO_SHARE = (
 
 class LatestStep(NamedTuple):
     """A step of `model`: its batch `(x, y, sample_weight)`, or where `is_seeded` the calls that `seeded_loss` takes.
-    `recent` are batches of some steps up to it.
+    `recent` are batches of some steps up to it; `sources` are ids of the variables by which the program took its
+    gradients, if that is known.
     """
 
     model: Any
     batch: Any
     is_seeded: bool = False
     recent: Sequence[Any] = ()
+    sources: frozenset[int] = frozenset()
+
+    @property
+    def trained_ids(self) -> set[int]:
+        """Return the ids of the variables of its model that it trains; others may be frozen by now."""
+        if not self.sources:
+            return ids_of(self.model.trainable_variables)
+        return ids_of(self.model.variables) & self.sources
+
+    @contextmanager
+    def as_trained(self) -> Iterator[None]:
+        """Have the layers that the step trained trainable in the block, and no others, if one was frozen since."""
+        layers = [self.model, *inner_layers(self.model)]
+        before = [(layer, layer.trainable) for layer in layers]
+        if self.trained_ids <= ids_of(self.model.trainable_variables):
+            before = []
+        else:
+            self.model.trainable = True
+            for layer in layers_of(self.model):
+                layer.trainable = bool(ids_of(layer.variables) & self.sources)
+        try:
+            yield
+        finally:
+            for layer, was_trainable in before:  # those around others first
+                layer.trainable = was_trainable
 
     @property
     def hides_flushed(self) -> bool:
@@ -52,12 +79,13 @@ class LatestStep(NamedTuple):
 
 
 def steps_of(variables: Sequence[Any], steps: Sequence[LatestStep]) -> list[LatestStep]:
-    """Return the steps of models that hold any of these variables; none where a variable is in no model."""
-    held = [ids_of(step.model.trainable_variables) for step in steps]
+    """Return the steps that train any of these variables, if there are any those that train no others; none where a
+    variable is in no model."""
     ids = [ids_of([variable]) for variable in variables]
-    if not all(any(each & own for own in held) for each in ids):
-        return []
-    return [step for step, own in zip(steps, held, strict=True) if any(each & own for each in ids)]
+    known = set().union(*ids)
+    found = [step for step in steps if known & step.trained_ids]
+    found = [step for step in found if step.sources <= known] or found
+    return found if all(any(each & step.trained_ids for step in found) for each in ids) else []
 
 
 class LatestBatch:
@@ -163,11 +191,13 @@ class TapedCalls:
         self._are_derived = False  # since then
         self._calls: list[TapedCall] = []  # since the first of the tapes was opened
         self._collected: list[tuple[Any, Any]] | None = None
-        self._kept: dict[int, tuple[Any, Callable[[], Any]]] = {}  # models and what reads their latest step
+        # models, the ids of the sources and what reads their latest step
+        self._kept: dict[Any, tuple[Any, frozenset[int], Callable[[], Any]]] = {}
         self._skipped: dict[Any, tuple[list[Any], list[Any], Any]] = {}  # copies of inputs, models, form of the inputs
         self._thread = 0  # of the program: looks at its steps run elsewhere
         self._eager_steps = 0
-        self._hold_all = False  # the models called, of the variables whose gradients are taken
+        self._sources: frozenset[int] = frozenset()  # ids of the variables whose gradients are taken
+        self._hold_all = False  # the models called, of these
         self.heads: dict[int, Any] = {}  # by their ids the models that were called last before a loss
         self._states: dict[int, tuple[Any, list[Any]]] = {}  # by their ids models, and their state
         self._before: dict[int, tuple[Any, Tensor]] = {}  # by their ids parts of it, and values before the next step
@@ -230,7 +260,7 @@ class TapedCalls:
         self._eager_steps += tf.executing_eagerly()
         if self._are_derived or (tf.executing_eagerly() and self._eager_steps % EAGER_STEPS != 1):
             return []
-        ids = ids_of(sources)
+        self._sources = ids = frozenset(ids_of(sources))
         held = [(call, ids_of(call.model.trainable_variables)) for call in self._calls]
         self._hold_all = ids <= set().union(*(own for _, own in held))
         return [call for call, own in held if ids & own and all(map(is_readable, call.outputs))]
@@ -247,8 +277,13 @@ class TapedCalls:
             x = keras.tree.map_structure(ops.convert_to_tensor, call.inputs)
             found.setdefault(id(call.model), (call.model, []))[1].append((x, own, scale))
         if found and self._hold_all:
-            last = self._calls[-1].model
-            self.heads[id(last)] = last
+            fed = {id(each) for call in self._calls for each in keras.tree.flatten(call.inputs)}
+            ends = [call for call in calls if id(call.model) in found and fed.isdisjoint(map(id, call.outputs))]
+            self.heads |= {
+                id(call.model): call.model
+                for call in [*ends, self._calls[-1]]
+                if any(keras.backend.standardize_dtype(out.dtype) in NARROW for out in call.outputs)
+            }
         if self._collected is not None:
             self._collected += found.values()
             return
@@ -262,7 +297,7 @@ class TapedCalls:
 
         tensors = tf.nest.flatten(batch)
         if tf.executing_eagerly():
-            self._kept[id(model)] = model, lambda: batch
+            self._kept[id(model), self._sources] = model, self._sources, lambda: batch
         elif all(tensor.shape.is_fully_defined() for tensor in tensors):
             forms = [(tensor.shape, tensor.dtype) for tensor in tensors]
             *copies, is_made = outside(lambda: _variables([*forms, ((), tf.bool)]))
@@ -271,7 +306,7 @@ class TapedCalls:
             is_made.assign(True)
             form = keras.tree.map_structure(lambda _: 0, batch)
             read = lambda: keras.tree.pack_sequence_as(form, list(map(tf.identity, copies))) if is_made else None  # noqa: E731
-            self._kept[id(read)] = model, read
+            self._kept[id(read)] = model, self._sources, read
 
     @contextmanager
     def collected(self) -> Iterator[list[tuple[Any, Any]]]:
@@ -318,9 +353,13 @@ class TapedCalls:
         return []
 
     def steps(self) -> list[LatestStep]:
-        """Return the latest one of each model."""
-        read = ((model, read()) for model, read in self._kept.values())
-        latest = {id(model): LatestStep(model, batch, is_seeded=True) for model, batch in read if batch is not None}
+        """Return the latest one of each model and its sources."""
+        read = ((model, sources, read()) for model, sources, read in self._kept.values())
+        latest = {
+            (id(model), sources): LatestStep(model, batch, is_seeded=True, sources=sources)
+            for model, sources, batch in read
+            if batch is not None
+        }
         return list(latest.values())
 
 
