@@ -49,11 +49,11 @@ def test_a_verdict_that_is_not_good_fails_where_that_was_asked_for_and_a_head_in
 
 TWO_FITS = """
 import keras, numpy as np, mpt_cli as mpt
-model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros", dtype="float32")])
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros", dtype="float32")], "first")
 model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
 x, y = np.ones((40, 2), "float32"), np.ones((40, 1), "float32")
 model.fit(x, y, epochs=9, verbose=0, callbacks=[keras.callbacks.EarlyStopping("loss", patience=2)])
-model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(1, dtype="float32")])
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(1, dtype="float32")], "second")
 model.compile("sgd", "mse", jit_compile=False)
 model.fit(7e4 * x, y, batch_size=1, verbose=0)
 """
@@ -68,7 +68,7 @@ def test_early_stopping_is_told_and_a_rule_ends_a_fit_at_the_step_that_breaks_it
     assert (done.returncode, run.status, run.summary["steps_seen"]) == (4, "stopped", 9), done.stderr
     assert run.summary["ended_early"] == "" and run.explanation.startswith("Stopped: 9 steps in a row were skipped")
     assert (done.stdout + done.stderr).count("9 steps in a row were skipped") == 1
-    assert "sequential_1): never trained. Stopped" in done.stderr and "sequential): healthy. All" in done.stderr
+    assert "second): never trained. Stopped" in done.stderr and "first): healthy. All" in done.stderr
     assert "step 9: stopped by rule" in (tmp_path / "run-2" / "console.log").read_text() and done.stdout == ""
 
 
