@@ -269,10 +269,8 @@ def saved_scale(checkpoint: Checkpoint) -> float:
 
 def scale_at(parts: Assembly, checkpoint: Checkpoint) -> float:
     """Return the scale from which the run continues (`ScaleRule.resumed_scale`)."""
-    rule = parts.scaling.rule
-    if not rule.scales:
-        return rule.initial_scale
-    return float(np.float32(rule.resumed_scale(saved_scale(checkpoint) if _is_same_mode(parts, checkpoint) else None)))
+    saved = saved_scale(checkpoint) if _is_same_mode(parts, checkpoint) else None
+    return float(np.float32(parts.scaling.rule.resumed_scale(saved)))
 
 
 def _is_same_mode(parts: Assembly, checkpoint: Checkpoint) -> bool:
