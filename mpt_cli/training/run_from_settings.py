@@ -6,7 +6,7 @@ inside functions, because a definition exists before the backend is chosen.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.errors import Problem, config_error, raise_problems
@@ -25,15 +25,11 @@ class RunDefinition:
     """
 
     settings: Settings
+    repeatable: ClassVar[bool] = True  # whether the settings describe the run in full
 
     def __post_init__(self) -> None:
         if self.repeatable:
             check_repeatable(self.settings)
-
-    @property
-    def repeatable(self) -> bool:
-        """Return whether the settings describe the run in full."""
-        return True
 
     @property
     def callbacks(self) -> Sequence[Any]:
