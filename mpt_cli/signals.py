@@ -273,13 +273,8 @@ def _unwatched() -> None:
     """Put the default handlers back in a forked process, whose signals are not those of this one."""
     with suppress(ValueError):  # it was not forked by the main thread
         signal.set_wakeup_fd(-1)
-        for number, default in (
-            (signal.SIGINT, signal.default_int_handler),
-            (signal.SIGTERM, signal.SIG_DFL),
-            (signal.SIGHUP, signal.SIG_DFL),
-        ):
-            if signals_to_handle((number,)):
-                signal.signal(number, default)
+        for number in signals_to_handle((*SIGNALS, signal.SIGHUP)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def leave_at_once() -> None:
