@@ -191,7 +191,7 @@ def mean_share(rows: Sequence[LayerSample], name: str) -> float:
 HALF = "float16"
 
 
-_MAGNITUDES = 2.0 ** (np.arange(INFS) - EXPONENT_BIAS)
+MAGNITUDES = 2.0 ** (np.arange(INFS) - EXPONENT_BIAS)  # of each slot of finite numbers
 _SMALLEST_NORMAL = EXPONENT_BIAS - 14  # the slot of float16's
 
 
@@ -204,7 +204,7 @@ def _layer_sample(
     first = int(occupied[0]) if occupied.size else None
     bad = low[INFS : NANS + 1].sum() - high[INFS : NANS + 1].sum()
     small = low[SUBNORMALS:_SMALLEST_NORMAL].sum() if dtype == HALF and kind != UPDATES else 0.0
-    sums = [float(counts[:INFS] @ _MAGNITUDES) for counts in (low, high)]
+    sums = [float(counts[:INFS] @ MAGNITUDES) for counts in (low, high)]
     return LayerSample(
         entry.name,
         kind,
