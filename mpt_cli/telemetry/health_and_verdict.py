@@ -568,5 +568,5 @@ class HealthRules:
 
     def _active(self, run_state: RunState) -> list[tuple[HealthRule, float]]:
         """Return the rules that are turned on, with their limits; the limit is 1 for one that is only on or off."""
-        limits = ((rule, attrgetter(rule.key)(self) or None) for rule in RULES if rule.key and rule.applies(run_state))
-        return [(rule, limit) for rule, limit in limits if limit is not None]
+        limits = ((rule, attrgetter(rule.key)(self)) for rule in RULES if rule.key and rule.applies(run_state))
+        return [(rule, limit) for rule, limit in limits if limit]

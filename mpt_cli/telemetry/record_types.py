@@ -316,7 +316,7 @@ def _is_of_type(hint: Any, value: Any) -> bool:
         return isinstance(value, int | float) or (isinstance(value, str) and value in NUMBERS_AS_TEXT)
     if hint in (int, str):
         return isinstance(value, hint)
-    if hint is None or hint is type(None):
+    if hint is type(None):
         return value is None
     if is_dataclass(hint) or origin is dict or hint is dict:
         return isinstance(value, dict) and all(_is_of_type(arguments[1], v) for v in value.values() if arguments)
