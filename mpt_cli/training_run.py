@@ -91,10 +91,7 @@ def train(
 
 
 def train_run(
-    definition: RunDefinition,
-    command_line: Sequence[str] = (),
-    reporters: Reporters = Reporters(),
-    notes: Sequence[str] = (),
+    definition: RunDefinition, command_line: Sequence[str], reporters: Reporters, notes: Sequence[str] = ()
 ) -> Summary:
     """Train what is defined, once; every run happens here.
 

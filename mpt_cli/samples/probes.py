@@ -31,7 +31,7 @@ class Probes:
     called after one was used. Training computes no gradients for other parts, so these are not counted.
     """
 
-    def __init__(self, parts: Sequence[Any], inputs: bool = False) -> None:
+    def __init__(self, parts: Sequence[Any], inputs: bool) -> None:
         self.parts, self.inputs = list(parts), inputs
         self.order: list[int] = []
         self.dtypes: dict[int, str] = {}

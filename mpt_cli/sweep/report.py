@@ -226,7 +226,7 @@ def _uneven_sentence(found: SweepResults) -> str:
     return ""
 
 
-def ending_lines(found: JobResults, page: Path | None = None) -> list[str]:
+def ending_lines(found: JobResults, page: Path | None) -> list[str]:
     """Return lines on the failures and the path of the page, by default that in the directory, if there is one."""
     page = page or found.directory.report_html
     return [*failure_lines(found), *([_line("files", str(page))] if page.exists() else [])]
