@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TextIO
 
@@ -392,8 +392,12 @@ def scaling_on_record(optimizer: Any, given: LossScaleSettings) -> LossScaleSett
     if not isinstance(optimizer, LossScaleOptimizer) or optimizer.rule in (given.rule_for(True), given.rule_for(False)):
         return given
     rule = optimizer.rule
-    kept = {declared.name: getattr(given, declared.name) for declared in fields(LossScaleSettings)}
-    return LossScaleSettings(**{**kept, "mode": rule.mode}, **{name: getattr(rule, name) for name in rule.key_names()})
+    return LossScaleSettings(
+        rule.mode,
+        max_consecutive_skips=given.max_consecutive_skips,
+        max_skip_rate=given.max_skip_rate,
+        **{name: getattr(rule, name) for name in rule.key_names()},
+    )
 
 
 def _applied_settings(settings: Settings) -> dict[str, Any]:
