@@ -30,7 +30,7 @@ def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
     with _stateless(model, state):
         y_pred = predict_in_training(model, x)
         loss = training_loss(model, x, y, y_pred, weight)
-    return ops.cast(loss, "float32")
+    return wide(loss)
 
 
 def seeded_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
@@ -174,7 +174,7 @@ class GradientPass:
         """Return the values of the trainable variables to differentiate by, in float32, as float16 ones would round
         their gradients.
         """
-        return [ops.cast(v, "float32") if self.in_float32 and is_narrow(v) else v for v in values]
+        return [wide(v) if self.in_float32 and is_narrow(v) else v for v in values]
 
     def _losses(self, state: Sequence[list[Tensor]], perturbations: list[Tensor], batch: Any) -> tuple[Tensor, Tensor]:
         """Return the scaled loss and the plain one."""
