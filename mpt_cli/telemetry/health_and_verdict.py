@@ -535,10 +535,9 @@ def judge(run_state: RunState) -> tuple[str, str]:
     >>> judge(RunState(Scaling(), steps_seen=100, applied_steps=100, loss=0.2))
     ('healthy', 'All 100 steps were applied; the loss was not scaled, because nothing needed it.')
     """
-    found = ((rule.verdict, rule.ending(run_state)) for rule in RULES)
-    verdict, words = next((verdict, words) for verdict, words in found if words is not None)
+    verdict, words = next((rule.verdict, its) for rule in RULES if (its := rule.ending(run_state)) is not None)
     remarks = [remark(run_state) for remark in REMARKS] if verdict in GOOD_VERDICTS else []
-    return verdict, " ".join([words, *(remark for remark in remarks if remark)])
+    return verdict, " ".join(filter(None, [words, *remarks]))
 
 
 @dataclass(frozen=True)
@@ -556,7 +555,7 @@ class HealthRules:
         loss finite.
         """
         asked = ((rule, limit) for rule, limit in self._active(run_state) if rule.at_epoch_end == at_epoch_end)
-        return next((stop for rule, limit in asked if (stop := rule.check(run_state, limit)) is not None), None)
+        return next(filter(None, (rule.check(run_state, limit) for rule, limit in asked)), None)
 
     def stop_limits(self, run_state: RunState) -> StopLimits:
         """Return the counts at which the next call ends, at the very step that breaks a rule."""
