@@ -43,14 +43,13 @@ from mpt_cli.telemetry.record_types import (
     DEAD,
     DIGITS,
     FLUSHED,
-    NEVER,
+    NO_LIMITS,
     STALE,
     TARGETS,
     UNMOVED,
     VANISHED,
     Scaling,
     StopLimits,
-    StreakCounts,
     UnmovedWeights,
 )
 from mpt_cli.telemetry.run_state import LEARNT, LONGEST_SETTLING_SKIPS, THIRD_TIME, RunState
@@ -559,11 +558,8 @@ class HealthRules:
 
     def stop_limits(self, run_state: RunState) -> StopLimits:
         """Return the counts at which the next call ends, at the very step that breaks a rule."""
-        limits = dict.fromkeys(StreakCounts._fields, NEVER)
-        for rule, limit in self._active(run_state):
-            if rule.counts:
-                limits[rule.counts] = min(limits[rule.counts], int(limit))
-        return StopLimits(run_state.streaks, StreakCounts(**limits))
+        limits = {rule.counts: int(limit) for rule, limit in self._active(run_state) if rule.counts}
+        return StopLimits(run_state.streaks, NO_LIMITS._replace(**limits))
 
     def _active(self, run_state: RunState) -> list[tuple[HealthRule, float]]:
         """Return the rules that are turned on, with their limits; the limit is 1 for one that is only on or off."""

@@ -239,14 +239,14 @@ class StreakCounts(NamedTuple):
     zero_steps: Any
 
 
-NO_STREAKS = StreakCounts(0, 0, 0)
+NO_STREAKS, NO_LIMITS = StreakCounts(0, 0, 0), StreakCounts(NEVER, NEVER, NEVER)
 
 
 class StopLimits(NamedTuple):
     """`streaks` before a call, and their `limits`."""
 
     streaks: StreakCounts = NO_STREAKS
-    limits: StreakCounts = StreakCounts(NEVER, NEVER, NEVER)
+    limits: StreakCounts = NO_LIMITS
 
     def reachable(self) -> StreakCounts:
         """Return limits above the current streaks: a run resumed at a limit gets one more step.
