@@ -320,7 +320,7 @@ class Interruption:
             self._handled.close()
 
     def _handle(self, number: int) -> None:
-        if self.requested == signal.SIGINT and number == signal.SIGINT:
+        if self.requested == number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = signal.Signals(number)
 
@@ -359,7 +359,7 @@ def heard_by_script() -> Iterator[None]:
     _main.is_heard = False  # it went on, and its end is not that of the signal
 
 
-def signal_of(error: BaseException) -> signal.Signals | None:
+def signal_of(error: BaseException | None) -> signal.Signals | None:
     """Return what raised it, None where that was no signal.
 
     >>> signal_of(Terminated()), signal_of(ValueError())

@@ -358,7 +358,7 @@ class Recording(RunRecord, ABC):
 
     def fail(self, error: BaseException | None) -> None:
         """End the record of a run that did not end normally; `error` is the cause, if known."""
-        number = None if error is None else signal_of(error)
+        number = signal_of(error)
         words = "fit did not come to its end" if error is None else summarise_error(error)
         words = words if number is None else f"It was {format_end(number)}."
         self.end(conclude_unfinished(status_of_error(error), self.run_state(), words))
