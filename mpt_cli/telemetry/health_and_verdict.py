@@ -234,17 +234,15 @@ def _ends_without_digits(run_state: RunState) -> str | None:
 
 
 def _ends_flushed(run_state: RunState) -> str | None:
-    flushed, layers = run_state.flushed_share, run_state.layers_that(FLUSHED)
+    flushed, layers = run_state.flushed_share or 0.0, run_state.layers_that(FLUSHED)
     # what becomes 0 in bfloat16 has lost its digits
     if run_state.loss_fell_to(LEARNT) or not run_state.scaling.is_needed:
         return None
-    if not layers and (flushed is None or flushed <= FLUSHED_SHARE):
+    if not layers and flushed <= FLUSHED_SHARE:
         return None
     if run_state.layers_that(DIGITS):
         return None  # the forward pass that float32 cures may lose them, or have driven the scale down
-    words = (
-        f"{format_fraction(flushed or 0.0)} of the gradient elements were flushed to zero{_format_at_scale(run_state)}"
-    )
+    words = f"{format_fraction(flushed)} of the gradient elements were flushed to zero{_format_at_scale(run_state)}"
     if layers:
         words += f", among them nearly all of {name_layers(layers)}"
     return f"{words}. {as_sentence(advise(run_state, 0, UNDERFLOW_CAUSES))}"
