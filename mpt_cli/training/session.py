@@ -246,8 +246,8 @@ def _describe_optimizers(model: Any) -> str:
     for name, optimizer in several.items():
         rate = configured_rate(optimizer.inner_optimizer)
         how = f"learning rate {rate:g}" if isinstance(rate, float) else f"{type(rate).__name__} schedule"
-        words = [f"{name} " if len(several) > 1 else "", type(optimizer.inner_optimizer).__name__, f", {how}"]
-        said.append("".join([*words, ", EMA" if optimizer.use_ema else ""]))
+        kind, prefix = type(optimizer.inner_optimizer).__name__, f"{name} " if len(several) > 1 else ""
+        said.append(f"{prefix}{kind}, {how}{', EMA' if optimizer.use_ema else ''}")
     return "; ".join(said)
 
 
