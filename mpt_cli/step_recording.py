@@ -440,7 +440,7 @@ class LoopRecording(Recording):
         budget: SampleBudget,
     ) -> None:
         """Begin the record of a loop that makes these calls of models."""
-        super().__init__(subject, optimizer, list(NOT_OF_A_LOOP))
+        super().__init__(subject, optimizer, NOT_OF_A_LOOP)
         self.calls, self.budget = calls, budget
         self.progress.epoch = 1
         self._losses: deque[float] = deque(maxlen=self.settings.trainer.log_every_steps)  # of the last applied steps

@@ -58,9 +58,9 @@ class SweepDirectory:
     @classmethod
     def open(cls, path: str | Path) -> Self:
         """Return the directory of an earlier sweep; DataError when there is none or it isn't one."""
-        found, verb = cls(expanded(path)), cls.verb
+        found = cls(expanded(path))
         if not found.plan_json.is_file():
-            raise DataError(f"{found.plan_json} does not exist. Give the folder that `mpt {verb}` wrote.")
+            raise DataError(f"{found.plan_json} does not exist. Give the folder that `mpt {cls.verb}` wrote.")
         return found
 
     def lock(self) -> AbstractContextManager[None]:
