@@ -128,9 +128,8 @@ def _continue(run: RunDirectory, definition: RunDefinition) -> Start:
     notes: list[str] = []
     checkpoint = CheckpointStore(run.checkpoints, 1, notes.append).newest()
     check_checkpoints(run, checkpoint)
-    step = checkpoint.step if checkpoint else 0
     notes.append(
-        f"continuing at step {step} of {run.path}"
+        f"continuing at step {checkpoint.step} of {run.path}"
         if checkpoint
         else f"{run.path} has no checkpoint yet, so it starts from the beginning"
     )
