@@ -213,7 +213,7 @@ class ScriptRun:
         self.path_count += 1
         return self.folder / numbered_path(self.settings.run_dir, title, self.path_count)
 
-    def end_loops(self, error: BaseException | None = None) -> None:
+    def end_loops(self, error: BaseException | None) -> None:
         """Read the last steps of the script's loops and end their records, at the end of the script."""
         self.drain.close()
         for model in self.calls.heads.values():

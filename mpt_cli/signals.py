@@ -273,13 +273,8 @@ def _unwatched() -> None:
     """Put the default handlers back in a forked process, whose signals are not those of this one."""
     with suppress(ValueError):  # it was not forked by the main thread
         signal.set_wakeup_fd(-1)
-        for number, default in (
-            (signal.SIGINT, signal.default_int_handler),
-            (signal.SIGTERM, signal.SIG_DFL),
-            (signal.SIGHUP, signal.SIG_DFL),
-        ):
-            if signals_to_handle((number,)):
-                signal.signal(number, default)
+        for number in signals_to_handle((*SIGNALS, signal.SIGHUP)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def leave_at_once() -> None:
@@ -325,7 +320,7 @@ class Interruption:
             self._handled.close()
 
     def _handle(self, number: int) -> None:
-        if self.requested == signal.SIGINT and number == signal.SIGINT:
+        if self.requested == number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = signal.Signals(number)
 
@@ -364,7 +359,7 @@ def heard_by_script() -> Iterator[None]:
     _main.is_heard = False  # it went on, and its end is not that of the signal
 
 
-def signal_of(error: BaseException) -> signal.Signals | None:
+def signal_of(error: BaseException | None) -> signal.Signals | None:
     """Return what raised it, None where that was no signal.
 
     >>> signal_of(Terminated()), signal_of(ValueError())

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TextIO
 
@@ -361,7 +361,7 @@ class Recording(RunRecord, ABC):
 
     def fail(self, error: BaseException | None) -> None:
         """End the record of a run that did not end normally; `error` is the cause, if known."""
-        number = None if error is None else signal_of(error)
+        number = signal_of(error)
         words = "fit did not come to its end" if error is None else summarise_error(error)
         words = words if number is None else f"It was {format_end(number)}."
         self.end(conclude_unfinished(status_of_error(error), self.run_state(), words))
@@ -395,8 +395,12 @@ def scaling_on_record(optimizer: Any, given: LossScaleSettings) -> LossScaleSett
     if not isinstance(optimizer, LossScaleOptimizer) or optimizer.rule in (given.rule_for(True), given.rule_for(False)):
         return given
     rule = optimizer.rule
-    kept = {declared.name: getattr(given, declared.name) for declared in fields(LossScaleSettings)}
-    return LossScaleSettings(**{**kept, "mode": rule.mode}, **{name: getattr(rule, name) for name in rule.key_names()})
+    return LossScaleSettings(
+        rule.mode,
+        max_consecutive_skips=given.max_consecutive_skips,
+        max_skip_rate=given.max_skip_rate,
+        **{name: getattr(rule, name) for name in rule.key_names()},
+    )
 
 
 def _applied_settings(settings: Settings) -> dict[str, Any]:
@@ -439,7 +443,7 @@ class LoopRecording(Recording):
         budget: SampleBudget,
     ) -> None:
         """Begin the record of a loop that makes these calls of models."""
-        super().__init__(subject, optimizer, list(NOT_OF_A_LOOP))
+        super().__init__(subject, optimizer, NOT_OF_A_LOOP)
         self.calls, self.budget = calls, budget
         self.progress.epoch = 1
         self._losses: deque[float] = deque(maxlen=self.settings.trainer.log_every_steps)  # of the last applied steps

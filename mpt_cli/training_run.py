@@ -91,10 +91,7 @@ def train(
 
 
 def train_run(
-    definition: RunDefinition,
-    command_line: Sequence[str] = (),
-    reporters: Reporters = Reporters(),
-    notes: Sequence[str] = (),
+    definition: RunDefinition, command_line: Sequence[str], reporters: Reporters, notes: Sequence[str] = ()
 ) -> Summary:
     """Train what is defined, once; every run happens here.
 
@@ -131,9 +128,8 @@ def _continue(run: RunDirectory, definition: RunDefinition) -> Start:
     notes: list[str] = []
     checkpoint = CheckpointStore(run.checkpoints, 1, notes.append).newest()
     check_checkpoints(run, checkpoint)
-    step = checkpoint.step if checkpoint else 0
     notes.append(
-        f"continuing at step {step} of {run.path}"
+        f"continuing at step {checkpoint.step} of {run.path}"
         if checkpoint
         else f"{run.path} has no checkpoint yet, so it starts from the beginning"
     )

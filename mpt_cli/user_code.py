@@ -112,12 +112,11 @@ def load_function(reference: str, key: str) -> Callable[..., Any]:
     >>> load_function("math:sqrt", "model.builder")(4.0)
     2.0
     """
-    found = load_named(reference, key)
+    found: object = load_named(reference, key)
     if not callable(found):
         name = reference.rpartition(":")[2]
         raise config_error(key, f"{name} must be a function, not of type {type(found).__name__}.", reference)
-    function: Callable[..., Any] = found
-    return function
+    return found
 
 
 def load_named(reference: str, key: str) -> Any:

@@ -8,15 +8,14 @@ from math import isfinite, nan
 from operator import attrgetter
 from typing import Any
 
-import keras
 import numpy as np
-from numpy.typing import NDArray
 
 from mpt_cli.diagnose.float32_examination import RunStepper
 from mpt_cli.diagnose.preparation import OverflowEvent, RemedyTrial, remedy_rows
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector, largest_magnitude
 from mpt_cli.precision import has_custom
+from mpt_cli.precision.gradient_check import are_finite
 from mpt_cli.precision.gradients.exponent_counts import INFS, NANS, Counts
 from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.runs.directory import RunDirectory
@@ -124,7 +123,7 @@ def examine_overflow(
     scale, state = float(optimizer.loss_scale), collect_state(model)
     again = not stepper.train_to(stepper.step + 1)[-1][1]
     restore_state(model, state)
-    bad_weights = [v.path for v in weights_of(model) if not np.isfinite(_on_host(v.value)).all()]
+    bad_weights = [v.path for v in weights_of(model) if not are_finite([v])]
     own = type(model).__name__ if has_custom(model, "train_step") else None
     loss, observed = _run_with_probes(parts, batch) if own is None else (nan, [])
     largest = largest_magnitude(batch.x)
@@ -179,11 +178,6 @@ def observe(model: Any, probes: Probes, ranges: ValueRanges) -> list[ObservedTen
         if entry is not first:
             note(BACKWARD, entry, INPUT, inputs[entry.part, GRADIENT])
     return found
-
-
-def _on_host(value: Any) -> NDArray[Any]:
-    is_float = keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype))
-    return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(value, "float32") if is_float else value))
 
 
 PLACE_PHRASES = {

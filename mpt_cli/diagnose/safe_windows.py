@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpt_cli.precision.gradients.exponent_counts import (
-    EXPONENT_BIAS,
     INFS,
     SLOTS,
     Counts,
@@ -15,7 +14,7 @@ from mpt_cli.precision.gradients.exponent_counts import (
 )
 from mpt_cli.samples.gradient_pass import ValueRanges
 from mpt_cli.samples.probes import GRADIENT
-from mpt_cli.samples.value_ranges import HALF, RangeMap
+from mpt_cli.samples.value_ranges import HALF, MAGNITUDES, RangeMap
 
 
 def add_up(passes: Sequence[ValueRanges]) -> ValueRanges:
@@ -27,7 +26,7 @@ def add_up(passes: Sequence[ValueRanges]) -> ValueRanges:
 # Not less: the gradient of a bias that a normalisation or a softmax cancels is rounding noise, and does not matter.
 MOST_WEIGHTS_FLUSHED = 0.1  # share of the nonzero gradients of a layer's weights that a safe scale may flush to zero
 MOST_MAGNITUDE_FLUSHED = 0.001  # the same share of the summed magnitude of the gradients of its output
-MAGNITUDES = np.where(np.arange(SLOTS) < INFS, 2.0 ** (np.arange(SLOTS) - EXPONENT_BIAS), 1.0)  # of each slot
+MAGNITUDE_OF_SLOT = np.append(MAGNITUDES, np.ones(SLOTS - INFS))  # 1 for inf, nan and 0
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class GradientCounts:
             return None
         if self.of_weights:
             return safe_scales(self.counts, largest_share_flushed=MOST_WEIGHTS_FLUSHED)
-        return safe_scales(self.counts * MAGNITUDES, largest_share_flushed=MOST_MAGNITUDE_FLUSHED)
+        return safe_scales(self.counts * MAGNITUDE_OF_SLOT, largest_share_flushed=MOST_MAGNITUDE_FLUSHED)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from keras import ops
 from mpt_cli.engine.step_loop import StepWrapper
 from mpt_cli.precision.gradient_check import NARROW, dense, is_overwritten
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
-from mpt_cli.precision.gradients.exponent_counts import INFS, NANS, Counts
+from mpt_cli.precision.gradients.exponent_counts import INFS, NANS, Counts, statistics_of_each
 from mpt_cli.precision.keras_internals import computing_in_float32, logits_of, predict_in_training, training_loss
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.policy import layers_of, parts_of
-from mpt_cli.samples.probes import Probes, Tensor, count_weights, weights_of
+from mpt_cli.samples.probes import Probes, Tensor, weights_of
 
 
 def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
@@ -30,7 +30,7 @@ def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
     with _stateless(model, state):
         y_pred = predict_in_training(model, x)
         loss = training_loss(model, x, y, y_pred, weight)
-    return ops.cast(loss, "float32")
+    return wide(loss)
 
 
 def seeded_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
@@ -174,7 +174,7 @@ class GradientPass:
         """Return the values of the trainable variables to differentiate by, in float32, as float16 ones would round
         their gradients.
         """
-        return [ops.cast(v, "float32") if self.in_float32 and is_narrow(v) else v for v in values]
+        return [wide(v) if self.in_float32 and is_narrow(v) else v for v in values]
 
     def _losses(self, state: Sequence[list[Tensor]], perturbations: list[Tensor], batch: Any) -> tuple[Tensor, Tensor]:
         """Return the scaled loss and the plain one."""
@@ -197,7 +197,7 @@ class GradientPass:
         ]
         is_rounded = self.in_float32 and any(map(is_narrow, weights_of(self.model)))
         squares = sum((ops.sum(ops.square(wide(gradient))) for gradient in kept), ops.zeros((), "float32"))
-        return ValueRanges(ops.stack(found), count_weights(kept), squares, tuple(kept) if is_rounded else (), loss)
+        return ValueRanges(ops.stack(found), statistics_of_each(kept), squares, tuple(kept) if is_rounded else (), loss)
 
 
 def rounding_options(few: bool) -> dict[str, Any]:

@@ -22,10 +22,8 @@ Tensor = Any
 BATCH = "mpt_latest_batch"  # among the logs of a compiled step
 MOST_KEPT = 2**20
 EAGER_STEPS = 20  # keep one eager step in so many: it costs that step a fifth of its time
-SMALLEST_NORMAL_FLOAT16, NEAR_ZERO_SHARE = (
-    2.0**-14,
-    0.01,
-)  # of values below it, where zeros may be flushed ones
+SMALLEST_NORMAL_FLOAT16 = 2.0**-14
+NEAR_ZERO_SHARE = 0.01  # of values below it, where zeros may be flushed ones
 
 
 class LatestStep(NamedTuple):

@@ -19,7 +19,7 @@ from mpt_cli.precision.gradient_check import NARROW
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import computing_in_float32, outputs_noted
 from mpt_cli.precision.policy import layers_of, name_of
-from mpt_cli.samples.gradient_pass import call_sampled, pure_loss
+from mpt_cli.samples.gradient_pass import call_sampled, pure_loss, wide
 from mpt_cli.telemetry.health_and_verdict import SMALL_NOISE, describe_digits, describe_stale
 from mpt_cli.telemetry.record_types import ALL_LAYERS, TARGETS
 
@@ -135,11 +135,11 @@ def _stale_layers(model: Any, batches: Sequence[Any]) -> tuple[str, ...]:
     ]
     if not named:
         return ()
-    before = [ops.convert_to_numpy(ops.cast(variable.value, "float32")) for _, variable in named]
+    before = [ops.convert_to_numpy(wide(variable.value)) for _, variable in named]
 
     def after(batch: Any) -> list[Any]:
         model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=True)
-        return [ops.cast(variable.value, "float32") for _, variable in named]
+        return [wide(variable.value) for _, variable in named]
 
     rounded, exact = _both_ways(model, lambda: list(map(ops.convert_to_numpy, call_sampled(model, after, batches)[0])))
     moves = [(one == old, other != old) for one, other, old in zip(rounded, exact, before, strict=True)]
@@ -211,7 +211,7 @@ def _float_values(structure: Any) -> list[Any]:
         if values.shape[1] > MOST_OUTPUT_VALUES:
             indices = np.random.default_rng(0).integers(values.shape[1], size=MOST_OUTPUT_VALUES)
             values = ops.take(values, indices, axis=1)
-        found.append(ops.cast(values, "float32"))
+        found.append(wide(values))
     return found
 
 

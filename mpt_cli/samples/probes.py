@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from mpt_cli.precision.gradient_check import dense, is_overwritten
+from mpt_cli.precision.gradient_check import is_overwritten
 from mpt_cli.precision.gradients.custom_gradients import custom_gradient, is_float_tensor, map_floats
 from mpt_cli.precision.gradients.exponent_counts import SLOTS, statistics_of_each
 from mpt_cli.precision.keras_internals import calls_through, keep_logits
@@ -31,7 +31,7 @@ class Probes:
     called after one was used. Training computes no gradients for other parts, so these are not counted.
     """
 
-    def __init__(self, parts: Sequence[Any], inputs: bool = False) -> None:
+    def __init__(self, parts: Sequence[Any], inputs: bool) -> None:
         self.parts, self.inputs = list(parts), inputs
         self.order: list[int] = []
         self.dtypes: dict[int, str] = {}
@@ -105,8 +105,3 @@ def _float_tensors(structure: Any) -> list[Tensor]:
 def weights_of(model: Any) -> list[Any]:
     """Return the trainable variables that an optimizer moves by a gradient, which excludes float8 statistics."""
     return [variable for variable in model.trainable_variables if not is_overwritten(variable)]
-
-
-def count_weights(gradients: list[Tensor]) -> Tensor:
-    """Return the counts of each gradient, of shape (gradients, SLOTS)."""
-    return statistics_of_each([dense(gradient) for gradient in gradients])

@@ -21,6 +21,7 @@ from mpt_cli.precision.gradients.exponent_counts import (
     ZEROS,
     Counts,
     largest_exponent,
+    statistics_of_each,
 )
 from mpt_cli.precision.keras_internals import (
     copied_optimizer,
@@ -29,7 +30,7 @@ from mpt_cli.precision.keras_internals import (
 )
 from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.samples.gradient_pass import ValueRanges, wide
-from mpt_cli.samples.probes import GRADIENT, VALUE, Probes, Tensor, count_weights, weights_of
+from mpt_cli.samples.probes import GRADIENT, VALUE, Probes, Tensor, weights_of
 from mpt_cli.telemetry.record_types import (
     ACTIVATION_GRADIENTS,
     ACTIVATIONS,
@@ -82,7 +83,7 @@ def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> Weig
         for new in ([copy.value for copy in copies], rounded)
     )
     dtypes = tuple(keras.backend.standardize_dtype(v.dtype) for v in weights)
-    return WeightUpdates(np.asarray(count_weights(wanted)), np.asarray(count_weights(kept)), dtypes)
+    return WeightUpdates(np.asarray(statistics_of_each(wanted)), np.asarray(statistics_of_each(kept)), dtypes)
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def mean_share(rows: Sequence[LayerSample], name: str) -> float:
 HALF = "float16"
 
 
-_MAGNITUDES = 2.0 ** (np.arange(INFS) - EXPONENT_BIAS)
+MAGNITUDES = 2.0 ** (np.arange(INFS) - EXPONENT_BIAS)  # of each slot of finite numbers
 _SMALLEST_NORMAL = EXPONENT_BIAS - 14  # the slot of float16's
 
 
@@ -204,7 +205,7 @@ def _layer_sample(
     first = int(occupied[0]) if occupied.size else None
     bad = low[INFS : NANS + 1].sum() - high[INFS : NANS + 1].sum()
     small = low[SUBNORMALS:_SMALLEST_NORMAL].sum() if dtype == HALF and kind != UPDATES else 0.0
-    sums = [float(counts[:INFS] @ _MAGNITUDES) for counts in (low, high)]
+    sums = [float(counts[:INFS] @ MAGNITUDES) for counts in (low, high)]
     return LayerSample(
         entry.name,
         kind,

@@ -29,7 +29,7 @@ from mpt_cli.signals import SIGNAL_EXIT_CODES, signal_name
 from mpt_cli.sweep.job_list import LOSS_KEYS, Job, Objective, Search, SweepPlan, choose_objective, plan_dict
 from mpt_cli.sweep.paired import FEWEST_SEEDS, PairedDifference
 from mpt_cli.telemetry.format import format_seconds
-from mpt_cli.telemetry.record_types import as_number, field_problem
+from mpt_cli.telemetry.record_types import as_number, field_problem, record_from
 from mpt_cli.telemetry.sink_interface import File
 
 
@@ -58,9 +58,9 @@ class SweepDirectory:
     @classmethod
     def open(cls, path: str | Path) -> Self:
         """Return the directory of an earlier sweep; DataError when there is none or it isn't one."""
-        found, verb = cls(expanded(path)), cls.verb
+        found = cls(expanded(path))
         if not found.plan_json.is_file():
-            raise DataError(f"{found.plan_json} does not exist. Give the folder that `mpt {verb}` wrote.")
+            raise DataError(f"{found.plan_json} does not exist. Give the folder that `mpt {cls.verb}` wrote.")
         return found
 
     def lock(self) -> AbstractContextManager[None]:
@@ -124,9 +124,8 @@ class SweepDirectory:
     def read_ending(self, job: Job) -> Ending | None:
         """Return how the job ended; None before it ends, or if the file is damaged, when the job counts as not run."""
         try:
-            found = read_json(self.ending_json(job), Ending)
-            ending = Ending(**{name: value for name, value in found.items() if name in Ending.__dataclass_fields__})
-            return ending if math.isfinite(ending.seconds) else None  # TypeError for "NaN"
+            ending = record_from(Ending, read_json(self.ending_json(job), Ending))
+            return ending if math.isfinite(ending.seconds) else None
         except (DataError, TypeError):
             return None
 

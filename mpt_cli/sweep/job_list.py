@@ -76,8 +76,8 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
     known = [
         {name for name, value in known_values(summary).items() if as_number(value) is not None} for summary in summaries
     ]
+    found = set[str]().union(*known)
     if word is None:
-        found = set[str]().union(*known)
         others = (name.removeprefix("best_metrics.") for name in found if name.startswith("best_metrics."))
         words = (
             [name for name in MONITORED if name in found] or sorted(others, reverse=True) or MONITORED
@@ -88,8 +88,8 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
     if colon and direction not in ("min", "max"):
         raise config_error("--objective", "must end in :min or :max, or in neither.", word)
     objective = Objective(name, direction == "min") if colon else Objective(word, falls(word))
-    if known and not any(objective.name in names for names in known):
-        everything = sorted(name for name in set().union(*known) if not name.startswith("metrics."))
+    if known and objective.name not in found:
+        everything = sorted(name for name in found if not name.startswith("metrics."))
         remedy = did_you_mean(objective.name, everything) or f"They have {', '.join(everything)}."
         raise config_error("--objective", "must be a number that the jobs report.", objective.name, remedy)
     if not (colon or tells_direction(word)):

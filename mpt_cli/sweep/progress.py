@@ -134,7 +134,7 @@ def find_cluster(sweep: SweepDirectory) -> Cluster | None:
     return None
 
 
-def job_states(sweep: SweepDirectory, cluster: Cluster | None = None) -> list[JobResult]:
+def job_states(sweep: SweepDirectory, cluster: Cluster | None) -> list[JobResult]:
     """Return the state of each planned job, RUNNING and WAITING (with the cluster's reason) among them, for any process
     that can read the directory.
     """

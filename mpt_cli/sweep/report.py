@@ -39,7 +39,6 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
         TableColumn(found.objective.name, _format_objective),
         *(_SEEDS if SEED in found.plan.varied else ()),
         *(_STEPS if found.plan.unlike else ()),
-        *_COSTS,
         *_NUMERICS,
     ]
 
@@ -121,10 +120,11 @@ SKIPPED = TableColumn("skipped", _figure(attrgetter("skipped_share"), lambda sha
 MEMORY = TableColumn(
     "memory", _figure(methodcaller("number", "peak_memory_bytes"), lambda n: format_bytes(int(n)), max)
 )
-_COSTS = SKIPPED, TableColumn("final scale", _scale("final_loss_scale"))
 _STEPS = (TableColumn("steps", _figure(methodcaller("number", "steps_seen"), format_count, fmean)),)
 _SEEDS = TableColumn("n", _format_count, stays=True), TableColumn("to the first", _behind_cell, stays=True)
 _NUMERICS = (
+    SKIPPED,
+    TableColumn("final scale", _scale("final_loss_scale")),
     TableColumn("min scale", _scale("min_loss_scale")),
     TableColumn("max scale", _scale("max_loss_scale")),
     TableColumn("verdict", format_verdict, is_number=False),
@@ -227,7 +227,7 @@ def _uneven_sentence(found: SweepResults) -> str:
     return ""
 
 
-def ending_lines(found: JobResults, page: Path | None = None) -> list[str]:
+def ending_lines(found: JobResults, page: Path | None) -> list[str]:
     """Return lines on the failures and the path of the page, by default that in the directory, if there is one."""
     page = page or found.directory.report_html
     return [*failure_lines(found), *([_line("files", str(page))] if page.exists() else [])]

@@ -43,14 +43,13 @@ from mpt_cli.telemetry.record_types import (
     DEAD,
     DIGITS,
     FLUSHED,
-    NEVER,
+    NO_LIMITS,
     STALE,
     TARGETS,
     UNMOVED,
     VANISHED,
     Scaling,
     StopLimits,
-    StreakCounts,
     UnmovedWeights,
 )
 from mpt_cli.telemetry.run_state import LEARNT, LONGEST_SETTLING_SKIPS, THIRD_TIME, RunState
@@ -235,17 +234,15 @@ def _ends_without_digits(run_state: RunState) -> str | None:
 
 
 def _ends_flushed(run_state: RunState) -> str | None:
-    flushed, layers = run_state.flushed_share, run_state.layers_that(FLUSHED)
+    flushed, layers = run_state.flushed_share or 0.0, run_state.layers_that(FLUSHED)
     # what becomes 0 in bfloat16 has lost its digits
     if run_state.loss_fell_to(LEARNT) or not run_state.scaling.is_needed:
         return None
-    if not layers and (flushed is None or flushed <= FLUSHED_SHARE):
+    if not layers and flushed <= FLUSHED_SHARE:
         return None
     if run_state.layers_that(DIGITS):
         return None  # the forward pass that float32 cures may lose them, or have driven the scale down
-    words = (
-        f"{format_fraction(flushed or 0.0)} of the gradient elements were flushed to zero{_format_at_scale(run_state)}"
-    )
+    words = f"{format_fraction(flushed)} of the gradient elements were flushed to zero{_format_at_scale(run_state)}"
     if layers:
         words += f", among them nearly all of {name_layers(layers)}"
     return f"{words}. {as_sentence(advise(run_state, 0, UNDERFLOW_CAUSES))}"
@@ -535,10 +532,9 @@ def judge(run_state: RunState) -> tuple[str, str]:
     >>> judge(RunState(Scaling(), steps_seen=100, applied_steps=100, loss=0.2))
     ('healthy', 'All 100 steps were applied; the loss was not scaled, because nothing needed it.')
     """
-    found = ((rule.verdict, rule.ending(run_state)) for rule in RULES)
-    verdict, words = next((verdict, words) for verdict, words in found if words is not None)
+    verdict, words = next((rule.verdict, its) for rule in RULES if (its := rule.ending(run_state)) is not None)
     remarks = [remark(run_state) for remark in REMARKS] if verdict in GOOD_VERDICTS else []
-    return verdict, " ".join([words, *(remark for remark in remarks if remark)])
+    return verdict, " ".join(filter(None, [words, *remarks]))
 
 
 @dataclass(frozen=True)
@@ -556,17 +552,14 @@ class HealthRules:
         loss finite.
         """
         asked = ((rule, limit) for rule, limit in self._active(run_state) if rule.at_epoch_end == at_epoch_end)
-        return next((stop for rule, limit in asked if (stop := rule.check(run_state, limit)) is not None), None)
+        return next(filter(None, (rule.check(run_state, limit) for rule, limit in asked)), None)
 
     def stop_limits(self, run_state: RunState) -> StopLimits:
         """Return the counts at which the next call ends, at the very step that breaks a rule."""
-        limits = dict.fromkeys(StreakCounts._fields, NEVER)
-        for rule, limit in self._active(run_state):
-            if rule.counts:
-                limits[rule.counts] = min(limits[rule.counts], int(limit))
-        return StopLimits(run_state.streaks, StreakCounts(**limits))
+        limits = {rule.counts: int(limit) for rule, limit in self._active(run_state) if rule.counts}
+        return StopLimits(run_state.streaks, NO_LIMITS._replace(**limits))
 
     def _active(self, run_state: RunState) -> list[tuple[HealthRule, float]]:
         """Return the rules that are turned on, with their limits; the limit is 1 for one that is only on or off."""
-        limits = ((rule, attrgetter(rule.key)(self) or None) for rule in RULES if rule.key and rule.applies(run_state))
-        return [(rule, limit) for rule, limit in limits if limit is not None]
+        limits = ((rule, attrgetter(rule.key)(self)) for rule in RULES if rule.key and rule.applies(run_state))
+        return [(rule, limit) for rule, limit in limits if limit]

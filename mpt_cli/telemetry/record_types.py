@@ -239,14 +239,14 @@ class StreakCounts(NamedTuple):
     zero_steps: Any
 
 
-NO_STREAKS = StreakCounts(0, 0, 0)
+NO_STREAKS, NO_LIMITS = StreakCounts(0, 0, 0), StreakCounts(NEVER, NEVER, NEVER)
 
 
 class StopLimits(NamedTuple):
     """`streaks` before a call, and their `limits`."""
 
     streaks: StreakCounts = NO_STREAKS
-    limits: StreakCounts = StreakCounts(NEVER, NEVER, NEVER)
+    limits: StreakCounts = NO_LIMITS
 
     def reachable(self) -> StreakCounts:
         """Return limits above the current streaks: a run resumed at a limit gets one more step.
@@ -316,7 +316,7 @@ def _is_of_type(hint: Any, value: Any) -> bool:
         return isinstance(value, int | float) or (isinstance(value, str) and value in NUMBERS_AS_TEXT)
     if hint in (int, str):
         return isinstance(value, hint)
-    if hint is None or hint is type(None):
+    if hint is type(None):
         return value is None
     if is_dataclass(hint) or origin is dict or hint is dict:
         return isinstance(value, dict) and all(_is_of_type(arguments[1], v) for v in value.values() if arguments)

@@ -255,6 +255,7 @@ OF_TALLY = (
     "largest_input",
     "backward_layer",
     "persistent_nan_steps",
+    "first_growth_step",
 )
 OF_SAMPLE = ("flushed_share", "faults", "output_noise", "output_noise_left", "headroom_doublings")
 
@@ -278,7 +279,6 @@ def build_run_state(
         applied_steps=counters.applied,
         **{name: getattr(skips, name) for name in OF_TALLY},
         **of_sample,
-        first_growth_step=tally.first_growth_step,
         bad_steps=len(tally.skip_steps) if applies else 0,
         began_as_nan=applies and [] != tally.skip_steps[:1] == tally.nan_steps[:1],
         scale=counters.scale if counters.seen else None,

@@ -84,8 +84,8 @@ class JsonlSink(Sink):
 
     def events(self, events: Sequence[Event]) -> None:
         for event in events:
-            only_one = ["optimizer"] if event.optimizer is None else []
-            self._add(self._events, {name: value for name, value in vars(event).items() if name not in only_one})
+            left_out = "optimizer" if event.optimizer is None else ""
+            self._add(self._events, {name: value for name, value in vars(event).items() if name != left_out})
         self._events.poll(now=True)
 
     def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:

@@ -362,11 +362,10 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Examp
         raise_model_problem("model", error)
         if (layer := failed_layer(error)) is not None:
             raise UserCodeError(f"model: {describe_layer(layer)}: {plain_message(error)}") from error
-        shapes = [
-            None if part is None else keras.tree.map_structure(lambda t: tuple(t.shape[1:]), part)
+        output, target = (
+            "?" if part is None else keras.tree.map_structure(lambda t: tuple(t.shape[1:]), part) or "?"
             for part in (getattr(model, "outputs", None), batch.y)
-        ]
-        output, target = (part if part else "?" for part in shapes)
+        )
         raise config_error(
             "trainer.loss",
             f"loss and metrics can't compare outputs of shape {output} with targets of shape {target}",

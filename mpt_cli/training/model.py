@@ -115,7 +115,7 @@ def check_compiled_model(settings: Settings, model: Any) -> None:
             attrgetter(key)(settings),
             "Leave it out, or let the builder return the model uncompiled.",
         )
-        for key in dict.fromkeys(changed)
+        for key in changed
     ]
     for name, optimizer, _ in optimizers_in(model):
         if isinstance(optimizer, LossScaleOptimizer):

@@ -4,7 +4,7 @@ Only its settings are recorded; the objects belong to the caller, so no YAML rep
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import isgenerator
@@ -55,11 +55,8 @@ class ModelRunDefinition(RunDefinition):
     model: Any
     data: DataSet
     policy: str | None = None
-    given_callbacks: tuple[Any, ...] = ()
-
-    @property
-    def repeatable(self) -> bool:
-        return False
+    callbacks: tuple[Any, ...] = ()
+    repeatable = False
 
     def check_present(self) -> None:
         """Check nothing: the caller has it in hand."""
@@ -102,10 +99,6 @@ class ModelRunDefinition(RunDefinition):
     def compile_copy(self, settings: Settings, model: Any, data: DataSet) -> None:
         if model is not self.model:
             model.compile(None, self.model.loss, compiled_loss_weights(self.model), auto_scale_loss=False)
-
-    @property
-    def callbacks(self) -> Sequence[Any]:
-        return self.given_callbacks
 
     @property
     def model_name(self) -> str:

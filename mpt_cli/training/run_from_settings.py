@@ -6,10 +6,10 @@ inside functions, because a definition exists before the backend is chosen.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from mpt_cli.engine.backend import Platform, prepare_backend
-from mpt_cli.errors import Problem, raise_problems
+from mpt_cli.errors import Problem, config_error, raise_problems
 from mpt_cli.settings.model_data_optimizer_keys import PYTHON, PYTHON_VARIANTS, GivenModel
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import shell_command
@@ -25,15 +25,11 @@ class RunDefinition:
     """
 
     settings: Settings
+    repeatable: ClassVar[bool] = True  # whether the settings describe the run in full
 
     def __post_init__(self) -> None:
         if self.repeatable:
             check_repeatable(self.settings)
-
-    @property
-    def repeatable(self) -> bool:
-        """Return whether the settings describe the run in full."""
-        return True
 
     @property
     def callbacks(self) -> Sequence[Any]:
@@ -94,8 +90,8 @@ class RunDefinition:
         return f"{policy.name} ({', '.join(notes)})" if notes else policy.name
 
 
-def repeat_problems(settings: Settings, run: str) -> list[Problem]:
-    """Return the problems of settings that record objects of a Python program: which, and how to run it again.
+def check_repeatable(settings: Settings, run: str = "") -> None:
+    """Raise ConfigError for settings that record objects of a Python program: which, and how to run it again.
 
     `run` is the name of the run, if that was given rather than its configuration.
     """
@@ -103,9 +99,9 @@ def repeat_problems(settings: Settings, run: str) -> list[Problem]:
     if isinstance(model, GivenModel) and model.command:
         rule = "is the record of a script: the script makes the model and data, which no configuration holds."
         words = shell_command(*model.command)
-        return [Problem(run or "model.name", rule, None if run else PYTHON, f"Run the script again: {words}")]
+        raise config_error(run or "model.name", rule, None if run else PYTHON, f"Run the script again: {words}")
     given = [section for section in PYTHON_VARIANTS if getattr(settings, section).name == PYTHON]
-    return [
+    raise_problems(
         Problem(
             run or f"{section}.name",
             "is a run that a Python program started, with objects that no YAML file can hold.",
@@ -113,9 +109,4 @@ def repeat_problems(settings: Settings, run: str) -> list[Problem]:
             "Run that program again; mpt.fit(..., resume=RUN_DIR) continues it.",
         )
         for section in (given[:1] if run else given)
-    ]
-
-
-def check_repeatable(settings: Settings, run: str = "") -> None:
-    """ConfigError with `repeat_problems`."""
-    raise_problems(repeat_problems(settings, run))
+    )

@@ -57,17 +57,15 @@ class WeightWatch:
 
     def has_moved_in(self, layer: str) -> bool:
         """Return whether a kernel of the layer has changed since the watch began."""
-        own = [(kernel, begun) for kernel, begun in self._begun if f"{layer}/" in getattr(kernel, "path", "")]
-        return any(_checksum(kernel) != begun for kernel, begun in own)
+        return any(
+            f"{layer}/" in getattr(kernel, "path", "") and _checksum(kernel) != begun for kernel, begun in self._begun
+        )
 
     def _applied(self) -> float:
         """Return the number of updates so far, of the optimizer that has the most."""
         return max(
-            (
-                int(each.applied_steps) / (each.inner_optimizer.gradient_accumulation_steps or 1)
-                for each in self.optimizers
-            ),
-            default=0.0,
+            int(each.applied_steps) / (each.inner_optimizer.gradient_accumulation_steps or 1)
+            for each in self.optimizers
         )
 
 

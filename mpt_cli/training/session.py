@@ -246,8 +246,8 @@ def _describe_optimizers(model: Any) -> str:
     for name, optimizer in several.items():
         rate = configured_rate(optimizer.inner_optimizer)
         how = f"learning rate {rate:g}" if isinstance(rate, float) else f"{type(rate).__name__} schedule"
-        words = [f"{name} " if len(several) > 1 else "", type(optimizer.inner_optimizer).__name__, f", {how}"]
-        said.append("".join([*words, ", EMA" if optimizer.use_ema else ""]))
+        kind, prefix = type(optimizer.inner_optimizer).__name__, f"{name} " if len(several) > 1 else ""
+        said.append(f"{prefix}{kind}, {how}{', EMA' if optimizer.use_ema else ''}")
     return "; ".join(said)
 
 
@@ -269,10 +269,8 @@ def saved_scale(checkpoint: Checkpoint) -> float:
 
 def scale_at(parts: Assembly, checkpoint: Checkpoint) -> float:
     """Return the scale from which the run continues (`ScaleRule.resumed_scale`)."""
-    rule = parts.scaling.rule
-    if not rule.scales:
-        return rule.initial_scale
-    return float(np.float32(rule.resumed_scale(saved_scale(checkpoint) if _is_same_mode(parts, checkpoint) else None)))
+    saved = saved_scale(checkpoint) if _is_same_mode(parts, checkpoint) else None
+    return float(np.float32(parts.scaling.rule.resumed_scale(saved)))
 
 
 def _is_same_mode(parts: Assembly, checkpoint: Checkpoint) -> bool:

@@ -78,7 +78,7 @@ def conclude(run_state: RunState, outcome: Outcome, passed_over: Stop | None = N
 
 def status_of_error(error: BaseException | None) -> tuple[str, int]:
     """Return status and exit code of a run that an exception ended."""
-    if error is not None and (number := signal_of(error)) is not None:
+    if (number := signal_of(error)) is not None:
         return _STATUSES[number], SIGNAL_EXIT_CODES[number]
     return "failed", error.exit_code if isinstance(error, MptError) else BUG
 

@@ -33,7 +33,7 @@ class EpochTable:
         self._shown: list[tuple[str, int]] = []
         self._rows = 0  # under the heading
 
-    def row(self, snapshot: Snapshot, seconds: float | None, width: int | None = None) -> list[str]:
+    def row(self, snapshot: Snapshot, seconds: float | None, width: int | None) -> list[str]:
         """Return the lines of one row; `seconds` are those of the epoch, None within one."""
         self._metrics |= model_metrics(snapshot.metrics)
         cells = dict(self.cells(snapshot, seconds))
