@@ -49,11 +49,11 @@ def test_a_verdict_that_is_not_good_fails_where_that_was_asked_for_and_a_head_in
 
 TWO_FITS = """
 import keras, numpy as np, mpt_cli as mpt
-model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros", dtype="float32")], "first")
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros", dtype="float32")], name="first")
 model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
 x, y = np.ones((40, 2), "float32"), np.ones((40, 1), "float32")
 model.fit(x, y, epochs=9, verbose=0, callbacks=[keras.callbacks.EarlyStopping("loss", patience=2)])
-model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(1, dtype="float32")], "second")
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(1, dtype="float32")], name="second")
 model.compile("sgd", "mse", jit_compile=False)
 model.fit(7e4 * x, y, batch_size=1, verbose=0)
 """
