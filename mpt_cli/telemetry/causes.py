@@ -1,6 +1,6 @@
 """Why steps go wrong and what to do about it: the causes that health rules name.
 
-A new piece of advice is one row of `CAUSES`.
+A new piece of advice is one `Cause`; the tuples below them say in which order rules ask for which.
 """
 
 import math
@@ -125,128 +125,112 @@ def _always(run_state: RunState, skips: int) -> bool:
 OTHER_POLICY = "the policy mixed_bfloat16 or float32"
 KEPT_BY_MORE = "a higher loss scale keeps what float16 flushes: "
 
-IN_FORWARD, NAN_FOUND, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
-UNSETTLED, TOO_HIGH = "unsettled", "too high"
-VANISHING, NO_SCALE, LOW, TINY, NO_ROOM, DEAD_GRADIENTS, ZERO_UNKNOWN = (
-    "vanishing",
-    "flushed without scale",
-    "too low",
-    "tiny",
-    "no room",
-    "dead gradients",
-    "zero for an unknown reason",
-)
-SPOILED, SPOILED_STATE, LOSS_ALONE = "spoiled", "spoiled state", "only the loss overflows"
-ZERO_LOSS, APPLIED_NAN = "zero loss", "applied nan"
-
 A_BUG = (
     "the model or data has a bug. Look at the layer that events.jsonl names for a square root, norm or division whose "
     "gradient is not defined at 0, a masked logarithm, or inputs above 65504 before a tanh or sigmoid, inf in float16."
 )
 
-CAUSES = {
-    SPOILED_STATE: Cause(
-        lambda run_state, _: bool(run_state.spoiled_state),
-        "inf or nan is left in {spoiled}, which the model's own train_step writes in a skipped step too: the model "
-        "gives nan in evaluation. mpt.fit puts such state back, and on TensorFlow mpt run.",
-    ),
-    IN_FORWARD: Cause(
-        lambda run_state, skips: run_state.forward_share(skips) > 0.5,
-        "{forward}",
-        is_of_values=True,
-    ),
-    NAN_FOUND: Cause(
-        lambda run_state, skips: run_state.is_nan(skips),
-        "the loss was finite, but its gradients held nan and no inf, which the scale does not explain. If the model "
-        f"trains with policy=float32, keep {{overflowing}}; if not, {A_BUG}",
-        is_of_values=True,
-    ),
-    APPLIED_NAN: Cause(
-        lambda run_state, _: run_state.began_as_nan and not run_state.scaling.is_needed,
-        f"it began with nan, and no inf, in the gradients of a finite loss: {A_BUG}",
-    ),
-    FIXED: Cause(
-        lambda run_state, _: not run_state.scaling.rule.moves,
-        "the fixed scale is too high: lower it (loss_scale.initial_scale), or let it move (loss_scale=dynamic).",
-    ),
-    BEYOND: Cause(
-        lambda run_state, _: run_state.is_near_floor(2),
-        "since no scale is low enough, the cause is nan or a value too large for float16. Try "
-        f"{OTHER_POLICY}, a lower learning rate, or clipping gradients by their global norm.{{where}}",
-    ),
-    TOO_HIGH: Cause(
-        _always,
-        "lower the highest scale (loss_scale.max_scale), let it grow less often (loss_scale.growth_steps), or try the "
-        "policy mixed_bfloat16.{where}",
-    ),
-    UNSETTLED: Cause(
-        lambda run_state, _: run_state.applied_steps == 0,
-        "start lower, or give the scale more epochs to settle. What overflows at loss_scale.initial_scale=1 too has "
-        "another cause: a bug of the model, or values that are too large.",
-    ),
-    VANISHING: Cause(
-        lambda run_state, _: bool(run_state.layers_that(VANISHED)),
-        "no loss scale brings back outputs that vanish in the forward pass. Initialise the weights of these layers "
-        "larger, normalise their inputs, or keep them in float32, which holds smaller numbers.",
-    ),
-    NO_SCALE: Cause(
-        lambda run_state, _: not run_state.scaling.scales,
-        f"{KEPT_BY_MORE}scale the loss (loss_scale=dynamic).",
-    ),
-    LOW: Cause(
-        lambda run_state, _: not (run_state.scaling.rule.moves and run_state.skip_steps),
-        f"{KEPT_BY_MORE}raise the initial loss scale{{raised}}.",
-    ),
-    TINY: Cause(
-        lambda run_state, _: _largest_power(run_state) < -24,  # 0 in float16 without a scale
-        "a higher loss scale overflowed, and in float32 too the largest gradient is 2**{largest:.0f}. If policy="
-        "float32 ends at the same loss (not tried), neither dtype nor loss scale is the cause: look at the model, the "
-        "data and the learning rate.",
-    ),
-    NO_ROOM: Cause(
-        _always,
-        "a higher loss scale overflowed: keep {overflowing}, or let the scale grow sooner (loss_scale.growth_steps, "
-        "not tried).{where}",
-    ),
-    ZERO_LOSS: Cause(
-        lambda run_state, _: run_state.scaling.is_needed and run_state.loss == 0,
-        "the loss itself is exactly 0, which no loss scale changes. Unless the targets are met, compute it in float32: "
-        "cast what it reads, since float16 holds nothing below 2**-24.",
-    ),
-    ZERO_UNKNOWN: Cause(
-        lambda run_state, _: run_state.scaling.is_needed and not run_state.sample_is_new,
-        "it was not checked whether float16 flushed them{why} If so, a higher scale (loss_scale=dynamic, "
-        f"loss_scale.initial_scale) or {OTHER_POLICY} keeps them; else units are dead, or the loss does not "
-        "depend on the weights.",
-    ),
-    DEAD_GRADIENTS: Cause(
-        lambda run_state, _: not (run_state.sample_is_new and (run_state.flushed_share or 0) > 0),
-        "no loss scale brings them back: look for a loss that does not depend on the weights, for units that "
-        "are dead (lower the learning rate), or for targets that the model meets already.",
-    ),
-    LOSS_ALONE: Cause(
-        lambda run_state, _: run_state.scaling.scales,
-        "the gradients were finite, so a part of the loss overflows whose gradient does not, such as a regularizer of "
-        "a layer in float16: keep that layer in float32 ({kept}; not tried).",
-    ),
-    SPOILED: Cause(
-        _always,
-        "lower the learning rate, clip gradients to a global norm of 1.0, use another optimizer, or look for inf or "
-        "nan in the data. In half precision "
-        'try policy=float32, and dtype="float32" for the output layers (not tried); in float16 without loss scaling '
-        "scale the loss (loss_scale=dynamic).",
-    ),
-}
+SPOILED_STATE = Cause(
+    lambda run_state, _: bool(run_state.spoiled_state),
+    "inf or nan is left in {spoiled}, which the model's own train_step writes in a skipped step too: the model "
+    "gives nan in evaluation. mpt.fit puts such state back, and on TensorFlow mpt run.",
+)
+IN_FORWARD = Cause(
+    lambda run_state, skips: run_state.forward_share(skips) > 0.5,
+    "{forward}",
+    is_of_values=True,
+)
+NAN_FOUND = Cause(
+    lambda run_state, skips: run_state.is_nan(skips),
+    "the loss was finite, but its gradients held nan and no inf, which the scale does not explain. If the model "
+    f"trains with policy=float32, keep {{overflowing}}; if not, {A_BUG}",
+    is_of_values=True,
+)
+APPLIED_NAN = Cause(
+    lambda run_state, _: run_state.began_as_nan and not run_state.scaling.is_needed,
+    f"it began with nan, and no inf, in the gradients of a finite loss: {A_BUG}",
+)
+FIXED = Cause(
+    lambda run_state, _: not run_state.scaling.rule.moves,
+    "the fixed scale is too high: lower it (loss_scale.initial_scale), or let it move (loss_scale=dynamic).",
+)
+BEYOND = Cause(
+    lambda run_state, _: run_state.is_near_floor(2),
+    "since no scale is low enough, the cause is nan or a value too large for float16. Try "
+    f"{OTHER_POLICY}, a lower learning rate, or clipping gradients by their global norm.{{where}}",
+)
+TOO_HIGH = Cause(
+    _always,
+    "lower the highest scale (loss_scale.max_scale), let it grow less often (loss_scale.growth_steps), or try the "
+    "policy mixed_bfloat16.{where}",
+)
+UNSETTLED = Cause(
+    lambda run_state, _: run_state.applied_steps == 0,
+    "start lower, or give the scale more epochs to settle. What overflows at loss_scale.initial_scale=1 too has "
+    "another cause: a bug of the model, or values that are too large.",
+)
+VANISHING = Cause(
+    lambda run_state, _: bool(run_state.layers_that(VANISHED)),
+    "no loss scale brings back outputs that vanish in the forward pass. Initialise the weights of these layers "
+    "larger, normalise their inputs, or keep them in float32, which holds smaller numbers.",
+)
+NO_SCALE = Cause(
+    lambda run_state, _: not run_state.scaling.scales,
+    f"{KEPT_BY_MORE}scale the loss (loss_scale=dynamic).",
+)
+LOW = Cause(
+    lambda run_state, _: not (run_state.scaling.rule.moves and run_state.skip_steps),
+    f"{KEPT_BY_MORE}raise the initial loss scale{{raised}}.",
+)
+TINY = Cause(
+    lambda run_state, _: _largest_power(run_state) < -24,  # 0 in float16 without a scale
+    "a higher loss scale overflowed, and in float32 too the largest gradient is 2**{largest:.0f}. If policy="
+    "float32 ends at the same loss (not tried), neither dtype nor loss scale is the cause: look at the model, the "
+    "data and the learning rate.",
+)
+NO_ROOM = Cause(
+    _always,
+    "a higher loss scale overflowed: keep {overflowing}, or let the scale grow sooner (loss_scale.growth_steps, "
+    "not tried).{where}",
+)
+ZERO_LOSS = Cause(
+    lambda run_state, _: run_state.scaling.is_needed and run_state.loss == 0,
+    "the loss itself is exactly 0, which no loss scale changes. Unless the targets are met, compute it in float32: "
+    "cast what it reads, since float16 holds nothing below 2**-24.",
+)
+ZERO_UNKNOWN = Cause(
+    lambda run_state, _: run_state.scaling.is_needed and not run_state.sample_is_new,
+    "it was not checked whether float16 flushed them{why} If so, a higher scale (loss_scale=dynamic, "
+    f"loss_scale.initial_scale) or {OTHER_POLICY} keeps them; else units are dead, or the loss does not "
+    "depend on the weights.",
+)
+DEAD_GRADIENTS = Cause(
+    lambda run_state, _: not (run_state.sample_is_new and (run_state.flushed_share or 0) > 0),
+    "no loss scale brings them back: look for a loss that does not depend on the weights, for units that "
+    "are dead (lower the learning rate), or for targets that the model meets already.",
+)
+LOSS_ALONE = Cause(
+    lambda run_state, _: run_state.scaling.scales,
+    "the gradients were finite, so a part of the loss overflows whose gradient does not, such as a regularizer of "
+    "a layer in float16: keep that layer in float32 ({kept}; not tried).",
+)
+SPOILED = Cause(
+    _always,
+    "lower the learning rate, clip gradients to a global norm of 1.0, use another optimizer, or look for inf or "
+    "nan in the data. In half precision "
+    'try policy=float32, and dtype="float32" for the output layers (not tried); in float16 without loss scaling '
+    "scale the loss (loss_scale=dynamic).",
+)
 OVERFLOW_CAUSES = (SPOILED_STATE, IN_FORWARD, NAN_FOUND, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
 UNDERFLOW_CAUSES = (VANISHING, NO_SCALE, LOW, TINY, NO_ROOM)
 ZERO_CAUSES = (ZERO_LOSS, ZERO_UNKNOWN, DEAD_GRADIENTS, *UNDERFLOW_CAUSES)
 
 
-def find_cause(run_state: RunState, skips: int, names: Sequence[str]) -> str:
+def find_cause(run_state: RunState, skips: int, causes: Sequence[Cause]) -> Cause:
     """Return the first of these causes that fits the latest `skips` skipped steps, or the last cause if none fits."""
-    return next((name for name in names if CAUSES[name].fits(run_state, skips)), names[-1])
+    return next((cause for cause in causes if cause.fits(run_state, skips)), causes[-1])
 
 
-def advise(run_state: RunState, skips: int, names: Sequence[str]) -> str:
+def advise(run_state: RunState, skips: int, causes: Sequence[Cause]) -> str:
     """Return the advice on that cause."""
-    return CAUSES[find_cause(run_state, skips, names)].advise(run_state)
+    return find_cause(run_state, skips, causes).advise(run_state)

@@ -14,7 +14,6 @@ from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.causes import (
     APPLIED_NAN,
     BEYOND,
-    CAUSES,
     FIXED,
     IN_FORWARD,
     LOSS_ALONE,
@@ -26,6 +25,7 @@ from mpt_cli.telemetry.causes import (
     UNDERFLOW_CAUSES,
     VANISHING,
     ZERO_CAUSES,
+    Cause,
     advise,
     as_sentence,
     by_door,
@@ -88,7 +88,7 @@ def _ends_untrained(run_state: RunState) -> str | None:
         f"None of {format_count(run_state.steps_seen)} steps was applied, so the weights are still the initial ones: "
     )
     cause = find_cause(run_state, run_state.skipped_steps, OVERFLOW_CAUSES)
-    advice = CAUSES[cause].advise(run_state)
+    advice = cause.advise(run_state)
     if cause == IN_FORWARD:
         return words + advice
     return f"{words}every gradient overflowed{_format_at_scale(run_state)}. {as_sentence(advice)}"
@@ -124,7 +124,7 @@ def _ends_overflowing(run_state: RunState) -> str | None:
         f"({format_share(late_skips, late_steps)}), long after the scale should have settled. "
     )
     cause = find_cause(run_state, late_skips, (IN_FORWARD, NAN_FOUND, FIXED, TOO_HIGH))
-    advice = CAUSES[cause].advise(run_state)
+    advice = cause.advise(run_state)
     return words + (f"In most of them {advice}" if cause in (IN_FORWARD, NAN_FOUND) else as_sentence(advice))
 
 
@@ -139,12 +139,12 @@ def _ends_with_bad_values(run_state: RunState) -> str | None:
         if len(steps) >= THIRD_TIME:
             count = "all" if len(steps) == run_state.skipped_steps else format_count(len(steps))
             words = f"{_format_skipped(run_state)}. In {count} of them (step {format_count(steps[-1])} is the latest)"
-            return f"{words} {CAUSES[cause].advise(run_state)}"
+            return f"{words} {cause.advise(run_state)}"
     return None
 
 
 def _ends_with_spoiled_state(run_state: RunState) -> str | None:
-    return as_sentence(CAUSES[SPOILED_STATE].advise(run_state)) if run_state.spoiled_state else None
+    return as_sentence(SPOILED_STATE.advise(run_state)) if run_state.spoiled_state else None
 
 
 def _ends_with_spoiled_metrics(run_state: RunState) -> str | None:
@@ -166,7 +166,7 @@ def _ends_vanished(run_state: RunState) -> str | None:
     words = f"Float16 made the outputs of {name_layers(layers)} zero{_format_sampled(run_state)}"
     if flushed := run_state.flushed_share:
         words += f", and {format_fraction(flushed)} of the gradient elements that float32 keeps"
-    return f"{words}: {CAUSES[VANISHING].advise(run_state)}"
+    return f"{words}: {VANISHING.advise(run_state)}"
 
 
 def describe_digits(
@@ -444,7 +444,7 @@ class HealthRule:
     at_epoch_end: bool = False
     skips: Callable[[RunState], int] | None = None  # how many of the latest are in question; default: the value
     evidence: Callable[[RunState], str] = lambda run_state: ""
-    causes: tuple[str, ...] = OVERFLOW_CAUSES
+    causes: tuple[Cause, ...] = OVERFLOW_CAUSES
     needs_sample: bool = False
 
     def check(self, run_state: RunState, limit: float) -> Stop | None:

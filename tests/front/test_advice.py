@@ -10,7 +10,7 @@ import pytest
 
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
 from mpt_cli.precision.keras_internals import predict_in_training
-from mpt_cli.telemetry.causes import CAUSES
+from mpt_cli.telemetry import causes
 from mpt_cli.telemetry.health_and_verdict import judge
 from mpt_cli.telemetry.record_types import Scaling, UnmovedWeights
 from mpt_cli.telemetry.run_state import RunState
@@ -24,6 +24,7 @@ MODES = {
     "logmax": Scaling(LogMaxScale()),
     "none": Scaling(is_needed=True),
 }
+CAUSES = [each for each in vars(causes).values() if isinstance(each, causes.Cause)]
 SETTING = re.compile(r"(?<![/\w])(?:loss_scale|policy|optimizer|trainer)(?:\.[a-z_]+|(?==))")
 
 
@@ -45,7 +46,7 @@ def test_a_key_that_advice_names_is_taken_by_a_script_too(mode):
         replace(base, scaling=Scaling(is_needed=True)),
     ]
     script = replace(base, is_of_program=True, forward_layer="a", scaling=replace(base.scaling, is_needed=True))
-    of_script = [cause.advise(script) for cause in CAUSES.values()]
+    of_script = [cause.advise(script) for cause in CAUSES]
     of_script += [
         judge(replace(script, faults={name: fault}, output_noise=1.0))[1]
         for fault in ("digits", "stale")
@@ -53,7 +54,7 @@ def test_a_key_that_advice_names_is_taken_by_a_script_too(mode):
     ]
     assert any('dtype="float32" where you make layer a' in text for text in of_script)
     assert not any(re.search(r"policy\.(overrides|head)", text) for text in of_script)
-    texts = [*of_script, *(cause.advise(base) for cause in CAUSES.values()), *(judge(each)[1] for each in others)]
+    texts = [*of_script, *(cause.advise(base) for cause in CAUSES), *(judge(each)[1] for each in others)]
     texts += [*warn_of_scaling(Scaling(is_needed=True)), *warn_of_half_head(model())]
     named = {key for text in texts for key in SETTING.findall(text)}
     assert "loss_scale.initial_scale" in named and "loss_scale" in named
