@@ -112,8 +112,8 @@ def fit(
     given.check_targets(model, arguments)
     data = given.read_given(arguments)
     shuffles = shuffle and not is_tf_dataset(x)
-    tree = {"epochs": epochs, "batch_size": _batch_size(batch_size, data), "shuffle": shuffles}
-    asked = RunArguments(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
+    trainer = {"epochs": epochs, "batch_size": _batch_size(batch_size, data), "shuffle": shuffles}
+    asked = RunArguments(policy, loss_scale, seed, run_dir, resume, trainer=trainer, more=settings or {})
     definition = given.ModelRunDefinition(given_settings(model, asked), model, data, policy, tuple(callbacks))
     return _run(definition)
 
@@ -135,7 +135,7 @@ def _check_arguments(settings: Any, callbacks: Any) -> None:
 
 @dataclass(frozen=True)
 class RunArguments:
-    """The settings that a caller asked for: `tree` from arguments, `more` by paths of keys."""
+    """The settings that a caller asked for: `trainer` from arguments, `more` by paths of keys."""
 
     policy: str | None = None
     loss_scale: Any = None
@@ -143,7 +143,7 @@ class RunArguments:
     run_dir: str | Path | None = None
     resume: bool | str | Path | None = None
     name: str | None = None
-    tree: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -183,11 +183,11 @@ def given_settings(model: Any, asked: RunArguments) -> Settings:
         "loss_scale": _loss_scale(model, asked.loss_scale),
     }
     tree["backend"]["name"] = keras.backend.backend()
-    tree["trainer"] |= {"deterministic": False, **asked.tree.get("trainer", {})}  # it would change the whole process
+    tree["trainer"] |= {"deterministic": False, **asked.trainer}  # it would change the whole process
     problems = [problem for path, value in asked.more.items() if (problem := _set(tree, path, value)) is not None]
     built = build_settings(tree, problems)
     problems += check_combinations(built, {problem.key for problem in problems})
-    arguments = {"policy.name": "policy", **{f"trainer.{name}": name for name in asked.tree.get("trainer", {})}}
+    arguments = {"policy.name": "policy", **{f"trainer.{name}": name for name in asked.trainer}}
     raise_problems(replace(each, key=arguments.get(each.key, each.key)) for each in problems)
     return built
 
@@ -298,8 +298,8 @@ def diagnose(
     data = given.read_given(arguments)
     size = _batch_size(batch_size, data)
     policy = policy or (None if is_rounded(model) else "mixed_float16")
-    tree = {"trainer": {"batch_size": size, "save_model": False}}
-    settings = given_settings(model, RunArguments(policy, loss_scale, tree=tree))
+    asked = RunArguments(policy, loss_scale, trainer={"batch_size": size, "save_model": False})
+    settings = given_settings(model, asked)
     definition = given.ModelRunDefinition(settings, model, data, policy)
     say: Callable[[str], None] = (lambda text: None) if quiet else partial(print, flush=True)
     with given.model_kept(model, data, size):

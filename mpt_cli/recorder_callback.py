@@ -149,7 +149,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         self.fail(None)  # an exception ended the last fit
         model = self._model
-        asked = replace(self.asked, tree={"trainer": {"epochs": int(self.params["epochs"])}})
+        asked = replace(self.asked, trainer={"epochs": int(self.params["epochs"])})
         settings = given_settings(model, asked)
         settings = replace(settings, loss_scale=scaling_on_record(model.optimizer, settings.loss_scale))
         if self.command:

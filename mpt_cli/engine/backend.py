@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -347,9 +347,11 @@ _OUT_OF_MEMORY = re.compile(
 
 
 @contextmanager
-def framework_errors(several_processes: bool) -> Iterator[None]:
+def framework_errors(several_processes: bool, unlike: Callable[[], str] = str) -> Iterator[None]:
     """ConfigError or DataError in place of a framework's own, where it can only mean one thing; UserCodeError for what
-    comes out of the user's code, as of a `call` that fails in training alone."""
+    comes out of the user's code, as of a `call` that fails in training alone. `unlike` may name a batch whose shapes
+    are unlike those of others.
+    """
     try:
         yield
     except MptError:
@@ -362,6 +364,8 @@ def framework_errors(several_processes: bool) -> Iterator[None]:
             from mpt_cli.models.build import plain_message
 
             explained = UserCodeError(f"{line}: {type(error).__name__}: {plain_message(error)}")
+        if (hint := unlike()) and isinstance(explained or error, (DataError, ValueError, TypeError)):
+            explained = DataError(f"{str(explained or error).rstrip('.')}.{hint}")
         if explained is None:
             raise
         raise explained from error

@@ -103,6 +103,7 @@ class Feed:
         self.is_resident = resident and isinstance(data, Examples)
         self._resident: Any = engine.to_device(data) if self.is_resident else None
         self._usual: list[Any] = []  # the form of the batches that are sent several at a time
+        self.unlike = ""  # a sentence on the latest batch whose examples have other shapes than those of the first
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="mpt-feed")
         self._chunks: Iterator[StepChunk] = iter(())
         self._ahead: Future[StepChunk | None] | None = None
@@ -170,6 +171,11 @@ class Feed:
                 self._usual = _form(whole if batch is None else batch)
             if number < skip_steps or batch is None:
                 continue
+            for (name, shape, _), (_, usual, _) in zip(_form(batch), self._usual, strict=False):
+                if shape[1:] != usual[1:]:
+                    self.unlike = (
+                        f" In batch {number + 1} of the data {name} has the shape {shape}, in the first {usual}."
+                    )
             if batches and _form(batch) != _form(batches[0]):
                 yield self._chunk_of(batches)
                 batches = []

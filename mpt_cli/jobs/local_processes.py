@@ -67,11 +67,6 @@ class Ending:
     note: str = ""  # why it could not be started, or how it was lost
 
 
-def mpt_command(verb: str, *overrides: str) -> list[str]:
-    """Return the arguments of `mpt VERB overrides…`, run by this installation."""
-    return module_command("mpt_cli", verb, *overrides)
-
-
 def module_command(module: str, *arguments: str) -> list[str]:
     """Return the arguments of `python -m MODULE arguments…`. -P keeps files of the working directory from standing in
     for modules of Python, as the `mpt` script does.

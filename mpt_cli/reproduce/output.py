@@ -115,7 +115,7 @@ def _details(result: Reproduction) -> Iterator[str]:
     if result.passed:
         return
     if len(data) < 2 and len({*weights}) == len(values) == 1 < result.attempts == len(ended) and all(weights):
-        yield f"{result.attempts} attempts gave the same values: not flaky"
+        yield f"{result.attempts} attempts gave the same values: probably not flaky"
     if child.run_dir:
         yield f"run: {child.run_dir}"
         if child.timeout:

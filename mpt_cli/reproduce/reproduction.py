@@ -14,7 +14,7 @@ from signal import SIGKILL
 from typing import Any
 
 from mpt_cli.errors import BAD_CONFIG, BAD_DATA, MISMATCH, OK, TERMINATED, DataError, config_error
-from mpt_cli.jobs.local_processes import Command, Ending, Limits, LocalExecutor, mpt_command
+from mpt_cli.jobs.local_processes import Command, Ending, Limits, LocalExecutor, module_command
 from mpt_cli.jobs.queue import Queue, run_one
 from mpt_cli.reproduce.collection import ReproduceTarget
 from mpt_cli.runs.directory import RunDirectory, numbered_path, read_lines, read_summary
@@ -36,7 +36,7 @@ CAUSES_IN_DATA = (
 )
 CAUSES_IN_TRAINING = (
     "usual causes: random numbers that a fixed `seed` of the run does not set, in the model, its training or a stream "
-    "(of which only the first batch is compared), or a GPU that adds in another order"
+    "(of which only the first batch is compared), the time, or a GPU that adds in another order"
 )
 
 
@@ -100,7 +100,7 @@ def command_in(
 
     It gets as many threads and cores as the run of the environment.json `as_in` had, because sums depend on them.
     """
-    words, facts = mpt_command(verb, "--quiet", *overrides), as_in or {}
+    words, facts = module_command("mpt_cli", verb, "--quiet", *overrides), as_in or {}
     return Command(log.stem, words, run, log, environment=thread_variables(facts), cores=recorded_cores(facts))
 
 

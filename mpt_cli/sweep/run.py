@@ -20,7 +20,7 @@ from mpt_cli.jobs.local_processes import (
     Limits,
     LocalExecutor,
     Running,
-    mpt_command,
+    module_command,
 )
 from mpt_cli.jobs.queue import Queue
 from mpt_cli.runs.provenance import code_differences, collect_environment, known_environment
@@ -61,8 +61,8 @@ def train_command(job: Job, run_dir: Path) -> list[str]:
     """Return what runs a job. `resume=auto` starts in a directory that is not there and continues in one that is."""
     run_dir_override = format_override("run_dir", str(run_dir))
     if job.verb == "run":
-        return mpt_command("run", run_dir_override, *job.words)
-    return mpt_command("train", *job.words, run_dir_override, "resume=auto")
+        return module_command("mpt_cli", "run", run_dir_override, *job.words)
+    return module_command("mpt_cli", "train", *job.words, run_dir_override, "resume=auto")
 
 
 @dataclass(frozen=True)

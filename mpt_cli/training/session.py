@@ -123,7 +123,8 @@ class Session(Trainer):
     def fit(self) -> Outcome:
         """Train until the settings, a health rule or a signal end it."""
         self.stopwatch.begin()
-        with framework_errors(self.process_group is not None), self.parts.policy.scope():
+        errors = framework_errors(self.process_group is not None, lambda: self.train_feed.unlike)
+        with errors, self.parts.policy.scope():
             self.callbacks.begin(self.epochs, self.train_feed.steps, self.telemetry.message)
             if self.weight_watch is None:
                 self.watch_weights()

@@ -1,12 +1,14 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import optree
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mpt_cli as mpt
 from mpt_cli.data.examples import Examples, Reading, Stream
 from mpt_cli.engine import step_batches as feed_module
 from mpt_cli.engine.step_batches import BatchPlan, Feed, byte_size
@@ -119,6 +121,21 @@ def test_batches_come_as_the_stream_gives_them():
     assert feed.steps == 4
     assert [part[1] for part in batches(feed)] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9, 10], [11, 12]]
     assert [part[2] for part in batches(feed)][-1] == [5.5, 6.0]
+
+
+def test_an_error_names_the_batch_whose_shapes_are_unlike_those_of_the_first(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+    class Rows(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return np.ones((4, 2 + (index < 2)), "float32"), np.ones((4, 1))
+
+    with pytest.raises(DataError, match=r"In batch 3 of the data x has the shape \(4, 2\), in the first \(4, 3\)\."):
+        mpt.fit(model, Rows(), shuffle=False, run_dir=tmp_path / "run", settings={"logger.console": "quiet"})
 
 
 def test_a_stream_goes_on_within_an_epoch():
