@@ -2,6 +2,7 @@
 
 import pytest
 from command import mpt
+from strict import lines
 
 from mpt_cli.report.run import load_run
 
@@ -236,6 +237,28 @@ def test_a_loss_of_derivatives_of_the_model_is_not_judged_by_the_gradients_of_it
 def test_derivatives_that_no_gradient_is_taken_of_leave_a_step_to_be_judged(tmp_path):
     _, run = recorded(tmp_path, DERIVED + "fixed = slope()\nstep(lambda: fixed)", "policy=mixed_bfloat16")
     assert run.verdict == "healthy"
+
+
+PHASES = """
+import keras
+tower, head = model, keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name="head", dtype="float32")])
+both = keras.Model(tower.inputs, head(tower(tower.inputs[0])))
+for model, variables in ((tower, tower.trainable_variables), (both, head.trainable_variables)):
+    optimizer = keras.optimizers.SGD(0.01)
+    for _ in range(21):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(y - tf.cast(model(x), "float32")))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    tower.trainable = False
+"""
+
+
+def test_a_training_is_sampled_by_itself_though_its_model_is_frozen_and_part_of_another_later(tmp_path):
+    _, first = recorded(tmp_path, LOOP + PHASES, "policy=mixed_float16", ASKED)
+    for run, layer in ((first, "dense"), (load_run(tmp_path / "run-2"), "head")):
+        rows = lines(run.directory.layers_jsonl)
+        assert {row["layer"].rpartition("/")[2] for row in rows if row["kind"] == "weight_gradients"} >= {layer}
+    assert "head" not in first.directory.layers_jsonl.read_text()
 
 
 RECURRENT = """
