@@ -51,7 +51,7 @@ def test_those_that_work_come_first_as_they_were_tried_and_then_those_that_appli
     found = ranked([as_it_was, lower, wider, lost, diverging])
     assert found == [lower, wider, diverging, as_it_was, lost]
     assert [label for label, _ in remedy_rows(found)] == ["remedy"] * 2 + ["tried"] * 2 + ["not tried", "float32"]
-    assert str(lower) == "loss_scale.initial_scale=256: 18 of 20 steps applied, loss 2.3000, then 2.3180"
+    assert str(lower) == "loss_scale.initial_scale=256: 18 of 20 steps applied, loss 2.3000, then 2.3180 (it grew)"
     assert str(lost) == "x=1: x: there is none."
     likelihood = trial("policy=float32", 20, -2.0, -2.1)
     assert likelihood.works and (likelihood.grows, diverging.grows, as_it_was.grows) == (False, True, False)
