@@ -334,7 +334,7 @@ def _check_own_batches(settings: Settings, batches: Stream) -> None:
     }
     if not batches.in_any_order:
         plain["trainer.shuffle"] = [trainer.shuffle]
-    rule = "has no effect: the data comes in batches of its own, in the order of its source."
+    rule = "has no effect: the data comes in batches of its own."
     remedy = "Leave it out, and do it in data.loader."
     given = {key: attrgetter(key)(settings) for key in plain}
     raise_problems(Problem(key, rule, value, remedy) for key, value in given.items() if value not in plain[key])

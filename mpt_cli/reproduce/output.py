@@ -94,7 +94,8 @@ def _outcome(result: Reproduction) -> str:
         return "without a result"
     if not result.passed:
         return "missed"
-    return "reproduced only at a later attempt (flaky)" if result.is_flaky else "reproduced"
+    failed = " as a run that failed" if result.child.code and not result.target.recipe else ""
+    return "reproduced only at a later attempt (flaky)" if result.is_flaky else f"reproduced{failed}"
 
 
 def _details(result: Reproduction) -> Iterator[str]:
@@ -126,7 +127,7 @@ def _details(result: Reproduction) -> Iterator[str]:
     if child.exit_code:
         yield from child.words.splitlines()[-MOST_OUTPUT_LINES:]
     if result.differences:
-        yield "changed since the first run (of your code, only what git tracks is known):"
+        yield "changed since the first run, if it is repeatable at all (of your code, only what git tracks is known):"
         yield from (f"  {difference}" for difference in result.differences[:12])
     elif result.target.environment:
         yield "no commit, package or data changed since the first run: untracked code has, or it is not repeatable"

@@ -183,7 +183,7 @@ def test_keys_that_batches_of_ones_own_leave_no_say_are_refused() -> None:
     assert load("steps").train.steps == load("Rows", "trainer.shuffle=false").train.steps == 3
     with pytest.raises(ConfigError) as raised:
         load("steps", "trainer.batch_size=2", "trainer.shuffle=false", "data.limit=15", "data.validation_fraction=0.3")
-    rule = "has no effect: the data comes in batches of its own, in the order of its source."
+    rule = "has no effect: the data comes in batches of its own."
     given = {
         "trainer.batch_size": 2,
         "data.limit": 15,
