@@ -152,8 +152,8 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Cal
         except ConfigError as error:  # the model mixes what layers in float16 and float32 return
             return replace(found, float32=f"{', '.join(kept)} in float32 may (not tried: {error})")
         again = _verify(examination, [*kept], say)
-    losing = {again.owners.get(name, name) for name in mended}
-    fewer = [name for name in kept if name in losing or name in found.keep_in_float32]
+    losing = [*found.keep_in_float32, *(again.owners.get(name, name) for name in mended)]
+    fewer = [name for name in kept if name in losing]
     if again.is_safe and fewer and fewer != kept:
         with suppress(ConfigError):  # it mixes what layers in float16 and float32 return
             examination.keep_in_float32(fewer)
@@ -280,8 +280,9 @@ def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
         trial = f"tried in real float16 passes at scale {format_scale(tried.scale)}: {format_fraction(tried.flushed)} "
         trial += f"flushed, overflow in {tried.overflows} of {tried.passes} passes"
     sure = (
-        f"{trial}; measured at step {found.step}, {_measured(found)}; later gradients differ (--after-steps, "
-        f"after_steps=). Lost digits were looked for in at most {MOST_EXAMPLES} examples"
+        f"{trial}; measured at step {found.step}, {_measured(found)}; later gradients (after_steps=, "
+        f"--after-steps) and other batches (batches=, --batches) may differ. Lost digits were looked for in at most "
+        f"{MOST_EXAMPLES} examples"
     )
     if found.is_well:
         keys = f"nothing needs to change; {keys} leaves the most room above and below"

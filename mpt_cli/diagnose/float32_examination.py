@@ -38,12 +38,14 @@ from mpt_cli.user_code import model_problem
 
 @dataclass
 class RunStepper:
-    """Trains a run up to chosen steps, without a log, checkpoints or health rules."""
+    """Trains a run up to chosen steps, without a log, checkpoints or health rules. `lost` is the latest batch with a
+    loss that was not finite."""
 
     parts: Assembly
     step: int = 0
     epoch: int = 0
     step_in_epoch: int = 0
+    lost: Any = None
 
     def start_feed(self) -> None:
         """Move the feed to the next batch to train on, also after `peek_batches`."""
@@ -64,6 +66,8 @@ class RunStepper:
             self.step += chunk.count
             self.step_in_epoch += chunk.count
             found += zip(map(float, block.loss), map(bool, block.finite), strict=True)
+            for row in chunk.batch_indices[: chunk.count][~np.isfinite(np.asarray(block.loss))][-1:]:
+                self.lost = self.parts.engine.batch(chunk.source, row)
         return found
 
     def peek_batches(self, count: int) -> list[Any]:
@@ -160,6 +164,8 @@ class Examination:
         self._stepper.train_to(step)
         self.step, self._weights = step, weights_and_state(self.parts.model)
         self._batches = self._stepper.peek_batches(self.batches)
+        if self._stepper.lost is not None:  # which may be rare
+            self._batches[-1] = self._stepper.lost
         is_measured = is_rounded(self.parts.model)
         self.digits = measure_digits(self.parts.model, self._batches) if is_measured else None
         self._build_examined()

@@ -3,7 +3,6 @@
 The JSON is the contract of `mpt diagnose --json` and of diagnosis.json.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from math import floor, log2
 from typing import Any
@@ -28,7 +27,12 @@ from mpt_cli.telemetry.format import format_fraction, format_scale
 
 def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     """Return rows of label and text, the most important first."""
-    return [*lead_sentences(found), ("safe", _safe(found)), *(("layers", text) for text in _faults(found))]
+    faults = [
+        ("layers", f"{', '.join(names)} {words}; {remedy}")
+        for fault, (words, remedy) in FAULTS.items()
+        if (names := layers_with(fault, origins(found), found))
+    ]
+    return [*lead_sentences(found), ("safe", _safe(found)), *faults]
 
 
 def config_lines(found: Diagnosis) -> list[str]:
@@ -44,12 +48,6 @@ def _safe(found: Diagnosis) -> str:
         f"scales {format_window(found.window)}: no gradient overflows, under 10% of the weights' gradients become "
         "zero, and of the sum of the outputs' gradients under 0.1% is lost"
     )
-
-
-def _faults(found: Diagnosis) -> Iterator[str]:
-    for fault, (words, remedy) in FAULTS.items():
-        if names := layers_with(fault, origins(found), found):
-            yield f"{', '.join(names)} {words}; {remedy}"
 
 
 def diagnosis_content(found: Diagnosis) -> dict[str, Any]:

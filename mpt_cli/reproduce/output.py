@@ -105,17 +105,17 @@ def _details(result: Reproduction) -> Iterator[str]:
         yield f"attempt {attempt}: {each.failure}{f' (run: {each.child.run_dir})' if each.child.run_dir else ''}"
     data = {each.child.data for each in attempts} - {""}
     ended = [each for each in attempts if not each.crash]
-    weights = [(each.child.summary or {}).get(FINGERPRINT) for each in ended]
+    weights = {(each.child.summary or {}).get(FINGERPRINT) for each in ended}
     values = {repr([check.got for check in each.checks]) for each in ended}
     if len(data) > 1:
         yield f"the data was different from attempt to attempt; {CAUSES_IN_DATA}"
-    elif len({*weights}) > 1:
+    elif len(weights) > 1:
         yield f"attempts gave different values; {CAUSES_IN_TRAINING}"
     elif len(values) > 1:
         yield "attempts gave the same weights, but other values: metrics or validation data are not repeatable"
     if result.passed:
         return
-    if len(data) < 2 and len({*weights}) == len(values) == 1 < result.attempts == len(ended) and all(weights):
+    if len(data) < 2 and len(weights) == len(values) == 1 < result.attempts == len(ended) and all(weights):
         yield f"{result.attempts} attempts gave the same values: probably not flaky"
     if child.run_dir:
         yield f"run: {child.run_dir}"

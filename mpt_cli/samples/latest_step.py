@@ -48,11 +48,9 @@ class LatestStep(NamedTuple):
     @contextmanager
     def as_trained(self) -> Iterator[None]:
         """Have the layers that the step trained trainable in the block, and no others, if one was frozen since."""
-        layers = [self.model, *inner_layers(self.model)]
-        before = [(layer, layer.trainable) for layer in layers]
-        if self.trained_ids <= ids_of(self.model.trainable_variables):
-            before = []
-        else:
+        is_frozen = not self.trained_ids <= ids_of(self.model.trainable_variables)
+        before = [(layer, layer.trainable) for layer in [self.model, *inner_layers(self.model)] if is_frozen]
+        if is_frozen:
             self.model.trainable = True
             for layer in layers_of(self.model):
                 layer.trainable = bool(ids_of(layer.variables) & self.sources)

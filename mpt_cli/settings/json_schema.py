@@ -5,7 +5,6 @@ optimizer and loss-scale mode. It lacks the combinations of keys, which `setting
 and the entries of a defaults list.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
@@ -71,15 +70,12 @@ def _section_with_variants(section: str) -> Schema:
             every.setdefault(each, []).append(schema)
         chosen = {"properties": {key: {"const": name}}, "required": [key]}
         cases.append({"if": chosen, "then": {"properties": own, "propertyNames": {"enum": [*own]}}})
-    merged = {name: _any_of(schemas) for name, schemas in every.items()}
+    merged = {}
+    for name, schemas in every.items():
+        distinct = [*{repr(schema): schema for schema in schemas}.values()]
+        merged[name] = distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
     merged[key] = {"description": merged[key].get("description", ""), "type": "string"}
     return {**_closed(merged), "type": ["object", "null"], "allOf": cases}
-
-
-def _any_of(schemas: Iterable[Schema]) -> Schema:
-    """Return a schema that accepts any of these, without duplicates; a single one stays as it is."""
-    distinct = list({repr(schema): schema for schema in schemas}.values())
-    return distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
 
 
 class _AsWritten(GenerateJsonSchema):

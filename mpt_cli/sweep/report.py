@@ -198,8 +198,10 @@ def _standing(found: SweepResults) -> str:
     if found.best_is_shown:
         common = [row.difference.seeds for row in found.rivals if row.difference]
         seeds = min(common, default=len(found.ranked[0].finished))
-        rest = "" if found.rivals == found.ranked[1:] else " without failed jobs"
-        return f"It beats every other configuration{rest}, each over at least {count_seeds(seeds)}, at a level of 5%."
+        return (
+            f"It beats every other configuration without failed jobs, each over at least {count_seeds(seeds)}, at a "
+            "level of 5%."
+        )
     close = [job_label(row.results[0], SEED) or "the other" for row in found.not_told_apart]
     return (
         f"It may be first by chance: their common seeds can't tell it from {_named(close)}. "

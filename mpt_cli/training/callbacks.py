@@ -211,12 +211,11 @@ def declares(callback: Any, hook: str) -> bool:
     """
     if hook in (*BATCH_HOOKS, *TEST_BATCH_HOOKS) and idles_at_batches(callback):
         return False
-    return any(_own_method(callback, name) for name in (hook, BATCH_HOOKS.get(hook, hook)))
-
-
-def _own_method(callback: Any, name: str) -> bool:
-    method = getattr(callback, name)
-    return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, name)
+    methods = {name: getattr(callback, name) for name in (hook, BATCH_HOOKS.get(hook, hook))}
+    return any(
+        getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, name)
+        for name, method in methods.items()
+    )
 
 
 def with_short_calls(settings: Settings, callbacks: Sequence[Any]) -> Settings:

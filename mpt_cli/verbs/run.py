@@ -313,11 +313,11 @@ def _script_exit_code(error: BaseException | None, policy: str) -> int:
     if policy != "float32" and re.search("float16|half", f"{error}{error.__cause__}{error.__context__}"):
         layer = failed_layer(error)
         cure = "dtype='float32' there keeps it out, keras.ops.cast gives what it mixes one dtype"
-        where = "" if layer is None else f" It broke in {describe_layer(layer)}; {cure}."
-        other = "" if policy == "mixed_bfloat16" else "policy=mixed_bfloat16 has the range of float32, "
+        where = " If the loss mixes dtypes, make the output layers with dtype='float32'."
+        where = where if layer is None else f" It broke in {describe_layer(layer)}; {cure}."
         say(
-            f"mpt run: the dtype policy {policy} comes from mpt, not the script.{where} {other}policy=float32 runs "
-            "the script as it is.",
+            f"mpt run: the dtype policy {policy} comes from mpt, not the script.{where} policy=float32 runs the script "
+            "as it is.",
             sys.stderr,
         )
     return SCRIPT_RAISED

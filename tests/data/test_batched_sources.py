@@ -20,7 +20,7 @@ X = np.arange(12, dtype=np.float32).reshape(6, 2)
 class Pairs(keras.utils.PyDataset):
     """Batches of different sizes whose y is drawn; `on_epoch_end` counts."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.epoch = 0
 
@@ -30,7 +30,7 @@ class Pairs(keras.utils.PyDataset):
     def __getitem__(self, index: int):
         return X[: index + 2], np.full((index + 2, 1), self.epoch + random.random() + np.random.rand())
 
-    def on_epoch_end(self) -> None:
+    def on_epoch_end(self):
         self.epoch += 1
 
 
@@ -43,7 +43,7 @@ def pairs() -> Stream:
     return open_batches(Pairs(), Pairs, 5, "it")
 
 
-def test_a_pydataset_keeps_its_batches_and_the_shuffle_is_theirs() -> None:
+def test_a_pydataset_keeps_its_batches_and_the_shuffle_is_theirs():
     stream = pairs()
     assert stream.steps == 3
     assert [size for size, _ in read(stream, 1)] == [2, 3, 4]
@@ -52,14 +52,14 @@ def test_a_pydataset_keeps_its_batches_and_the_shuffle_is_theirs() -> None:
     assert len(orders) > 2
 
 
-def test_a_later_epoch_is_the_same_whether_those_before_were_read_or_not() -> None:
+def test_a_later_epoch_is_the_same_whether_those_before_were_read_or_not():
     stream = pairs()
     epochs = [read(stream, epoch) for epoch in (1, 2, 3)]
     assert read(pairs(), 3) == epochs[2] and [int(first[0][1] // 1) for first in epochs] != [0, 0, 0]
     assert read(stream, 1) == epochs[0]  # it goes back too
 
 
-def test_reading_leaves_the_random_numbers_of_others_alone() -> None:
+def test_reading_leaves_the_random_numbers_of_others_alone():
     random.seed(1)
     np.random.seed(1)
     wanted = random.random(), np.random.rand()
@@ -74,7 +74,7 @@ def counting(count: int):
         yield X[:2], np.full((2, 1), float(number))
 
 
-def test_epochs_of_so_many_steps_go_on_where_the_last_ended() -> None:
+def test_epochs_of_so_many_steps_go_on_where_the_last_ended():
     numbers = {1: [0, 1, 2], 2: [3, 4, 0], 3: [1, 2, 3]}
     for order in ((1, 2, 3), (3,), (2, 1, 2)):
         stream = in_epochs_of(open_batches(counting(0), lambda: counting(5), 5, "it"), 3)
@@ -89,7 +89,7 @@ def broken():
     raise OSError("the disk is full")
 
 
-def test_what_a_source_raises_is_the_users() -> None:
+def test_what_a_source_raises_is_the_users():
     stream = open_batches(broken(), broken, 5, "it")
     with pytest.raises(UserCodeError, match=r"^it: reading a batch raised OSError: the disk is full$"):
         list(stream.batches(1, 0, False))
@@ -97,7 +97,7 @@ def test_what_a_source_raises_is_the_users() -> None:
         list(open_batches(counting(0), lambda: counting(0), 5, "it").batches(2, 0, False))
 
 
-def test_a_batch_has_the_forms_of_keras() -> None:
+def test_a_batch_has_the_forms_of_keras():
     assert as_examples(X, "it").y is None
     assert as_examples(([X, X], {"a": X}), "it").x[1] is X
     with pytest.raises(DataError, match=r"a batch must be x, \(x, y\) or \(x, y, sample_weight\)\. .* a tuple of 4"):
@@ -106,7 +106,7 @@ def test_a_batch_has_the_forms_of_keras() -> None:
         as_examples((X, [X, 1]), "it")
 
 
-def test_classes_have_the_weights_that_keras_gives_them() -> None:
+def test_classes_have_the_weights_that_keras_gives_them():
     for y in ([0, 1, 3], [[0.0], [1.0], [3.0]], np.eye(4)[[0, 1, 3]]):
         weights = weighted_by_class(Examples(X[:3], np.asarray(y)), {0: 0.5, 3: 8.0}).sample_weight
         assert weights.tolist() == [0.5, 1.0, 8.0] and weights.dtype == np.float32
@@ -145,14 +145,14 @@ def loaded(name: str, targets_as_given: bool = True):
 
 
 @pytest.mark.usefixtures("loaders")
-def test_one_hot_rows_stay_for_a_loss_that_is_named_and_become_labels_for_auto() -> None:
+def test_one_hot_rows_stay_for_a_loss_that_is_named_and_become_labels_for_auto():
     kept, auto = loaded("rows"), loaded("rows", targets_as_given=False)
     assert (kept.train.y.shape, kept.num_classes, kept.task) == ((10, 5), 5, "classification")
     assert (auto.train.y.shape, auto.num_classes) == ((10,), 5)
 
 
 @pytest.mark.usefixtures("loaders")
-def test_x_alone_lists_dicts_and_weights_by_output() -> None:
+def test_x_alone_lists_dicts_and_weights_by_output():
     alone = loaded("alone")
     assert (alone.train.y, alone.task, alone.num_classes) == (None, "other", None)
     taken = loaded("several").train.take(np.array([9, 1]))
@@ -164,7 +164,7 @@ def test_x_alone_lists_dicts_and_weights_by_output() -> None:
 
 
 @pytest.mark.usefixtures("loaders")
-def test_steps_of_an_epoch_are_for_streams() -> None:
+def test_steps_of_an_epoch_are_for_streams():
     for word, message in (
         ("trainer.steps_per_epoch=3", r"steps_per_epoch: must be left out for data in memory: an epoch is a pass"),
         ("trainer.validation_steps=3", r"trainer.validation_steps: must be left out unless the validation data is a"),
@@ -175,7 +175,7 @@ def test_steps_of_an_epoch_are_for_streams() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("loaders")
-def test_keys_that_batches_of_ones_own_leave_no_say_are_refused() -> None:
+def test_keys_that_batches_of_ones_own_leave_no_say_are_refused():
     def load(name: str, *words: str) -> DataSet:
         own = "data.num_classes=5", "trainer.steps_per_epoch=3", "trainer.max_steps=3"
         return load_data_of_run(load_settings(["conf=digits_mlp", f"data.loader=loaders:{name}", *own, *words]))

@@ -205,6 +205,16 @@ def test_a_layer_that_only_meets_an_overflow_in_a_plain_operation_stays_in_float
     assert found.keep_in_float32 == ["big"] and found.is_safe
 
 
+@pytest.mark.slow
+def test_a_batch_that_lost_its_loss_on_the_way_is_measured_though_it_is_rare():
+    x = np.full((64, 6), 1e-3, "float32")
+    x[-1] = 1000
+    first, last = keras.layers.Dense(6, kernel_initializer="ones"), keras.layers.Dense(2)
+    model = compiled(keras.Sequential([keras.Input((6,)), first, keras.layers.Rescaling(1e3, name="big"), last]))
+    found = mpt.diagnose(model, x, Y[:1].repeat(64, 0), after_steps=4, **QUIET)
+    assert [*found.mended][0].endswith("big"), str(found)
+
+
 class Mixing(Own):
     def __init__(self, size: int) -> None:
         super().__init__(size)

@@ -363,8 +363,8 @@ def test_a_script_that_half_precision_breaks_hears_whose_policy_it_is(tmp_path):
     done = run(tmp_path, BREAKS)
     assert done.returncode == 1 and done.stderr.endswith(
         "mpt run: the dtype policy mixed_float16 comes from mpt, not the script. It broke in layer mixer (Mixes); "
-        "dtype='float32' there keeps it out, keras.ops.cast gives what it mixes one dtype. policy=mixed_bfloat16 has the "
-        "range of float32, policy=float32 runs the script as it is.\n"
+        "dtype='float32' there keeps it out, keras.ops.cast gives what it mixes one dtype. policy=float32 runs "
+        "the script as it is.\n"
     )
 
 

@@ -20,7 +20,7 @@ def no_backend_chosen(here, monkeypatch):
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
 
 
-def installed(monkeypatch, *names: str) -> None:
+def installed(monkeypatch, *names: str):
     real = importlib.util.find_spec
     found = {name: real(name) if name in names else None for name in ("tensorflow", "jax")}
     find = lambda name, *more: found[name] if name in found else real(name, *more)  # noqa: E731

@@ -157,7 +157,7 @@ _WRONG = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "said"), _WRONG)
-def test_a_combination_is_refused(words, said, own, messages) -> None:
+def test_a_combination_is_refused(words, said, own, messages):
     assert sorted(messages(own, *words)) == sorted(said)
 
 
@@ -175,5 +175,5 @@ _NEIGHBOURS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "key", "value"), _NEIGHBOURS, ids=[" ".join(words) for words, _, _ in _NEIGHBOURS])
-def test_its_neighbour_is_accepted(words, key, value, own) -> None:
+def test_its_neighbour_is_accepted(words, key, value, own):
     assert attrgetter(key)(load_settings([own, *words])) == value

@@ -105,7 +105,7 @@ def by_mpt(root: Path, listed: str, keys: str, words: list[str]) -> Any:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:In 'primary'")  # of Hydra's, where a list has no _self_
 @pytest.mark.parametrize("case", CASES, ids=[" | ".join(map(str.strip, case)) for case in CASES])
-def test_a_recipe_is_composed_as_hydra_composes_it(case, project, monkeypatch) -> None:
+def test_a_recipe_is_composed_as_hydra_composes_it(case, project, monkeypatch):
     monkeypatch.chdir(project)
     listed, keys, written = case
     hydra, ours = (compose_it(project, listed, keys, written.split()) for compose_it in (by_hydra, by_mpt))

@@ -24,14 +24,14 @@ _NEEDED = {
 }
 
 
-def test_there_is_a_group_for_each_section_and_a_file_for_each_variant() -> None:
+def test_there_is_a_group_for_each_section_and_a_file_for_each_variant():
     assert group_names() == sorted(sections())
     for section, variants in VARIANTS.items():
         assert group_choices(section) == sorted(variants)
     assert set(group_choices("policy")) >= set(FLOAT_POLICIES)
 
 
-def test_every_key_is_commented() -> None:
+def test_every_key_is_commented():
     for path in conf_directory().rglob("*.yaml"):
         lines = path.read_text(encoding="utf-8").splitlines()
         assert lines[0].startswith("# ")
@@ -41,7 +41,7 @@ def test_every_key_is_commented() -> None:
 
 
 @pytest.mark.slow
-def test_every_file_composes(write_recipe) -> None:
+def test_every_file_composes(write_recipe):
     """Those of variants by the test below, which reads each of their keys; one of each other group at a time."""
     groups = {group: group_choices(group) for group in {*group_names()} - {*VARIANTS}}
     alone = [{group: choice} for group in ("policy", "distribute") for choice in groups.pop(group)]
@@ -58,7 +58,7 @@ def test_every_file_composes(write_recipe) -> None:
             assert getattr(getattr(settings, group), "name", wanted) == wanted
 
 
-def test_the_files_of_variants_and_the_default_files_agree_with_the_schema(write_recipe) -> None:
+def test_the_files_of_variants_and_the_default_files_agree_with_the_schema(write_recipe):
     for section, variants in VARIANTS.items():
         for variant, cls in variants.items():
             keys = {key.path: key for key in class_keys(cls)}
@@ -69,7 +69,7 @@ def test_the_files_of_variants_and_the_default_files_agree_with_the_schema(write
     assert asdict(load_settings([write_recipe("recipe: own\n")])) == asdict(own)
 
 
-def test_the_file_of_a_mode_has_each_key_with_its_meaning_and_range() -> None:
+def test_the_file_of_a_mode_has_each_key_with_its_meaning_and_range():
     for mode, cls in VARIANTS["loss_scale"].items():
         text = (conf_directory() / "loss_scale" / f"{mode}.yaml").read_text(encoding="utf-8")
         comments = text.replace("\n# ", " ")  # of a long one each line begins with a sign

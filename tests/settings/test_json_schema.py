@@ -25,7 +25,7 @@ def faults(validator: Any, text: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_every_shipped_recipe_and_what_a_run_writes_of_one_keep_it(validator) -> None:
+def test_every_shipped_recipe_and_what_a_run_writes_of_one_keep_it(validator):
     for path in recipe_paths().values():
         assert faults(validator, path.read_text(encoding="utf-8")) == [], path
     assert faults(validator, resolved_yaml(load_settings(["conf=cifar10_resnet"]))) == []
@@ -41,7 +41,7 @@ def test_every_shipped_recipe_and_what_a_run_writes_of_one_keep_it(validator) ->
         ("hydra: {run: {dir: x}}", ["hydra"]),
     ],
 )
-def test_what_the_strict_load_refuses_breaks_it(text, at, validator) -> None:
+def test_what_the_strict_load_refuses_breaks_it(text, at, validator):
     assert sorted(set(faults(validator, text))) == at
 
 
@@ -57,12 +57,12 @@ def test_what_the_strict_load_refuses_breaks_it(text, at, validator) -> None:
         "expect: {loss: 0.5, val_loss: {value: 1, rtol: 0.1}, steps_seen: 2**5}",
     ],
 )
-def test_what_may_be_written_keeps_it(text, validator) -> None:
+def test_what_may_be_written_keeps_it(text, validator):
     assert faults(validator, text) == []
 
 
 @pytest.mark.slow
-def test_the_command_prints_it_and_lists_keys_with_fields(capsys) -> None:
+def test_the_command_prints_it_and_lists_keys_with_fields(capsys):
     assert main(["list", "keys", "--schema"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads(json.dumps(json_schema()))

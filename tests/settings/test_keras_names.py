@@ -11,7 +11,7 @@ from mpt_cli.user_code import keras_classes
 
 
 @pytest.mark.parametrize("listing", ["losses", "metrics", "callbacks", "optimizers/schedules"])
-def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
+def test_the_listing_is_what_keras_has_once_it_is_imported(listing):
     import keras
 
     classes = keras_classes(operator.attrgetter(listing.replace("/", "."))(keras)).values()
@@ -79,13 +79,13 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
         ("optimizer.schedule.kwargs.alpha=1", "optimizer.schedule.kwargs: must be left out without optimizer.schedule"),
     ],
 )
-def test_a_wrong_name_is_a_problem_of_the_settings(own, messages, word, message) -> None:
+def test_a_wrong_name_is_a_problem_of_the_settings(own, messages, word, message):
     (said,) = messages(own, *word.split("; "))
     assert said.startswith(message)
 
 
 @pytest.mark.slow
-def test_an_optimizer_of_the_users_is_chosen_by_its_object(own, write_recipe) -> None:
+def test_an_optimizer_of_the_users_is_chosen_by_its_object(own, write_recipe):
     chosen = load_settings([own, "optimizer.object=nets:Lookahead", "optimizer.kwargs.k=5"]).optimizer
     assert (chosen.name, chosen.object, chosen.kwargs, chosen.learning_rate) == (
         "object",

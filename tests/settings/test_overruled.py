@@ -9,7 +9,7 @@ from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import PolicySettings
 
 
-def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(write_recipe) -> None:
+def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(write_recipe):
     recipe = write_recipe("loss_scale: {mode: fixed, initial_scale: 1024, max_consecutive_skips: 25}\n")
     scale = load_settings([recipe, "loss_scale=dynamic"]).loss_scale
     assert scale == LossScaleSettings(mode="dynamic", initial_scale=1024.0, max_consecutive_skips=25)
@@ -30,9 +30,7 @@ OWN_GROUP = {"a": "trainer: {epochs: 6, batch_size: 16}", "b": "trainer: {epochs
         (["experiment=b", "trainer.epochs=9"], (9, 64, 5)),
     ],
 )
-def test_files_of_a_group_of_the_projects_win_wherever_a_list_has_the_group(
-    listed, words, values, write_recipe
-) -> None:
+def test_files_of_a_group_of_the_projects_win_wherever_a_list_has_the_group(listed, words, values, write_recipe):
     recipe = write_recipe(f"defaults: {listed}\ntrainer: {{epochs: 4}}\n")
     Path("conf/experiment").mkdir(parents=True)
     for name, keys in OWN_GROUP.items():
@@ -43,14 +41,14 @@ def test_files_of_a_group_of_the_projects_win_wherever_a_list_has_the_group(
 
 @pytest.mark.parametrize("empty", ["", "{}\n"])
 @pytest.mark.parametrize("words", [[], ["noise=none"]])
-def test_a_group_file_without_keys_empties_nothing(empty, words, write_recipe) -> None:
+def test_a_group_file_without_keys_empties_nothing(empty, words, write_recipe):
     (own := Path("conf/noise/none.yaml")).parent.mkdir(parents=True)
     own.write_text(f"# @package model.kwargs\n{empty}")
     recipe = write_recipe("defaults: [{noise: none}]\nmodel: {builder: 'mine:net', kwargs: {filters: 16}}\n")
     assert load_settings([recipe, *words]).model.kwargs == {"filters": 16}
 
 
-def test_a_file_that_is_about_some_keys_leaves_the_recipes_others(write_recipe) -> None:
+def test_a_file_that_is_about_some_keys_leaves_the_recipes_others(write_recipe):
     recipe = write_recipe(
         "trainer: {epochs: 20, batch_size: 32}\nlogger: {console: live, mlflow: true}\n"
         "policy: {name: mixed_float16, head: null, overrides: {a: float32}}\n"
@@ -61,12 +59,12 @@ def test_a_file_that_is_about_some_keys_leaves_the_recipes_others(write_recipe) 
     assert settings.policy == PolicySettings("mixed_bfloat16", None, {"a": "float32"})
 
 
-def test_what_a_recipe_says_of_its_own_choice_goes_where_that_is_overridden(write_recipe) -> None:
+def test_what_a_recipe_says_of_its_own_choice_goes_where_that_is_overridden(write_recipe):
     settings = load_settings([write_recipe("defaults: [digits_resnet, override optimizer: adam]\n")])
     assert (settings.optimizer.learning_rate, settings.optimizer.kwargs) == (0.1, {})
 
 
-def test_a_misspelt_key_of_an_overruled_section_is_still_an_error(write_recipe, messages) -> None:
+def test_a_misspelt_key_of_an_overruled_section_is_still_an_error(write_recipe, messages):
     recipe = write_recipe("loss_scale: {mode: fixed, growth_stps: 3}\n")
     (message,) = messages(recipe, "loss_scale=dynamic")
     assert message.startswith("loss_scale.growth_stps: there is no such key.")

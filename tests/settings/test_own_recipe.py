@@ -11,13 +11,13 @@ from mpt_cli.settings.load import load_settings
 
 
 @pytest.mark.parametrize("written", ["", "# only a comment\n", "{}\n"])
-def test_a_file_without_a_key_is_no_recipe(written, write_recipe) -> None:
+def test_a_file_without_a_key_is_no_recipe(written, write_recipe):
     with pytest.raises(ConfigError, match=r"conf: own.yaml must hold keys. It is empty.* `model: {name: mlp}`"):
         load_settings([write_recipe(written)])
 
 
 @pytest.mark.slow
-def test_it_is_found_by_bare_and_absolute_path_and_at_home(write_recipe, monkeypatch, tmp_path) -> None:
+def test_it_is_found_by_bare_and_absolute_path_and_at_home(write_recipe, monkeypatch, tmp_path):
     write_recipe()
     monkeypatch.setenv("HOME", str(tmp_path))
     for path in ("own.yaml", tmp_path / "own.yaml", "~/own.yaml"):
@@ -54,7 +54,7 @@ def written_beside(project: Path, text: str) -> list[str]:
 )
 def test_a_module_beside_the_recipe_is_found_from_everywhere_and_another_is_what_it_was(
     written, file, project, monkeypatch
-) -> None:
+):
     Path("others.py").touch()
     words = written_beside(project, f"model: {{builder: '{written}'}}")
     assert load_settings(words).model.builder == (f"{project / file}:stack" if file else written)
@@ -62,7 +62,7 @@ def test_a_module_beside_the_recipe_is_found_from_everywhere_and_another_is_what
     assert load_settings(["conf=./mine.yaml"]).model.builder == written
 
 
-def test_every_object_of_a_recipe_and_of_those_it_starts_from_is_looked_for_beside_it(project) -> None:
+def test_every_object_of_a_recipe_and_of_those_it_starts_from_is_looked_for_beside_it(project):
     (project / "sub").mkdir()
     (project / "sub" / "base.yaml").write_text("data: {loader: own:load, kwargs: {name: own:load}}\n")
     (project / "sub" / "own.py").touch()
@@ -79,7 +79,7 @@ def test_every_object_of_a_recipe_and_of_those_it_starts_from_is_looked_for_besi
     assert settings.trainer.metrics == [{"object": f"{parts}:g", "kwargs": kwargs}]
 
 
-def test_a_run_goes_on_from_another_folder_that_names_the_module_otherwise(project, monkeypatch) -> None:
+def test_a_run_goes_on_from_another_folder_that_names_the_module_otherwise(project, monkeypatch):
     words = written_beside(project, "model: {builder: parts:stack}\ndata: {loader: parts:load}")
     stored = load_settings(words)
     monkeypatch.chdir(project)
@@ -138,7 +138,7 @@ def test_a_run_goes_on_from_another_folder_that_names_the_module_otherwise(proje
         ("trainer: {epochs: null}\n", "trainer.epochs: must be a whole number, not null. The default is 10."),
     ],
 )
-def test_what_is_wrong_is_said(written, message, write_recipe, messages) -> None:
+def test_what_is_wrong_is_said(written, message, write_recipe, messages):
     assert messages(write_recipe(written)) == [message]
 
 
@@ -152,14 +152,14 @@ def test_what_is_wrong_is_said(written, message, write_recipe, messages) -> None
         (b"trainer: {epochs: '${'}\n", "cannot be read"),
     ],
 )
-def test_a_file_that_is_no_recipe(content, part, write_recipe, messages) -> None:
+def test_a_file_that_is_no_recipe(content, part, write_recipe, messages):
     write_recipe()
     Path("own.yaml").write_bytes(content)
     (message,) = messages("conf=./own.yaml")
     assert part in message and "own.yaml" in message
 
 
-def test_what_is_no_yaml_is_shown_with_a_mark_where_it_begins(write_recipe, problems) -> None:
+def test_what_is_no_yaml_is_shown_with_a_mark_where_it_begins(write_recipe, problems):
     (problem,) = problems(write_recipe("seed: 1\ntrainer: {epochs: 3\n"))
     assert problem.rule == (
         "own.yaml is not valid YAML: the bracket that opens here is never closed, or a comma is missing in it. "
@@ -187,13 +187,13 @@ def test_what_is_no_yaml_is_shown_with_a_mark_where_it_begins(write_recipe, prob
         ("recipe: @a\n", (1, 9), "a text that begins with this character needs quotes"),
     ],
 )
-def test_a_slip_in_yaml_is_said_with_its_likely_cause(written, place, cause, write_recipe, problems) -> None:
+def test_a_slip_in_yaml_is_said_with_its_likely_cause(written, place, cause, write_recipe, problems):
     (problem,) = problems(write_recipe(written))
     assert problem.rule.startswith(f"own.yaml is not valid YAML: {cause}") and "The parser says: " in problem.rule
     assert (problem.place.line, problem.place.column) == place
 
 
-def test_places_of_entries_of_lists_and_of_bases(write_recipe, problems) -> None:
+def test_places_of_entries_of_lists_and_of_bases(write_recipe, problems):
     write_recipe("seed: 1\ntrainer:\n  loss: {a: huberr}\ndefaults: [{modle: cnn}]\n", "base.yaml")
     recipe = write_recipe("defaults:\n  - ./base.yaml\n  - override /policy: bf16\ntrainer:\n  callbacks: [historyy]\n")
     places = {problem.key: problem.place for problem in problems(recipe)}
@@ -206,7 +206,7 @@ def test_places_of_entries_of_lists_and_of_bases(write_recipe, problems) -> None
 
 
 @pytest.mark.slow
-def test_a_missing_file_a_folder_and_a_bare_name(write_recipe, messages) -> None:
+def test_a_missing_file_a_folder_and_a_bare_name(write_recipe, messages):
     write_recipe("", "config.yaml")
     rule = "conf: must name a recipe or a YAML file. Received: "
     assert messages("conf=./nope.yaml")[0].startswith(f"{rule}'./nope.yaml'. Recipes: ")
@@ -214,28 +214,28 @@ def test_a_missing_file_a_folder_and_a_bare_name(write_recipe, messages) -> None
     assert messages("conf=config") == [f"{rule}'config'. Write conf=./config.yaml."]
 
 
-def test_a_bare_run_directory_is_answered_with_its_configuration(own, messages, tmp_path) -> None:
+def test_a_bare_run_directory_is_answered_with_its_configuration(own, messages, tmp_path):
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "config.yaml").touch()
     assert messages(own, "first") == ["first: must be of the form key=value. Write conf=first/config.yaml."]
 
 
-def test_faults_of_the_recipe_and_of_the_words_come_together(write_recipe, problems) -> None:
+def test_faults_of_the_recipe_and_of_the_words_come_together(write_recipe, problems):
     recipe = write_recipe("trainer: {epochs: 0, epoch: 3}\nloss_scale: {mode: dynmic}\n")
     found = {problem.key for problem in problems(recipe, "seed=-1", "polcy=float16", "trainer.batch_size=0", "+a.b=1")}
     assert found == {"trainer.epochs", "trainer.epoch", "loss_scale.mode", "seed", "polcy", "trainer.batch_size", "a.b"}
 
 
-def test_words_are_checked_also_without_a_recipe(problems) -> None:
+def test_words_are_checked_also_without_a_recipe(problems):
     assert [problem.key for problem in problems("trainer.epochs=0", "model.filters=[8]")] == ["conf", "trainer.epochs"]
 
 
-def test_a_key_with_points_in_a_file_is_told_how_it_is_written_there(write_recipe, messages) -> None:
+def test_a_key_with_points_in_a_file_is_told_how_it_is_written_there(write_recipe, messages):
     (said,) = messages(write_recipe("trainer.epochs: 5\n"))
     assert said.startswith("trainer.epochs: must be nested in a YAML file. Received: 5. Write `trainer: {epochs: …}`; ")
 
 
-def test_a_value_that_only_the_words_make_wrong_is_shown_where_it_stands(write_recipe, problems) -> None:
+def test_a_value_that_only_the_words_make_wrong_is_shown_where_it_stands(write_recipe, problems):
     own = write_recipe("vars: {n: 3}\ntrainer:\n  epochs: ${vars.n}\n  batch_size: 0\noptimizer: {clipnorm: 1.0}\n")
     found = {
         problem.key: problem.place for problem in problems(own, "vars.n=0", "distribute=mirrored", "backend=tensorflow")
@@ -262,7 +262,7 @@ FOUND_BY_BUILD = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("keys", "rule"), FOUND_BY_BUILD.items())
-def test_what_training_would_refuse_is_found_by_a_build_with_its_line(keys, rule, write_recipe, tmp_path) -> None:
+def test_what_training_would_refuse_is_found_by_a_build_with_its_line(keys, rule, write_recipe, tmp_path):
     own = write_recipe(f"defaults: [{{model: mlp}}]\n{keys}\n")
     for words in (["check", own, "--build"], ["train", own]):
         done = mpt(*words, cwd=tmp_path)

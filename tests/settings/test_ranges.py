@@ -6,7 +6,7 @@ from mpt_cli.settings.key_type import BadValue, read_value
 from mpt_cli.settings.schema import all_keys
 
 
-def test_what_the_host_alone_uses_may_be_larger_and_a_number_is_finite_and_no_truth_value() -> None:
+def test_what_the_host_alone_uses_may_be_larger_and_a_number_is_finite_and_no_truth_value():
     keys = all_keys()
     assert read_value(keys["seed"], 2**32 - 1) == 2**32 - 1
     assert read_value(keys["model.kwargs"], {"tokens": 2**40}) == {"tokens": 2**40}
@@ -22,7 +22,7 @@ def test_what_the_host_alone_uses_may_be_larger_and_a_number_is_finite_and_no_tr
         assert caught.value.rule == rule
 
 
-def test_the_rule_takes_what_the_schema_takes() -> None:
+def test_the_rule_takes_what_the_schema_takes():
     from mpt_cli.precision import DynamicScale
 
     extremes = {

@@ -37,12 +37,12 @@ def modules(users_folder):
 
 
 @pytest.mark.parametrize("reference", ["my_nets:build", "my_nets.py:build", "./my_nets.py:build"])
-def test_a_function_is_found_with_the_modules_beside_it(reference) -> None:
+def test_a_function_is_found_with_the_modules_beside_it(reference):
     assert load_function(reference, "model.builder")() == 7
 
 
 @pytest.mark.parametrize("place", ["layered_nets/deep.py", "layered_nets/__init__.py"])
-def test_a_file_of_a_package_imports_from_it_by_points(place) -> None:
+def test_a_file_of_a_package_imports_from_it_by_points(place):
     Path("layered_nets").mkdir()
     Path("layered_nets/__init__.py").write_text("from .deep import build\n")
     Path("layered_nets/deep.py").write_text("from .widths import WIDTH\n\ndef build():\n    return WIDTH\n")
@@ -50,7 +50,7 @@ def test_a_file_of_a_package_imports_from_it_by_points(place) -> None:
     assert load_function(f"{Path.cwd()}/{place}:build", "model.builder")() == 5
 
 
-def test_a_file_named_like_an_installed_module_does_not_replace_it() -> None:
+def test_a_file_named_like_an_installed_module_does_not_replace_it():
     Path("json.py").write_text("def build():\n    return 'mine'\n")
     import json
 
@@ -81,7 +81,7 @@ def test_a_file_named_like_an_installed_module_does_not_replace_it() -> None:
         ),
     ],
 )
-def test_what_cannot_be_found_is_said(reference, message) -> None:
+def test_what_cannot_be_found_is_said(reference, message):
     with pytest.raises(ConfigError) as caught:
         load_function(reference, "k")
     assert str(caught.value) == message.replace("FOLDER", str(Path.cwd()))
@@ -96,14 +96,14 @@ def test_what_cannot_be_found_is_said(reference, message) -> None:
         ("./broken.py:f", "def f(:"),
     ],
 )
-def test_a_module_that_raises_is_the_users(reference, line) -> None:
+def test_a_module_that_raises_is_the_users(reference, line):
     Path("broken.py").write_text(line + "\n")
     with pytest.raises(UserCodeError, match=rf"^k: importing {reference} raised \w+") as caught:
         load_function(reference, "k")
     assert "broken.py" in user_traceback(caught.value.__cause__)
 
 
-def test_an_exception_of_the_users_is_shown_from_the_users_frame_on() -> None:
+def test_an_exception_of_the_users_is_shown_from_the_users_frame_on():
     function = load_function("my_nets:fail", "model.builder")
     with pytest.raises(UserCodeError, match=r"^model.builder: fail raised ValueError: no such thing\.$") as caught:
         call_user(function, "model.builder")
@@ -112,7 +112,7 @@ def test_an_exception_of_the_users_is_shown_from_the_users_frame_on() -> None:
     assert "in fail" in shown and "in inner" in shown and shown.endswith("ValueError: no such thing")
 
 
-def test_arguments_that_do_not_fit() -> None:
+def test_arguments_that_do_not_fit():
     with pytest.raises(ConfigError) as caught:
         call_user(load_function("my_nets:build", "k"), "k", UserCodeError, unit=3)
     assert str(caught.value) == (
@@ -120,19 +120,19 @@ def test_arguments_that_do_not_fit() -> None:
     )
 
 
-def test_a_builtin_whose_arguments_nobody_can_tell() -> None:
+def test_a_builtin_whose_arguments_nobody_can_tell():
     assert [*parameters_of(load_function("my_nets:build", "k"), "k")] == ["units"]
     with pytest.raises(ConfigError, match=r"^k: Python can't tell which arguments iter takes\. Wrap it in a function"):
         parameters_of(iter, "k")
 
 
-def test_an_exit_of_the_users_does_not_end_the_run_and_the_callers_class_of_error_is_raised() -> None:
+def test_an_exit_of_the_users_does_not_end_the_run_and_the_callers_class_of_error_is_raised():
     with pytest.raises(DataError, match=r"^k: <lambda> raised SystemExit: 0"):
         call_user(lambda: sys.exit(0), "k", DataError)
 
 
-def test_ctrl_c_passes_through() -> None:
-    def interrupted() -> None:
+def test_ctrl_c_passes_through():
+    def interrupted():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -175,17 +175,17 @@ instance = Kind(7)
         ({"object": "objects:factory", "kwargs": {"size": 5}}, 5),
     ],
 )
-def test_classes_and_functions_are_called_and_instances_taken(value, size) -> None:
+def test_classes_and_functions_are_called_and_instances_taken(value, size):
     assert build_object("k", value, _Listing, arguments=2).size == size
 
 
-def test_a_name_without_colon_is_one_of_keras() -> None:
+def test_a_name_without_colon_is_one_of_keras():
     assert build_object("k", {"object": "huber_loss", "kwargs": {"delta": 3}}, _Listing).delta == 3
     with pytest.raises(ConfigError, match=r"^k: Keras has none of this name\. Received: 'hubr_loss'\. Did you mean"):
         build_object("k", "hubr_loss", _Listing)
 
 
-def test_a_function_of_two_is_the_object_itself_with_its_kwargs_set_and_objects_are_made_inside_kwargs() -> None:
+def test_a_function_of_two_is_the_object_itself_with_its_kwargs_set_and_objects_are_made_inside_kwargs():
     assert build_object("k", "objects:distance", _Listing, arguments=2)(1, 2) == (1, 2, 1)
     wide = build_object("k", {"object": "objects:distance", "kwargs": {"margin": 3}}, _Listing, arguments=2)
     assert (wide(1, 2), wide.__name__) == ((1, 2, 3), "distance")
@@ -193,7 +193,7 @@ def test_a_function_of_two_is_the_object_itself_with_its_kwargs_set_and_objects_
     assert build_object("k", value, _Listing).inner.size == 9
 
 
-def test_an_instance_takes_no_kwargs() -> None:
+def test_an_instance_takes_no_kwargs():
     message = (
         r"^k.kwargs: must be left out: objects:instance is already an instance of Kind\. "
         r"Received: {'size': 4}\."

@@ -28,7 +28,7 @@ def builder(*words: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_group_file_means_the_modules_of_its_project(folder, monkeypatch) -> None:
+def test_a_group_file_means_the_modules_of_its_project(folder, monkeypatch):
     project = folder / "project"
     write(project / "conf" / "model" / "mine.yaml", "builder: net:build\n")
     write(project / "conf" / "model" / "narrow.yaml", "defaults: [mine]\nkwargs: {width: 4}\n")
@@ -44,7 +44,7 @@ def test_a_group_file_means_the_modules_of_its_project(folder, monkeypatch) -> N
 
 
 @pytest.mark.slow
-def test_group_files_that_start_from_one_another_are_refused_in_a_sentence(folder, problems) -> None:
+def test_group_files_that_start_from_one_another_are_refused_in_a_sentence(folder, problems):
     for one, other in (("a", "b"), ("b", "a")):
         write(folder / "work" / "conf" / "trainer" / f"{one}.yaml", f"defaults: [{other}]\nepochs: 1\n")
     [said] = problems("conf=digits_mlp", "trainer=a")

@@ -24,7 +24,7 @@ def _reloaded(settings):
 
 
 @pytest.mark.slow
-def test_settings_of_every_type_come_back(own) -> None:
+def test_settings_of_every_type_come_back(own):
     settings = load_settings(
         [
             own,
@@ -54,7 +54,7 @@ def test_settings_of_every_type_come_back(own) -> None:
 @hypothesis_settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(_TEXT, max_size=30), numbers=st.lists(st.floats(0, 1e300), max_size=30), name=_TEXT)
 @example(texts=["\\\\${a}", "\\${", "${a", "$\\{", "\\", "\\\\n"], numbers=[], name="\\${")
-def test_any_text_and_number_comes_back(texts, numbers, name, write_recipe) -> None:
+def test_any_text_and_number_comes_back(texts, numbers, name, write_recipe):
     settings = Settings(recipe="x", description=name)  # lists, since a load costs a tenth of a second
     settings.model = Builder(builder="a:b", kwargs={"texts": texts, "numbers": numbers, name: name})
     settings.optimizer.schedule = Schedule(object="a:b", kwargs={"values": numbers})

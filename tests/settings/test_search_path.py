@@ -27,7 +27,7 @@ def folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_groups_and_recipes_beside_where_one_works_are_found(capsys) -> None:
+def test_groups_and_recipes_beside_where_one_works_are_found(capsys):
     write("conf/loss_scale/mine.yaml", MINE)
     write("conf/block/a.yaml", "# @package _global_\n\n# Half as wide\nseed: 4\n")
     write("recipes/vision/first.yaml", RECIPE)
@@ -40,7 +40,7 @@ def test_groups_and_recipes_beside_where_one_works_are_found(capsys) -> None:
     assert said["block=a"] == "Half as wide (conf/block/a.yaml)"
 
 
-def test_a_folder_is_named_by_option_or_variable(folder, monkeypatch, capsys) -> None:
+def test_a_folder_is_named_by_option_or_variable(folder, monkeypatch, capsys):
     write("far/conf/loss_scale/mine.yaml", MINE)
     write("far/recipes/first.yaml", RECIPE)
     assert main(["check", "conf=first", "--config-dir=far"]) == 0
@@ -49,7 +49,7 @@ def test_a_folder_is_named_by_option_or_variable(folder, monkeypatch, capsys) ->
     assert main(["check", "conf=first"]) == 0
 
 
-def test_jobs_of_a_sweep_know_the_folder_wherever_they_run(folder, monkeypatch, capsys) -> None:
+def test_jobs_of_a_sweep_know_the_folder_wherever_they_run(folder, monkeypatch, capsys):
     write("far/loss_scale/mine.yaml", MINE)
     monkeypatch.setenv(CONFIG_DIR, "far")
     from mpt_cli.sweep.job_list import Job
@@ -62,7 +62,7 @@ def test_jobs_of_a_sweep_know_the_folder_wherever_they_run(folder, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_a_recipe_names_folders_and_packages(folder, monkeypatch, messages) -> None:
+def test_a_recipe_names_folders_and_packages(folder, monkeypatch, messages):
     write("far/loss_scale/mine.yaml", MINE)
     write("settings_of_ours/conf/trainer/ours.yaml", "epochs: 77\n")
     write("settings_of_ours/__init__.py", "")
@@ -90,7 +90,7 @@ def test_a_recipe_names_folders_and_packages(folder, monkeypatch, messages) -> N
 
 
 @pytest.mark.slow
-def test_of_two_files_with_one_name_the_first_of_the_search_path_is_taken(folder, monkeypatch) -> None:
+def test_of_two_files_with_one_name_the_first_of_the_search_path_is_taken(folder, monkeypatch):
     for place, epochs in ((".", 1), ("far", 2), ("farther", 3)):
         write(f"{place}/conf/trainer/default.yaml", f"epochs: {epochs}\n")
         write(f"{place}/recipes/digits_mlp.yaml", f"seed: {epochs}\n")
@@ -105,7 +105,7 @@ def test_of_two_files_with_one_name_the_first_of_the_search_path_is_taken(folder
 
 
 @pytest.mark.slow
-def test_a_group_file_whose_list_names_what_is_not_there_is_refused(messages) -> None:
+def test_a_group_file_whose_list_names_what_is_not_there_is_refused(messages):
     write("conf/loss_scale/mine.yaml", "defaults: [dynamc, _self_]\nmode: fixed\n")
     assert messages("conf=digits_mlp", "loss_scale=mine") == [
         "defaults.loss_scale: must be one of auto, dynamic, fixed, logmax, mine, none. Received: 'dynamc'. "
@@ -113,7 +113,7 @@ def test_a_group_file_whose_list_names_what_is_not_there_is_refused(messages) ->
     ]
 
 
-def test_a_group_file_with_the_keys_or_the_package_in_a_wrong_place_is_told_where_they_go(messages, problems) -> None:
+def test_a_group_file_with_the_keys_or_the_package_in_a_wrong_place_is_told_where_they_go(messages, problems):
     write("conf/optimizer/mine.yaml", "optimizer: {learning_rate: 0.5}\ntrainer: {epochs: 3}\n")
     first, second = messages("conf=digits_mlp", "optimizer=mine")
     assert first.endswith("Write its keys without this `optimizer:` around them.")
@@ -135,7 +135,7 @@ def test_a_group_file_with_the_keys_or_the_package_in_a_wrong_place_is_told_wher
 
 
 @pytest.mark.parametrize("words", [[], ["experiment=large"], ["experiment=[small,large]"]])
-def test_the_project_of_a_recipe_is_searched_wherever_one_works(words, folder, monkeypatch) -> None:
+def test_the_project_of_a_recipe_is_searched_wherever_one_works(words, folder, monkeypatch):
     write("project/conf/experiment/small.yaml", "# @package _global_\ntrainer: {epochs: 2}\n")
     write("project/conf/experiment/large.yaml", "# @package _global_\ntrainer: {batch_size: 256}\n")
     write("project/recipes/base.yaml", "seed: 3\n")
@@ -147,7 +147,7 @@ def test_the_project_of_a_recipe_is_searched_wherever_one_works(words, folder, m
     assert from_outside.seed == 3 and (from_outside.trainer.batch_size == 256) == bool(words)
 
 
-def test_a_group_file_that_names_no_mode_sets_numbers_of_the_one_chosen() -> None:
+def test_a_group_file_that_names_no_mode_sets_numbers_of_the_one_chosen():
     write("conf/loss_scale/mine.yaml", "initial_scale: 4\n")
     write("own.yaml", "loss_scale: {mode: fixed, initial_scale: 8}\n")
     scale = load_settings(["conf=own.yaml", "loss_scale=mine"]).loss_scale
@@ -155,7 +155,7 @@ def test_a_group_file_that_names_no_mode_sets_numbers_of_the_one_chosen() -> Non
 
 
 @pytest.mark.slow
-def test_what_is_wrong_in_a_file_is_said_with_its_place(problems) -> None:
+def test_what_is_wrong_in_a_file_is_said_with_its_place(problems):
     write("conf/loss_scale/mine.yaml", "# mine\nmode: dynamic\ngrowth_step: 5\n")
     write("conf/loss_scale/mine2.yaml", "defaults: [mine]\ngrowth_factor: 0.5\n")
     write("conf/experiment/a.yaml", "# @package trainer\n\nepoks: 2\n")
@@ -177,7 +177,7 @@ def test_what_is_wrong_in_a_file_is_said_with_its_place(problems) -> None:
 
 
 @pytest.mark.slow
-def test_a_group_that_nobody_has(messages) -> None:
+def test_a_group_that_nobody_has(messages):
     write("conf/experiment/a.yaml", "# @package _global_\nseed: 4\n")
     assert load_settings(["conf=digits_mlp", "experiment=a"]).seed == 4
     assert messages("conf=digits_mlp", "~experiment=a") == ["~experiment=a: must be given without a value."]
@@ -197,7 +197,7 @@ def test_a_group_that_nobody_has(messages) -> None:
     assert messages("conf=own.yaml") == ["defaults: cannot be composed: Duplicate _self_ defined in own."]
 
 
-def test_a_list_that_clashes_is_shown_in_the_file_to_change(problems) -> None:
+def test_a_list_that_clashes_is_shown_in_the_file_to_change(problems):
     for name, rate in (("none", 0.1), ("mild", 0.2)):
         write(f"conf/augment/{name}.yaml", f"# @package _global_\noptimizer: {{learning_rate: {rate}}}\n")
     write("own.yaml", "defaults: [augment: none]\noptimizer: {learning_rate: 0.3}\n")
@@ -217,7 +217,7 @@ def test_a_list_that_clashes_is_shown_in_the_file_to_change(problems) -> None:
     assert rates == [0.2, 0.3]  # what the file overrides stays below the recipe's keys
 
 
-def test_a_wrong_mode_in_a_file_is_answered_with_modes(messages) -> None:
+def test_a_wrong_mode_in_a_file_is_answered_with_modes(messages):
     write("conf/loss_scale/z.yaml", "mode: dynamc\n")
     assert messages("conf=digits_mlp", "loss_scale=z") == [
         "loss_scale.mode: must be one of auto, dynamic, fixed, logmax, none. Received: 'dynamc'. Did you mean dynamic?"
@@ -225,7 +225,7 @@ def test_a_wrong_mode_in_a_file_is_answered_with_modes(messages) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_no_file_in_a_project_is_said_and_hangs_nothing(capsys) -> None:
+def test_what_is_no_file_in_a_project_is_said_and_hangs_nothing(capsys):
     """Pipes, which have the names of a shipped recipe and group file, and others."""
     for name in ("conf/trainer/quick.yaml", "conf/policy/odd.yaml", "recipes/digits_mlp.yaml", "recipes/odd.yaml"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ def file(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_they_stand_below_the_recipe_and_what_they_decide_is_said(file, capsys) -> None:
+def test_they_stand_below_the_recipe_and_what_they_decide_is_said(file, capsys):
     settings, notes = load_with_notes(["conf=digits_mlp", "logger.console=plain"])
     assert (settings.trainer.epochs, settings.trainer.keep_checkpoints, settings.logger.console) == (15, 5, "plain")
     assert notes == [f"of {file}: trainer.keep_checkpoints"]
@@ -31,7 +31,7 @@ def test_they_stand_below_the_recipe_and_what_they_decide_is_said(file, capsys) 
 
 
 @pytest.mark.parametrize("words", ["compare compare_dir=full", "diagnose --out full", "plan --device h100 --devices 3"])
-def test_a_verb_that_reads_them_says_what_they_decide(words, file, capsys) -> None:
+def test_a_verb_that_reads_them_says_what_they_decide(words, file, capsys):
     """Each ends after that, as what follows can't be."""
     (file.parents[2] / "full").mkdir()
     (file.parents[2] / "full" / "file").touch()
@@ -40,14 +40,14 @@ def test_a_verb_that_reads_them_says_what_they_decide(words, file, capsys) -> No
     assert (captured.out + captured.err).count(f"of {file}: trainer.keep_checkpoints, logger.console\n") == 1
 
 
-def test_what_is_wrong_with_them_is_said_and_reproduce_does_not_read_them(file, capsys) -> None:
+def test_what_is_wrong_with_them_is_said_and_reproduce_does_not_read_them(file, capsys):
     file.write_text("trainer: {epoks: 2}\n")
     assert main(["check", "conf=digits_mlp"]) == 2
     assert f"--> {file}:1:11" in capsys.readouterr().err
     assert main(["reproduce", "digits_mlp", "--dry-run"]) == 0
 
 
-def test_where_they_cannot_be_read_the_recipe_is_checked_all_the_same(file, write_recipe, messages) -> None:
+def test_where_they_cannot_be_read_the_recipe_is_checked_all_the_same(file, write_recipe, messages):
     file.write_text("trainer: [\n")
     own = write_recipe("defaults: [{modell: cnn}]\n")
     unreadable, no_group = messages(own)
@@ -55,7 +55,7 @@ def test_where_they_cannot_be_read_the_recipe_is_checked_all_the_same(file, writ
     assert no_group == "defaults: there is no such group. Received: 'modell'. Did you mean model?"
 
 
-def test_vars_of_the_command_line_that_nothing_takes_are_said(write_recipe) -> None:
+def test_vars_of_the_command_line_that_nothing_takes_are_said(write_recipe):
     recipe = write_recipe("vars: {n: 1, m: 2}\ntrainer: {epochs: '${vars.n}'}\n")
     notes = load_with_notes([recipe, "vars.n=2", "vars.q=32", "vars.m=3", "seed=${vars.m}"])[1]
     assert notes == ["nothing uses vars.q; a key of the recipe uses it as ${vars.q}"]

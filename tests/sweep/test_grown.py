@@ -12,7 +12,7 @@ from mpt_cli.sweep.directory import SweepDirectory
 
 
 @pytest.mark.slow
-def test_what_was_said_of_the_jobs_is_said_again_when_the_sweep_is_resumed(stubs, tmp_path) -> None:
+def test_what_was_said_of_the_jobs_is_said_again_when_the_sweep_is_resumed(stubs, tmp_path):
     assert stubs.start(["conf=digits_mlp", "seed=1", "sweep_dir=s"], objective="skipped_steps")[1] == 0
     assert "  skipped_steps 3.0000, 3 skipped, healthy" in stubs.said
     next((tmp_path / "s").glob("logs/*.json")).unlink()
@@ -23,7 +23,7 @@ def test_what_was_said_of_the_jobs_is_said_again_when_the_sweep_is_resumed(stubs
 
 
 @pytest.mark.slow
-def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys) -> None:
+def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys):
     stubs.start(["conf=digits_mlp", "seed=1,2", f"sweep_dir={tmp_path}/s"])
     found, code = stubs.resume(tmp_path / "s", ["seed=2,3"])
     assert code == 0 and "1 job left out: given twice, or in the sweep already" in stubs.said
@@ -43,7 +43,7 @@ def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys) 
 
 
 @pytest.mark.slow
-def test_groups_that_give_keys_of_one_section_keep_their_order_in_jobs_that_are_added(stubs, tmp_path) -> None:
+def test_groups_that_give_keys_of_one_section_keep_their_order_in_jobs_that_are_added(stubs, tmp_path):
     Path("mine.py").write_text("def net(input_shape, **kwargs): ...\n")
     for name in ("head/a", "head/b", "noise/c"):
         (file := Path(f"conf/{name}.yaml")).parent.mkdir(parents=True, exist_ok=True)
@@ -55,9 +55,7 @@ def test_groups_that_give_keys_of_one_section_keep_their_order_in_jobs_that_are_
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_from_anywhere_and_only_with_its_files_as_they_were(
-    stubs, tmp_path, monkeypatch, capsys
-) -> None:
+def test_a_sweep_goes_on_from_anywhere_and_only_with_its_files_as_they_were(stubs, tmp_path, monkeypatch, capsys):
     own, begun = Path("mine.yaml").absolute(), "trainer: {epochs: 1, batch_size: 8}\n"
     own.write_text(begun)
     stubs.manners = {2: "raises"}
