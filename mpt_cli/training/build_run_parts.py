@@ -155,8 +155,7 @@ def assemble(
         if has_text(settings, data):
             jit = JitChoice(False, "inputs are text")
         injector = build_injector(settings.fault, model, data)
-        wrapper = injector.wrap_step if injector else None
-        engine = make_engine(model, jit.jit_compile, distribution, wrapper)
+        engine = make_engine(model, jit.jit_compile, distribution, injector.wrap_step if injector else None)
         train_feed, validation_feed = _feeds(settings, data, engine, distribution.replicas)
         with distribution.scope():
             rate = put_to_training(settings, model, data, scaling, train_feed.steps)
