@@ -67,14 +67,11 @@ def find_run(settings: Settings) -> RunDirectory | None:
         if named.path.is_dir():
             named.clear_unstarted()
         return None
-    runs = map(RunDirectory, sorted(default_parent(settings.recipe).glob("*"), reverse=True))
-    return next((run for run in runs if run.config_yaml.is_file() and _can_resume(run, settings)), None)
-
-
-def _can_resume(run: RunDirectory, settings: Settings) -> bool:
-    """Return whether the run has not finished and the settings fit."""
-    is_over = is_recorded(run) or run.ending.get("status") == "finished"
-    return not is_over and not forbidden_changes(stored_settings(run, settings), settings)
+    for run in map(RunDirectory, sorted(default_parent(settings.recipe).glob("*"), reverse=True)):
+        is_none = not run.config_yaml.is_file() or is_recorded(run) or run.ending.get("status") == "finished"
+        if not (is_none or forbidden_changes(stored_settings(run, settings), settings)):
+            return run
+    return None
 
 
 def is_recorded(run: RunDirectory) -> bool:

@@ -262,6 +262,29 @@ def test_a_training_is_sampled_by_itself_though_its_model_is_frozen_and_part_of_
     assert "head" not in first.directory.layers_jsonl.read_text()
 
 
+OWN_LOSS = """
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.net, self.sigma = model, self.add_weight(name="sigma", shape=(), initializer="ones")
+    def call(self, x):
+        return self.net(x)
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.sigma * tf.reduce_mean(tf.cast(self(data[0]), "float32"))
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        return {"loss": loss}
+own = Own()
+own.compile("sgd")
+own.fit(np.ones((2, 4), "float32"), y, batch_size=2, epochs=20, verbose=0)
+"""
+
+
+def test_a_weight_that_the_loss_alone_uses_is_not_called_dead(tmp_path):
+    _, run = recorded(tmp_path, LOOP + OWN_LOSS, "policy=mixed_float16", ASKED)
+    assert run.summary["gradients"]["faults"] == {}, run.explanation
+
+
 RECURRENT = """
 import keras, numpy as np
 keras.utils.set_random_seed(0)
