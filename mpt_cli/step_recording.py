@@ -30,7 +30,7 @@ from mpt_cli.precision.train_step import unwrapped
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, write_summary
 from mpt_cli.runs.provenance import collect_environment
-from mpt_cli.samples.gradient_samples import EAGER_SECONDS, GradientSampler, SampleResult, sample_of_all
+from mpt_cli.samples.gradient_samples import EAGER_SECONDS, GradientSampler, sample_of_all
 from mpt_cli.samples.latest_step import LatestStep, TapedCalls, steps_of
 from mpt_cli.settings.load import resolved_tree
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel, GivenOptimizer, LossScaleSettings
@@ -316,7 +316,7 @@ class Recording(RunRecord, ABC):
             return
         self.unchecked = LAST_OVERFLOWED
         started = time.perf_counter()
-        looks = list[SampleResult | None]()
+        looks = []
         for sampler, step in zip(samplers, steps, strict=True):
             with step.as_trained():
                 looks.append(self.take_sample(sampler, step.batch))

@@ -66,7 +66,7 @@ class RunStepper:
             self.step += chunk.count
             self.step_in_epoch += chunk.count
             found += zip(map(float, block.loss), map(bool, block.finite), strict=True)
-            for row in chunk.batch_indices[: chunk.count][~np.isfinite(np.asarray(block.loss))][-1:]:
+            for row in chunk.batch_indices[: chunk.count][~np.isfinite(block.loss)][-1:]:
                 self.lost = self.parts.engine.batch(chunk.source, row)
         return found
 

@@ -129,7 +129,7 @@ def _details(result: Reproduction) -> Iterator[str]:
     if result.differences:
         yield "changed since the first run, if it is repeatable at all (of your code, only what git tracks is known):"
         yield from (f"  {difference}" for difference in result.differences[:12])
-    elif result.target.environment:
+    elif result.target.environment and child.environment:
         yield "no commit, package or data changed since the first run: untracked code has, or it is not repeatable"
     yield f"again: {_command(result.target)}"
 

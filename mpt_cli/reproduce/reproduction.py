@@ -35,8 +35,8 @@ CAUSES_IN_DATA = (
     "order of a set, the order in which files are listed, the time"
 )
 CAUSES_IN_TRAINING = (
-    "usual causes: random numbers that a fixed `seed` of the run does not set, in the model, its training or a stream "
-    "(of which only the first batch is compared), the time, or a GPU that adds in another order"
+    "usual causes: random numbers that a fixed `seed` does not set, in the model, its training or a stream (only its "
+    "first batch is compared), hash() or the order of a set, the time, or a GPU that adds in another order"
 )
 
 

@@ -141,8 +141,8 @@ class GradientSampler:
         # layers of an output without a loss get no gradient, nor does here a weight that the program's loss alone uses
         is_idle = 0 in keras.tree.flatten(compiled_loss_weights(self.model))
         unseen = [weight.path for weight in self.model.trainable_variables if self.is_seeded]
-        found = range_map.faults(rows).items()
-        faults = {name: fault for name, fault in found if fault != DEAD or not (is_idle or name in unseen)}
+        faults = range_map.faults(rows)
+        faults = {name: its for name, its in faults.items() if its != DEAD or not (is_idle or name in unseen)}
         # of the calls the first
         shown = [batch[0][:1]] if self.is_seeded else self.examples() or [batch]
         self._passes += len(shown)

@@ -187,10 +187,7 @@ def describe_digits(
         head = by_door("policy.head=float32", made, is_of_program)
         return f"{words}, because the targets are cast to the dtype of the outputs. Use {head}."
     if layers[0] == ALL_LAYERS:
-        return (
-            f"{words}. Of the few layers that were tried in float32, none was enough. Use policy=float32, or give the "
-            "model smaller numbers: normalise the data, or use integers for identifiers."
-        )
+        return f"{words}; the few layers tried in float32 were not enough. Use policy=float32, or normalise the data."
     names = _last_names(layers)
     kept = keep_in_float32(names, is_of_program)
     return (

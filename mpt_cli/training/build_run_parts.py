@@ -59,7 +59,7 @@ from mpt_cli.training.model import (
 )
 from mpt_cli.training.model_saving import load_initial_weights, warn_of_saving
 from mpt_cli.training.run_from_settings import RunDefinition
-from mpt_cli.user_code import describe_layer, failed_layer, raise_model_problem
+from mpt_cli.user_code import describe_layer, failed_layer, line_of_user_code, raise_model_problem
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
@@ -359,8 +359,9 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Examp
         if has_custom(model, "train_step"):
             return batch  # it may compare other outputs with other targets than its `call` and the data have
         raise_model_problem("model", error)
-        if (layer := failed_layer(error)) is not None:
-            raise UserCodeError(f"model: {describe_layer(layer)}: {plain_message(error)}") from error
+        layer, line = failed_layer(error), line_of_user_code(error)  # of a loss or metric
+        if where := line if layer is None else f"model: {describe_layer(layer)}":
+            raise UserCodeError(f"{where}: {plain_message(error)}") from error
         output, target = (
             "?" if part is None else keras.tree.map_structure(lambda t: tuple(t.shape[1:]), part) or "?"
             for part in (getattr(model, "outputs", None), batch.y)
