@@ -75,13 +75,14 @@ class LatestStep(NamedTuple):
 
 
 def steps_of(variables: Sequence[Any], steps: Sequence[LatestStep]) -> list[LatestStep]:
-    """Return the steps that train any of these variables, if there are any those that train no others; none where a
-    variable is in no model."""
+    """Return for each model the step that trains any of these variables, if there is one that trains no others; none
+    where a variable is in no model."""
     ids = [ids_of([variable]) for variable in variables]
     known = set().union(*ids)
     found = [step for step in steps if known & step.trained_ids]
     found = [step for step in found if step.sources <= known] or found
-    return found if all(any(each & step.trained_ids for step in found) for each in ids) else []
+    trained = set().union(*(step.trained_ids for step in found))
+    return [*{id(step.model): step for step in found}.values()] if all(map(trained.intersection, ids)) else []
 
 
 class LatestBatch:
@@ -349,14 +350,11 @@ class TapedCalls:
         return []
 
     def steps(self) -> list[LatestStep]:
-        """Return the latest one of each model and its sources."""
-        read = ((model, sources, read()) for model, sources, read in self._kept.values())
-        latest = {
-            (id(model), sources): LatestStep(model, batch, is_seeded=True, sources=sources)
-            for model, sources, batch in read
-            if batch is not None
-        }
-        return list(latest.values())
+        """Return the latest ones of each model."""
+        found = [
+            LatestStep(model, read(), is_seeded=True, sources=sources) for model, sources, read in self._kept.values()
+        ]
+        return [step for step in found if step.batch is not None]
 
 
 def _variables(forms: list[tuple[Any, Any]], have_any_shape: bool = False) -> list[Any]:
