@@ -11,7 +11,13 @@ from mpt_cli.files import write_atomic
 from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import print_table, text_columns
 from mpt_cli.reproduce.collection import FINGERPRINT, Collection, ReproduceTarget
-from mpt_cli.reproduce.reproduction import CAUSES_IN_DATA, CAUSES_IN_TRAINING, Outcomes, Reproduction
+from mpt_cli.reproduce.reproduction import (
+    CAUSES_IN_DATA,
+    CAUSES_IN_TRAINING,
+    Outcomes,
+    Reproduction,
+    first_recorded_difference,
+)
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.overrides import resume_command
 from mpt_cli.settings.search_path import shell_command
@@ -113,6 +119,9 @@ def _details(result: Reproduction) -> Iterator[str]:
         yield f"attempts gave different values; {CAUSES_IN_TRAINING}"
     elif len(values) > 1:
         yield "attempts gave the same weights, but other values: metrics or validation data are not repeatable"
+    parted = (first_recorded_difference(ended[0].child.run, each.child.run) for each in ended[1:])
+    if difference := next(filter(None, parted), None):
+        yield f"first recorded difference of two attempts: {difference}"
     if result.passed:
         return
     if len(data) < 2 and len(weights) == len(values) == 1 < result.attempts == len(ended) and all(weights):

@@ -127,7 +127,7 @@ class Reproduction:
     @property
     def crash(self) -> str:
         """Return why there is nothing to compare; empty for a crash that the recipe expects (`exit_code`)."""
-        is_expected = self.child.summary is not None and "exit_code" in self.target.expect
+        is_expected = self.child.summary is not None and self.target.expect.get("exit_code", OK) != OK
         return "" if is_expected else self.child.crash
 
     @cached_property
@@ -266,7 +266,16 @@ def first_difference(one: RunDirectory, other: RunDirectory) -> str | None:
     Compared are every event (the scale sequence), every line of metrics, every variable of the last checkpoints, bit by
     bit, and the summary; not what depends on the clock. DataError when a checkpoint is missing or damaged.
     """
-    for mine, its in zip_longest(_facts(one), _facts(other), fillvalue=("nothing more", None)):
+    return _first_unlike(_facts(one), _facts(other))
+
+
+def first_recorded_difference(one: RunDirectory, other: RunDirectory) -> str | None:
+    """Return as `first_difference` where the events or metrics first differ."""
+    return _first_unlike(_recorded(one), _recorded(other))
+
+
+def _first_unlike(facts: Iterator[tuple[str, Any]], other_facts: Iterator[tuple[str, Any]]) -> str | None:
+    for mine, its in zip_longest(facts, other_facts, fillvalue=("nothing more", None)):
         if mine[0] != its[0]:
             return f"it has {its[0]} where the other has {mine[0]}"
         if mine != its:
@@ -274,8 +283,8 @@ def first_difference(one: RunDirectory, other: RunDirectory) -> str | None:
     return None
 
 
-def _facts(run: RunDirectory) -> Iterator[tuple[str, Any]]:
-    """Yield the compared facts of a run, each with its name, by step: causes before their consequences."""
+def _recorded(run: RunDirectory) -> Iterator[tuple[str, Any]]:
+    """Yield the compared events and metrics of a run, each with its name, by step: causes before their consequences."""
     lines = [(line, path.name) for path in (run.events_jsonl, run.metrics_jsonl) for line in read_lines(path)]
     for line, file in sorted(lines, key=lambda pair: int(pair[0]["step"])):
         # in ever fewer steps of an attempt
@@ -283,6 +292,11 @@ def _facts(run: RunDirectory) -> Iterator[tuple[str, Any]]:
         for name in sorted(line.keys() - _TIME_DEPENDENT - looked_for):
             if not name.startswith("gradient_"):
                 yield f"{name} at step {line['step']} ({file})", line[name]
+
+
+def _facts(run: RunDirectory) -> Iterator[tuple[str, Any]]:
+    """Yield every compared fact of a run."""
+    yield from _recorded(run)
 
     def refuse(sentence: str) -> None:
         raise DataError(f"{run.path}: {sentence}")

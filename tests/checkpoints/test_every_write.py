@@ -99,7 +99,7 @@ def check_left(run: RunDirectory, sound: RunDirectory) -> None:
 
 
 @pytest.mark.long
-def test_a_disk_that_is_full_from_any_write_on(whole, failing_files, tmp_path) -> None:
+def test_a_disk_that_is_full_from_any_write_on(whole, failing_files, tmp_path):
     sound, writes = whole
     assert {
         "run/.lock",

@@ -44,7 +44,7 @@ def limit(size: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path):
     before, said = resource.getrlimit(resource.RLIMIT_FSIZE)[0], io.StringIO()
     settings = load_settings([*WORDS, f"run_dir={tmp_path}/run"])
     try:

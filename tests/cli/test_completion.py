@@ -57,12 +57,12 @@ OFFERED = {
 }
 
 
-def test_offers() -> None:
+def test_offers():
     for line, offered in OFFERED.items():
         assert complete_line(line) == offered, line
 
 
-def test_paths_are_offered_where_a_path_is_meant(here) -> None:
+def test_paths_are_offered_where_a_path_is_meant(here):
     Path("mine.yaml").touch()
     Path("mint.txt").touch()
     Path("minutes").mkdir()
@@ -72,13 +72,13 @@ def test_paths_are_offered_where_a_path_is_meant(here) -> None:
     assert complete_line("mpt diagnose minu") == complete_line("mpt sweep --resume minu") == ["minutes/"]
 
 
-def test_a_shell_puts_no_space_behind_a_section_a_key_or_a_folder(capsys) -> None:
+def test_a_shell_puts_no_space_behind_a_section_a_key_or_a_folder(capsys):
     for shell in ("bash", "zsh", "fish"):
         assert main(["doctor", "--completion", shell]) == 0
         assert "mpt" in (script := capsys.readouterr().out) and ("[=/:.]" in script or shell == "fish")
 
 
-def test_what_the_project_has_is_offered(here) -> None:
+def test_what_the_project_has_is_offered(here):
     for name in ("conf/loss_scale/mine.yaml", "far/loss_scale/theirs.yaml", "recipes/first.yaml"):
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_text("mode: fixed\n")

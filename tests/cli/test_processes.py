@@ -23,7 +23,7 @@ def run(*command, **options) -> "subprocess.CompletedProcess[str]":
         (["sweep", "conf=digits_mlp", "seed=0,1", "--dry-run"], []),
     ],
 )
-def test_no_framework_is_imported(words, more, tmp_path) -> None:
+def test_no_framework_is_imported(words, more, tmp_path):
     code = "import sys; from mpt_cli.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     done = run(sys.executable, "-c", code, *words, cwd=tmp_path)
     imported = set(done.stderr.splitlines()[-1].split())
@@ -39,7 +39,7 @@ def test_no_framework_is_imported(words, more, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_help_and_completion_import_no_verb_and_no_hydra(tmp_path) -> None:
+def test_help_and_completion_import_no_verb_and_no_hydra(tmp_path):
     code = (
         "import sys; from mpt_cli.cli import main; from mpt_cli.verbs.arguments import LISTED_VERBS\n"
         "for verb in LISTED_VERBS: main([verb, '--help'])\nmain(['train', '--nothing'])\n"
@@ -53,7 +53,7 @@ def test_help_and_completion_import_no_verb_and_no_hydra(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_who_has_gone_is_no_error(tmp_path) -> None:
+def test_a_reader_who_has_gone_is_no_error(tmp_path):
     command = f"{sys.executable} -m mpt_cli list keys --json | head -1; exit ${{PIPESTATUS[0]}}"
     done = run("bash", "-c", command, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
@@ -65,7 +65,7 @@ def test_a_reader_who_has_gone_is_no_error(tmp_path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_full_disk_behind_standard_output_is_no_bug(tmp_path) -> None:
+def test_a_full_disk_behind_standard_output_is_no_bug(tmp_path):
     command = f"{sys.executable} -m mpt_cli list > /dev/full"
     done = run("bash", "-c", command, cwd=tmp_path)
     assert done.returncode == 3
@@ -73,14 +73,14 @@ def test_a_full_disk_behind_standard_output_is_no_bug(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_terminal_that_lacks_a_letter_still_gets_its_text(tmp_path) -> None:
+def test_a_terminal_that_lacks_a_letter_still_gets_its_text(tmp_path):
     command = (sys.executable, "-m", "mpt_cli", "train", "conf=größe")
     done = run(*command, cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 2 and "Received: 'gr" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.long
-def test_a_run_whose_standard_streams_are_closed_writes_its_files_and_nothing_else_into_them(tmp_path) -> None:
+def test_a_run_whose_standard_streams_are_closed_writes_its_files_and_nothing_else_into_them(tmp_path):
     """The files would get the descriptors of the streams, and what TensorFlow and other processes write there."""
     words = "train conf=digits_mlp trainer.max_steps=3 trainer.log_every_steps=1"
     command = f"{sys.executable} -m mpt_cli {words} run_dir=r <&- >&- 2>&-"
@@ -94,7 +94,7 @@ def test_a_run_whose_standard_streams_are_closed_writes_its_files_and_nothing_el
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")
-def test_where_no_thread_can_be_started_it_says_so(tmp_path) -> None:
+def test_where_no_thread_can_be_started_it_says_so(tmp_path):
     code = """
 import os, resource, sys
 import mpt_cli.cli

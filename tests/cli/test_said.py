@@ -70,10 +70,10 @@ def shown(verb: str, folder: Path) -> str:
 @pytest.mark.slow
 @only_on("tensorflow")
 @pytest.mark.parametrize("verb", WORDS)
-def test_a_verb_says_what_it_said(verb, folder) -> None:
+def test_a_verb_says_what_it_said(verb, folder):
     said = (folder / "train.txt").read_text() if verb == "train" else shown(verb, folder)
     assert_said(said, SAID / f"{verb}.txt")
 
 
-def test_each_verb_is_among_them_but_for_those_that_other_machines_answer_otherwise() -> None:
+def test_each_verb_is_among_them_but_for_those_that_other_machines_answer_otherwise():
     assert {*WORDS} == {*LISTED_VERBS} - ELSEWHERE == {path.stem for path in SAID.iterdir()}

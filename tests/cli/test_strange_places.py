@@ -21,7 +21,7 @@ def check_whole(run: Path, steps: int = 5) -> None:
     assert (summary["status"], summary["steps_seen"], summary["applied_steps"]) == ("finished", steps, steps)
 
 
-def test_a_run_directory_with_signs_of_the_shell_in_its_name_is_trained_in_looked_at_and_gone_on_with(tmp_path) -> None:
+def test_a_run_directory_with_signs_of_the_shell_in_its_name_is_trained_in_looked_at_and_gone_on_with(tmp_path):
     done = mpt("train", *SHORT, format_override("run_dir", NAME), cwd=tmp_path)
     assert done.returncode == 0 and [path.name for path in tmp_path.iterdir()] == [NAME], done.stderr
     check_whole(tmp_path / NAME)
@@ -63,7 +63,7 @@ def net(input_shape, num_classes):
     ],
     ids=["ema", "model"],
 )
-def test_a_signal_between_the_last_step_and_the_end_of_the_run_leaves_it_whole(words, tmp_path) -> None:
+def test_a_signal_between_the_last_step_and_the_end_of_the_run_leaves_it_whole(words, tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
     base = ["conf=digits_mlp", "trainer.jit_compile=false", "trainer.max_steps=5", "run_dir=r", *words]
     done = mpt("train", *base, cwd=tmp_path)

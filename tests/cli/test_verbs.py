@@ -14,7 +14,7 @@ from mpt_cli.verbs.arguments import LIST_KINDS, LISTED_VERBS
 from mpt_cli.verbs.inspection import LISTINGS
 
 
-def test_help_names_every_verb_and_exit_code(mpt) -> None:
+def test_help_names_every_verb_and_exit_code(mpt):
     assert mpt("--version").out == f"mpt {__version__}\n"
     done = mpt("--help")
     assert done.code == 0 and done.err == ""
@@ -27,7 +27,7 @@ def fits_a_screen(text: str) -> bool:
     return len(lines) <= 24 and max(map(len, lines)) <= 80
 
 
-def test_each_verb_has_help_with_an_example_that_fits_a_screen_and_the_rest_in_another(mpt, monkeypatch) -> None:
+def test_each_verb_has_help_with_an_example_that_fits_a_screen_and_the_rest_in_another(mpt, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for verb in LISTED_VERBS:
         done, whole = mpt(verb, "--help"), mpt(verb, "--help-all")
@@ -37,14 +37,14 @@ def test_each_verb_has_help_with_an_example_that_fits_a_screen_and_the_rest_in_a
         assert {option for option in options if option not in whole.out} <= {"-h", "--help", "--help-all"}
 
 
-def test_an_old_word_does_what_its_new_one_does_and_says_it(mpt) -> None:
+def test_an_old_word_does_what_its_new_one_does_and_says_it(mpt):
     for old, new, word in (("show", "check --show", "conf=digits_mlp"), ("completion", "doctor --completion", "zsh")):
         done = mpt(old, word)
         assert (done.code, done.out) == (0, mpt(*new.split(), word).out)
         assert done.err == f"mpt {old} is now `mpt {new}`; the next version drops the old verb.\n"
 
 
-def test_check_says_what_it_found(mpt) -> None:
+def test_check_says_what_it_found(mpt):
     assert json.loads(mpt("check", "conf=digits_cnn", "--json").out) == {
         "schema_version": 1,
         "status": "ok",
@@ -56,7 +56,7 @@ def test_check_says_what_it_found(mpt) -> None:
     }
 
 
-def test_show_names_the_objects_that_a_recipe_imports_at_every_depth(mpt) -> None:
+def test_show_names_the_objects_that_a_recipe_imports_at_every_depth(mpt):
     loss = "trainer.loss={a: mse, b: {object: 'own:loss', kwargs: {scale: {object: 'own:scale'}, text: 'x:y'}}}"
     words = ["conf=digits_mlp", loss, "trainer.callbacks=[history,own:Call]", "optimizer.schedule.object=own:falling"]
     assert json.loads(mpt("check", "--show", *words, "--json").out)["imports"] == [
@@ -67,7 +67,7 @@ def test_show_names_the_objects_that_a_recipe_imports_at_every_depth(mpt) -> Non
     ]
 
 
-def test_list_shows_each_with_a_description(mpt) -> None:
+def test_list_shows_each_with_a_description(mpt):
     assert tuple(LISTINGS) == LIST_KINDS
     for kind, name in (("policies", "auto_float16"), ("keys", "loss_scale.backoff_factor")):
         (line,) = [line for line in mpt("list", kind).out.splitlines() if line.split()[:1] == [name]]
@@ -76,7 +76,7 @@ def test_list_shows_each_with_a_description(mpt) -> None:
         assert all(entry["description"] or entry["name"] == "(all)" for entry in entries)
 
 
-def test_a_copy_is_a_recipe_of_ones_own(mpt) -> None:
+def test_a_copy_is_a_recipe_of_ones_own(mpt):
     assert mpt("copy", "digits_cnn").code == 0
     head, shipped = b"# yaml-language-server: $schema=mpt.schema.json\n", recipe_paths()["digits_cnn"].read_bytes()
     assert Path("digits_cnn.yaml").read_bytes() == head + shipped
@@ -87,7 +87,7 @@ def test_a_copy_is_a_recipe_of_ones_own(mpt) -> None:
     assert Path("sub/mpt.schema.json").is_file()
 
 
-def test_a_copy_overwrites_nothing(mpt) -> None:
+def test_a_copy_overwrites_nothing(mpt):
     Path("mpt.schema.json").write_text("mine")
     done = mpt("copy", "digits_cnn", "copy.yaml")
     assert done.code == 0 and len(done.out.splitlines()) == 1 and Path("mpt.schema.json").read_text() == "mine"
@@ -119,20 +119,20 @@ def test_a_copy_overwrites_nothing(mpt) -> None:
         ),
     ],
 )
-def test_an_error_becomes_its_exit_code(error, code, words, mpt, monkeypatch) -> None:
+def test_an_error_becomes_its_exit_code(error, code, words, mpt, monkeypatch):
     monkeypatch.setattr("mpt_cli.settings.load.load_with_notes", _raiser(error))
     done = mpt("check", "conf=digits_cnn")
     assert (done.code, done.err) == (code, words)
 
 
-def test_anything_else_is_a_bug_of_ours(mpt, monkeypatch) -> None:
+def test_anything_else_is_a_bug_of_ours(mpt, monkeypatch):
     monkeypatch.setattr("mpt_cli.settings.load.load_with_notes", _raiser(RuntimeError("surprise")))
     done = mpt("check", "conf=digits_cnn")
     assert done.code == 1
     assert "Traceback" in done.err and "surprise" in done.err and "This is a bug in mpt" in done.err
 
 
-def test_the_users_exception_is_shown_with_their_traceback(mpt, monkeypatch) -> None:
+def test_the_users_exception_is_shown_with_their_traceback(mpt, monkeypatch):
     def fail(words: list[str]) -> None:
         try:
             exec(compile("def net():\n    return 1 / 0\nnet()", "/home/me/nets.py", "exec"))

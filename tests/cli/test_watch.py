@@ -9,7 +9,7 @@ from mpt_cli.runs.directory import LockHolder, RunDirectory, read_holder
 
 
 @pytest.mark.long
-def test_a_run_that_goes_on_is_followed_to_its_end(tmp_path) -> None:
+def test_a_run_that_goes_on_is_followed_to_its_end(tmp_path):
     run = start_mpt("train", "conf=digits_mlp", "trainer.epochs=3", "run_dir=r", cwd=tmp_path)
     wait_for((tmp_path / "r" / "config.yaml").exists)
     done = mpt("watch", "r", cwd=tmp_path)
@@ -20,7 +20,7 @@ def test_a_run_that_goes_on_is_followed_to_its_end(tmp_path) -> None:
 
 
 @pytest.mark.long
-def test_a_run_that_is_killed_is_said_to_be_gone(tmp_path) -> None:
+def test_a_run_that_is_killed_is_said_to_be_gone(tmp_path):
     endless = ["trainer.epochs=100000", "trainer.checkpoint_every_steps=10"]
     run = start_mpt("train", "conf=digits_mlp", *endless, "run_dir=r", cwd=tmp_path)
     wait_for((tmp_path / "r" / "config.yaml").exists)
@@ -36,7 +36,7 @@ def test_a_run_that_is_killed_is_said_to_be_gone(tmp_path) -> None:
 
 
 @pytest.mark.long
-def test_the_jobs_of_a_sweep_are_shown_until_it_ends(tmp_path) -> None:
+def test_the_jobs_of_a_sweep_are_shown_until_it_ends(tmp_path):
     words = ["conf=digits_mlp", "seed=0,1", "trainer.epochs=1", "sweep_dir=s", "-j", "1"]
     sweep = start_mpt("sweep", *words, cwd=tmp_path)
     wait_for((tmp_path / "s" / "sweep.json").exists)
@@ -52,7 +52,7 @@ def test_the_jobs_of_a_sweep_are_shown_until_it_ends(tmp_path) -> None:
     assert broken.returncode == 143 and "not ended  1 of 2 jobs\nagain      mpt sweep --resume s " in broken.stdout
 
 
-def test_the_holder_is_known_while_it_holds_and_after_it_was_killed(tmp_path) -> None:
+def test_the_holder_is_known_while_it_holds_and_after_it_was_killed(tmp_path):
     run = RunDirectory(tmp_path)
     with run.lock():
         holder = read_holder(run.lock_file)

@@ -134,7 +134,7 @@ MISSING = {  # files, which exit with 3
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [*WRONG, *MISSING], ids=range(len(WRONG) + len(MISSING)))
-def test_it_is_refused_in_a_sentence(line, mpt) -> None:
+def test_it_is_refused_in_a_sentence(line, mpt):
     done = mpt(*shlex.split(line))
     assert done.code == (3 if line in MISSING else 2)
     said = {**WRONG, **MISSING}[line]

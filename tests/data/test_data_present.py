@@ -24,7 +24,7 @@ def _files(here: Path) -> None:
     Path("loaders.py").write_text("1 / 0  # it is not run\n")
 
 
-def test_what_is_there_is_sound() -> None:
+def test_what_is_there_is_sound():
     for source in (
         Digits(),
         Text(),
@@ -46,13 +46,13 @@ def test_what_is_there_is_sound() -> None:
         (Text(path="folder"), "data.path: folder can't be read: Is a directory."),
     ],
 )
-def test_a_path_without_files_is_said_as_loading_would(source, words) -> None:
+def test_a_path_without_files_is_said_as_loading_would(source, words):
     with pytest.raises(DataError) as caught:
         check_present(source)
     assert str(caught.value) == words
 
 
-def test_a_function_that_a_file_does_not_have_is_named_without_running_it() -> None:
+def test_a_function_that_a_file_does_not_have_is_named_without_running_it():
     Path("task.py").write_text("1 / 0\ndef load(): ...\nclass Own:\n    build = load\n")
     Path("made.py").write_text("from task import *\n")
     for known in ("task:load", "./task.py:load", "task:Own.build", "made:anything"):
@@ -61,7 +61,7 @@ def test_a_function_that_a_file_does_not_have_is_named_without_running_it() -> N
         check_present(Loader(loader="task:laod"))
 
 
-def test_what_else_a_run_names_is_looked_for_before_keras_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_else_a_run_names_is_looked_for_before_keras_is_imported(monkeypatch: pytest.MonkeyPatch):
     """All functions that are nowhere at once; then files."""
     monkeypatch.setattr(RunDefinition, "prepare_backend", lambda self: pytest.fail("Keras would be imported"))
     own = ["model.builder=./nets.py:build", "trainer.loss=losses:mine", "optimizer.object=optims:Own"]

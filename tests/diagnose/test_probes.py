@@ -97,7 +97,7 @@ def test_values_and_gradients_are_counted_apart():
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="shapes are known on JAX")
-def test_tensors_of_which_not_even_the_rank_is_known_are_counted() -> None:
+def test_tensors_of_which_not_even_the_rank_is_known_are_counted():
     import tensorflow as tf
 
     count = tf.function(lambda x: statistics_of_each([x, x]), input_signature=[tf.TensorSpec(None, tf.float32)])

@@ -14,7 +14,7 @@ X, Y = np.ones((4, 9), "float32"), np.ones((4, 3), "float32")
 
 @pytest.mark.slow
 @only_on("jax")
-def test_no_weight_is_copied_because_the_backward_pass_reads_it() -> None:
+def test_no_weight_is_copied_because_the_backward_pass_reads_it():
     import jax
 
     layers = [keras.layers.Dense(72, "relu"), keras.layers.Dense(72, "relu"), keras.layers.Dense(3)]

@@ -14,7 +14,7 @@ slow = pytest.mark.slow
 
 @pytest.mark.long
 @slow
-def test_streamed_data_gives_the_weights_of_resident_data(tmp_path: Path) -> None:
+def test_streamed_data_gives_the_weights_of_resident_data(tmp_path: Path):
     words = ["trainer.epochs=3", "trainer.steps_per_execution=3"]  # 8 chunks an epoch, each sent ahead of its steps
     first, second = two_seen(tmp_path, *words, "trainer.feed=stream")
     resident, _ = two_seen(tmp_path, *words, "trainer.feed=resident")
@@ -22,7 +22,7 @@ def test_streamed_data_gives_the_weights_of_resident_data(tmp_path: Path) -> Non
     assert (first["seen"], first["skips"]) == (69, [])
 
 
-def test_different_data_is_an_error_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_data_is_an_error_in_each_process(monkeypatch: pytest.MonkeyPatch):
     multihost_utils = pytest.importorskip("jax.experimental.multihost_utils")
     other = np.frombuffer(b"b" * 64, np.uint8)
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda own: np.stack([own, other]))

@@ -20,7 +20,7 @@ def settings(*words: str):
     return load_settings(["conf=digits_mlp", *words])
 
 
-def test_a_place_comes_from_mpt_or_from_a_slurm_step_and_only_where_it_is_wanted() -> None:
+def test_a_place_comes_from_mpt_or_from_a_slurm_step_and_only_where_it_is_wanted():
     parallel = settings("backend=jax", "distribute=data_parallel")
     assert find_process_info(parallel, {"MPT_PROCESS": "1/2@127.0.0.1:99"}) == ProcessInfo(1, 2, "127.0.0.1:99")
     step = {
@@ -43,7 +43,7 @@ def test_a_place_comes_from_mpt_or_from_a_slurm_step_and_only_where_it_is_wanted
     assert ProcessInfo(0, 2).is_rank0 and not ProcessInfo(1, 2).is_rank0
 
 
-def test_what_slurm_does_not_set_is_said() -> None:
+def test_what_slurm_does_not_set_is_said():
     parallel = settings("backend=jax", "distribute=data_parallel")
     for count, rank in (("many", "0"), ("2", "")):
         with pytest.raises(ConfigError, match="SLURM_LOCALID: must be whole numbers, as Slurm and Open MPI set them"):
@@ -51,7 +51,7 @@ def test_what_slurm_does_not_set_is_said() -> None:
 
 
 @pytest.mark.parametrize(("meeting_point", "bound"), [("127.0.0.1:99", "127.0.0.1:99"), ("node7:99", None)])
-def test_processes_of_one_machine_meet_at_an_address_that_no_other_reaches(meeting_point, bound, monkeypatch) -> None:
+def test_processes_of_one_machine_meet_at_an_address_that_no_other_reaches(meeting_point, bound, monkeypatch):
     jax = pytest.importorskip("jax")
     from jax.experimental import multihost_utils
 
@@ -64,7 +64,7 @@ def test_processes_of_one_machine_meet_at_an_address_that_no_other_reaches(meeti
     assert (given["coordinator_bind_address"], given["local_device_ids"]) == (bound, [2, 3])
 
 
-def test_processes_that_would_leave_a_gpu_unused_are_refused(monkeypatch) -> None:
+def test_processes_that_would_leave_a_gpu_unused_are_refused(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     parallel = settings("backend=jax", "distribute=data_parallel")
     check_process_info(parallel, ProcessInfo(0, 4, None, 1, 2))
@@ -81,7 +81,7 @@ print(found.rank, found.world_size, found.coordinator)
 
 
 @slow
-def test_the_processes_of_a_tpu_pod_are_recognised_as_jax_recognises_them(tmp_path: Path) -> None:
+def test_the_processes_of_a_tpu_pod_are_recognised_as_jax_recognises_them(tmp_path: Path):
     pod = {
         "JAX_FORCE_TPU_INIT": "1",
         "TPU_WORKER_HOSTNAMES": "a,b",
@@ -103,7 +103,7 @@ CALLBACKS = (
 NO_SEED = "seed: must be a number for 4 processes: otherwise each draws a different one. Received: 'null'. For example seed=0."
 
 
-def test_a_task_of_a_slurm_step_says_what_its_settings_lack() -> None:
+def test_a_task_of_a_slurm_step_says_what_its_settings_lack():
     words = ["trainer.callbacks=[history]", "seed=null"]
     with pytest.raises(ConfigError) as refused:
         check_process_info(settings("backend=jax", "distribute=data_parallel", *words), ProcessInfo(3, 4))
@@ -112,7 +112,7 @@ def test_a_task_of_a_slurm_step_says_what_its_settings_lack() -> None:
 
 
 @pytest.mark.long
-def test_both_processes_see_the_same_and_end_with_the_same_weights(tmp_path: Path) -> None:
+def test_both_processes_see_the_same_and_end_with_the_same_weights(tmp_path: Path):
     words = ["trainer.epochs=2", "fault=overflow", "fault.at_steps=[3,7]", "loss_scale.growth_steps=15"]
     first, second = two_seen(tmp_path, *words)
     assert first == second
@@ -122,7 +122,7 @@ def test_both_processes_see_the_same_and_end_with_the_same_weights(tmp_path: Pat
 
 
 @pytest.mark.long
-def test_the_result_is_that_of_one_process_with_the_whole_batch(tmp_path: Path) -> None:
+def test_the_result_is_that_of_one_process_with_the_whole_batch(tmp_path: Path):
     """Within rounding: the sum over a batch is taken in another order."""
     words = [*TINY, "trainer.epochs=2", "logger.console=quiet"]
     train_two(tmp_path, *words[len(TINY) :], "run_dir=both")
@@ -135,7 +135,7 @@ def test_the_result_is_that_of_one_process_with_the_whole_batch(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_one_process_killed_ends_the_other_with_a_sentence_and_the_run_resumes(tmp_path: Path) -> None:
+def test_one_process_killed_ends_the_other_with_a_sentence_and_the_run_resumes(tmp_path: Path):
     words = ["trainer.epochs=2000", "trainer.checkpoint_every_steps=20", "run_dir=run"]
     first, second = start_two("mpt_cli", "train", *TINY, *TWO, *words, cwd=tmp_path)
     wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists() and lines(tmp_path / "run/metrics.jsonl"), seconds=120.0)

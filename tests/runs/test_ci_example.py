@@ -24,7 +24,7 @@ def commands(name: str) -> list[list[str]]:
     return [shlex.split(line) for line in lines]
 
 
-def test_both_install_one_package_and_run_what_mpt_has() -> None:
+def test_both_install_one_package_and_run_what_mpt_has():
     """A dry run before it would end the job at one unreadable recipe, and the others would not run."""
     install, run = commands("reproduce.yml")
     assert install == ["pip", "install", "$MPT_PACKAGE"] and commands("reproduce.gitlab-ci.yml") == [install, run]
@@ -32,7 +32,7 @@ def test_both_install_one_package_and_run_what_mpt_has() -> None:
     assert (parsed.given, parsed.dry_run, parsed.keywords) == (["recipes"], False, "not quarantine")
 
 
-def test_what_was_compiled_is_kept_between_jobs(monkeypatch) -> None:
+def test_what_was_compiled_is_kept_between_jobs(monkeypatch):
     job, steps = read("reproduce.gitlab-ci.yml"), read("reproduce.yml")["jobs"]["reproduce"]["steps"]
     monkeypatch.setenv("XDG_CACHE_HOME", job["variables"]["XDG_CACHE_HOME"].replace("$CI_PROJECT_DIR", "/builds/mine"))
     assert compile_cache_folder().is_relative_to("/builds/mine/.cache/mpt")

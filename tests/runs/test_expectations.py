@@ -37,7 +37,7 @@ CASES = [
 ]
 
 
-def test_an_expectation_is_met_or_missed() -> None:
+def test_an_expectation_is_met_or_missed():
     for name, wanted, passed, words in CASES:
         (check,) = check_expectations(SUMMARY, {name: wanted})
         assert (check.passed, check.expected) == (passed, words)
@@ -50,18 +50,18 @@ def test_an_expectation_is_met_or_missed() -> None:
         ("val_rmse", "Its metrics are val_accuracy, val_loss, loss, of_20, huge."),
     ],
 )
-def test_a_metric_that_the_run_did_not_report_is_named_with_those_it_has(name: str, hint: str) -> None:
+def test_a_metric_that_the_run_did_not_report_is_named_with_those_it_has(name: str, hint: str):
     (check,) = check_expectations(SUMMARY, {name: 1})
     assert (check.passed, check.got, check.got_text) == (False, None, "not reported")
     assert str(check) == f"MISS {name}: expected exactly 1, but the run reported no {name}. {hint}"
 
 
-def test_a_value_of_the_run_that_is_null_is_not_one_that_is_missing() -> None:
+def test_a_value_of_the_run_that_is_null_is_not_one_that_is_missing():
     (check,) = check_expectations(SUMMARY, {"final_loss_scale": 1})
     assert (check.got_text, check.unreported) == ("nothing", "")
 
 
-def test_expectations_are_about_the_recipes_own_settings(capsys) -> None:
+def test_expectations_are_about_the_recipes_own_settings(capsys):
     for words, is_kept in (
         (["run_dir=a", "seed=3", "backend=jax", "logger.console=quiet"], True),
         (["expect.val_loss.max=0.5"], True),
@@ -101,7 +101,7 @@ def closeness(y_true, y_pred):
 
 
 @pytest.mark.slow
-def test_what_a_model_of_ones_own_does_not_report_is_found_where_it_is_built(tmp_path: Path) -> None:
+def test_what_a_model_of_ones_own_does_not_report_is_found_where_it_is_built(tmp_path: Path):
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "mine.yaml").write_text(
         "defaults: [{data: digits}]\nmodel: {builder: 'net.py:build'}\ntrainer: {metrics: ['net.py:closeness']}\n"

@@ -16,7 +16,7 @@ from mpt_cli.runs.provenance import (
 FACTS = {"backend": "tensorflow", "jit_compile": "auto", "devices": ["cpu:0"]}
 
 
-def test_the_environment_holds_what_a_result_depends_on() -> None:
+def test_the_environment_holds_what_a_result_depends_on():
     found = collect_environment(FACTS, ["mpt", "train", "conf=tiny"])
     assert (found["backend"], found["jit_compile"], found["devices"]) == ("tensorflow", "auto", ["cpu:0"])
     assert {"tensorflow", "keras", "numpy"} <= set(found["versions"])
@@ -25,7 +25,7 @@ def test_the_environment_holds_what_a_result_depends_on() -> None:
     strict_json(found)
 
 
-def test_packages_are_named_as_pip_names_them(tmp_path, monkeypatch) -> None:
+def test_packages_are_named_as_pip_names_them(tmp_path, monkeypatch):
     (place := tmp_path / "First_One-1.2.dist-info").mkdir()
     (place / "METADATA").write_text("Metadata-Version: 2.1\nName: First_One\nVersion: 1.2\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -33,7 +33,7 @@ def test_packages_are_named_as_pip_names_them(tmp_path, monkeypatch) -> None:
     assert found["first-one"] == "1.2" and {"keras", "numpy"} <= found.keys()
 
 
-def test_variables_that_change_a_computation_are_recorded_and_those_that_may_be_secret_never() -> None:
+def test_variables_that_change_a_computation_are_recorded_and_those_that_may_be_secret_never():
     told = dict.fromkeys(
         [
             "KERAS_BACKEND",
@@ -58,7 +58,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_changed_file_of_a_checkout_is_named_with_its_own_hash(checkout: Path) -> None:
+def test_each_changed_file_of_a_checkout_is_named_with_its_own_hash(checkout: Path):
     state = git_state(checkout)
     assert state is not None
     assert (len(state["commit"]), state["modified"], state["changes"]) == (40, False, {})
@@ -74,7 +74,7 @@ def test_each_changed_file_of_a_checkout_is_named_with_its_own_hash(checkout: Pa
 
 
 @pytest.mark.slow
-def test_a_resumed_run_says_that_the_code_has_changed(checkout: Path) -> None:
+def test_a_resumed_run_says_that_the_code_has_changed(checkout: Path):
     words = ["train", "conf=digits_mlp", "run_dir=r", "resume=auto", "backend=tensorflow"]
     first, same = (mpt(*words, f"trainer.max_steps={steps}", cwd=checkout) for steps in (2, 4))
     (checkout / "a.py").write_text("2\n")
@@ -84,13 +84,13 @@ def test_a_resumed_run_says_that_the_code_has_changed(checkout: Path) -> None:
     assert said in changed.stdout and "changed since: git" not in first.stdout + same.stdout
 
 
-def test_without_a_checkout_or_without_git_there_is_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_checkout_or_without_git_there_is_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert git_state(tmp_path) is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state(Path(__file__).parent) is None
 
 
-def test_gpus_come_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_come_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine.nvidia_gpus() == []
     script = tmp_path / "nvidia-smi"
@@ -100,7 +100,7 @@ def test_gpus_come_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert machine.nvidia_gpus() == [{"name": "NVIDIA X", "driver": "570.1", "memory": "81559 MiB"}]
 
 
-def test_the_model_and_the_instructions_of_the_cpu_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_and_the_instructions_of_the_cpu_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     info = tmp_path / "cpuinfo"
     info.write_text("model name\t: A CPU\nflags\t\t: fpu sse f16c avx512_bf16\n")
     monkeypatch.setattr(machine, "CPU_INFO", info)

@@ -67,7 +67,7 @@ def run_dirs() -> list[str | None]:
     return [each.get("value") for each in properties if each.get("name") == "run_dir"]
 
 
-def test_a_missed_expectation_is_five_in_the_table_as_json_and_for_junit(outcome, capsys, recipe: Path) -> None:
+def test_a_missed_expectation_is_five_in_the_table_as_json_and_for_junit(outcome, capsys, recipe: Path):
     recipe.write_text(RECIPE.replace("0.97", "0.99"))
     outcome["summary"] = {**SUMMARY, "weights_fingerprint": "0123456789abcdef"}
     assert told(capsys, "missed", "./mine.yaml", "--retries", "1", "-j", "2", "--config-dir=.") == 5
@@ -85,7 +85,7 @@ def test_a_missed_expectation_is_five_in_the_table_as_json_and_for_junit(outcome
     assert failure.get("message") == "MISS val_accuracy: expected at least 0.99, got 0.98"
 
 
-def test_a_junit_file_that_can_not_be_written_is_refused_before_anything_runs(outcome, capsys) -> None:
+def test_a_junit_file_that_can_not_be_written_is_refused_before_anything_runs(outcome, capsys):
     assert main(["reproduce", "./mine.yaml", "--junit", "reports/ci/out.xml", "--output", "out"]) == 0
     assert [path.name for path in Path("reports/ci").iterdir()] == ["out.xml"]
     for junit, said in (("reports", "Is a directory"), ("mine.yaml/out.xml", "File exists. Give another --junit.")):
@@ -94,7 +94,7 @@ def test_a_junit_file_that_can_not_be_written_is_refused_before_anything_runs(ou
     assert len(outcome["words"]) == 1
 
 
-def test_the_results_of_an_earlier_reproduction_stay_in_their_folder_and_not_in_the_junit_file(outcome) -> None:
+def test_the_results_of_an_earlier_reproduction_stay_in_their_folder_and_not_in_the_junit_file(outcome):
     words = ["--junit", "out.xml", "--output", "out"]
     assert main(["reproduce", "./mine.yaml", *words]) == main(["reproduce", "./mine.yaml", *words]) == 0
     assert [words[-1] for words in outcome["words"]] == ["run_dir=out/1-mine", "run_dir=out/1-mine-2"]
@@ -138,7 +138,7 @@ def test_an_earlier_run_is_repeated_as_it_was_and_held_against_its_own_summary(o
     assert outcome["cores"] is None
 
 
-def test_runs_and_their_configurations_are_collected(earlier: Path) -> None:
+def test_runs_and_their_configurations_are_collected(earlier: Path):
     named("all/mine.yaml")
     for name in ("first", "second"):
         shutil.copytree(earlier, Path("all") / name)
@@ -163,7 +163,7 @@ def test_runs_and_their_configurations_are_collected(earlier: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome, earlier: Path) -> None:
+def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome, earlier: Path):
     earlier.rename("digits_mlp")
     assert [target.recipe for target in collect(Selection(["digits_mlp"])).targets] == [recipe_paths()["digits_mlp"]]
     assert [target.expect["steps_seen"] for target in collect(Selection(["./digits_mlp"])).targets] == [345]
@@ -171,7 +171,7 @@ def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome,
     assert outcome["words"][0][0] == "conf=digits_mlp/config.yaml"
 
 
-def test_counters_stay_exact_under_a_tolerance_and_weights_are_held_bit_for_bit_without() -> None:
+def test_counters_stay_exact_under_a_tolerance_and_weights_are_held_bit_for_bit_without():
     found = expectations_from({**SUMMARY, "metrics": {"loss": -2.0, "val_loss": "NaN"}}, 0.1)
     assert found["steps_seen"] == 345
     assert found["loss"] == {"value": -2.0, "atol": 0.2}
@@ -182,7 +182,7 @@ def test_counters_stay_exact_under_a_tolerance_and_weights_are_held_bit_for_bit_
 
 
 @pytest.mark.slow
-def test_what_cannot_run_here_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_cannot_run_here_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     named("recipes/own.yaml")
     collected = collect(Selection(takes_all=True))
@@ -195,7 +195,7 @@ def test_what_cannot_run_here_is_left_out_with_the_reason(monkeypatch: pytest.Mo
     assert "gpt2_small_synthetic" in {target.name for target in collect(Selection(takes_all=True)).targets}
 
 
-def test_a_run_that_can_not_be_started_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_can_not_be_started_says_why(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "executable", "/no/such/program")
     command = command_in("train", ["conf=x"], RunDirectory(Path("run")), Path("log"))
     child = read_finished(command, run_one(command, LocalExecutor()))
@@ -213,7 +213,7 @@ def collected(*names: str, **request: Any) -> list[str]:
 
 
 @pytest.mark.slow
-def test_files_folders_patterns_keywords_and_tags_are_collected() -> None:
+def test_files_folders_patterns_keywords_and_tags_are_collected():
     named("mine/a.yaml", RECIPE + "tags: [nightly, gpu]\n")
     named("mine/deep/b.yml")
     named("mine/conf/trainer/long.yaml", "epochs: 50\n")
@@ -232,7 +232,7 @@ def test_files_folders_patterns_keywords_and_tags_are_collected() -> None:
     assert not base.targets and "expect: ./mine/base.yaml has no expect: block" in str(*base.errors)
 
 
-def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome, capsys) -> None:
+def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome, capsys):
     named("mine/a.yaml")
     named("mine/b.yaml")
     named("mine/broken.yaml", "model: [1\n")
@@ -245,7 +245,7 @@ def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome,
     assert "--> mine/typo.yaml:7:3" in said
 
 
-def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys) -> None:
+def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys):
     assert main(["reproduce", "./mine.yaml", "digits_mlp", "--dry-run", "--junit", "out.xml"]) == 0
     said = "./mine.yaml: val_accuracy, val_loss, steps_seen\ndigits_mlp: val_accuracy, steps_seen, skipped_steps\n"
     assert capsys.readouterr().out == f"{said}2 to run, 0 unreadable, 0 left out\n"
@@ -253,7 +253,7 @@ def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys) -> None:
 
 
 @pytest.mark.parametrize("case", ["flaky", "flaky-data", "flaky-metric"])
-def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch, case: str) -> None:
+def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch, case: str):
     run, good = StubExecutor.run, outcome["summary"]
 
     def fails_first(command: Command) -> int:
@@ -262,7 +262,11 @@ def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch, 
         if case == "flaky-metric":
             outcome["summary"]["weights_fingerprint"] = "the same"
         outcome["environment"] |= {"dataset_fingerprint": str(is_second and case == "flaky-data")}
-        return run(command)
+        code = run(command)
+        if case == "flaky":
+            lines = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 0.25 if is_second else 0.5}]
+            command.subject.metrics_jsonl.write_text("\n".join(map(json.dumps, lines)))
+        return code
 
     monkeypatch.setattr(StubExecutor, "run", staticmethod(fails_first), raising=False)
     assert told(capsys, case, "./mine.yaml", "--retries", "2") == 0
@@ -271,12 +275,12 @@ def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch, 
     assert suite.get("time") == "2.0"  # both attempts
 
 
-def test_a_value_that_no_run_reports_is_not_tried_again(outcome) -> None:
+def test_a_value_that_no_run_reports_is_not_tried_again(outcome):
     outcome["summary"] = {**SUMMARY, "metrics": {"val_accuracy": 0.98}}
     assert main(["reproduce", "./mine.yaml", "--retries", "1"]) == 5 and len(outcome["words"]) == 1
 
 
-def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch, capsys) -> None:
+def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch, capsys):
     """It writes a summary all the same, of a run that was terminated: an error, and no missed expectation."""
 
     def never_ends(command: Command) -> None:
@@ -301,20 +305,25 @@ def test_a_run_that_left_no_summary_is_told_as_what_it_was_and_its_code_is_the_a
     ]
 
 
-def test_a_crash_while_training_is_no_missed_expectation_unless_the_recipe_expects_it(outcome, recipe, capsys) -> None:
+def test_a_crash_while_training_is_no_missed_expectation_unless_the_recipe_expects_it(outcome, recipe, capsys):
     outcome |= {"summary": {**outcome["summary"], "status": "failed", "exit_code": 2}, "code": 2}
     assert told(capsys, "crash", "./mine.yaml") == 3  # 2 is of what cannot be read
     recipe.write_text(RECIPE + "  exit_code: 2\n")
     assert main(["reproduce", "./mine.yaml"]) == 0
 
 
-def test_why_a_rule_ended_a_run_is_said_once(outcome, capsys) -> None:
+def test_a_repeated_run_that_raises_an_error_crashed_though_it_left_a_summary(outcome, earlier):
+    outcome |= {"summary": {**SUMMARY, "status": "failed", "exit_code": 3}, "code": 3}
+    assert main(["reproduce", "earlier"]) == 3
+
+
+def test_why_a_rule_ended_a_run_is_said_once(outcome, capsys):
     ending = {"status": "stopped", "exit_code": 4, "verdict": "collapsed", "explanation": "there is no such file"}
     outcome["summary"] = {**SUMMARY, **ending}
     assert main(["reproduce", "./mine.yaml"]) == 5 and capsys.readouterr().out.count("no such file") == 1
 
 
-def test_after_an_interruption_the_results_so_far_are_shown_and_written(outcome, capsys, monkeypatch) -> None:
+def test_after_an_interruption_the_results_so_far_are_shown_and_written(outcome, capsys, monkeypatch):
     run = StubExecutor.run
     written: list[tuple[str, str, str, str]] = []  # what a kill would leave
     begun: list[str | None] = []
@@ -336,6 +345,6 @@ def test_after_an_interruption_the_results_so_far_are_shown_and_written(outcome,
     assert "mpt train conf=out/2-digits_mlp/config.yaml resume=" in texts[0] and texts[1].endswith("had not begun")
 
 
-def test_a_run_that_meets_what_is_expected_of_it_tells_a_bad_verdict(outcome, capsys) -> None:
+def test_a_run_that_meets_what_is_expected_of_it_tells_a_bad_verdict(outcome, capsys):
     outcome["summary"] = {**outcome["summary"], "verdict": "chronic overflow"}
     assert told(capsys, "bad-verdict", "./mine.yaml") == 0

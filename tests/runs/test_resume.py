@@ -46,7 +46,7 @@ def _settings(*words: str) -> Settings:
 
 
 @pytest.mark.slow
-def test_auto_takes_the_newest_unfinished_run_that_fits() -> None:
+def test_auto_takes_the_newest_unfinished_run_that_fits():
     parent = Path("runs/digits_mlp")
     _run(parent / "1")
     _run(parent / "2", status="terminated")
@@ -73,13 +73,13 @@ def test_auto_takes_the_newest_unfinished_run_that_fits() -> None:
         (["trainer.max_steps=40"], {"epochs_completed": 2, "steps_seen": 39}, False),
     ],
 )
-def test_a_run_is_done_where_its_epochs_or_steps_are(words: list[str], facts: dict[str, object], is_done: bool) -> None:
+def test_a_run_is_done_where_its_epochs_or_steps_are(words: list[str], facts: dict[str, object], is_done: bool):
     found = finished_summary(_run(Path("run"), *words, **facts), _settings(*words))
     assert (found is not None) == is_done
     assert found is None or found.epochs_completed == facts["epochs_completed"]
 
 
-def test_auto_with_a_run_dir_looks_there_only() -> None:
+def test_auto_with_a_run_dir_looks_there_only():
     """A run that was killed before it began makes way for the same command."""
     assert find_run(_settings("resume=auto", "run_dir=none")) is None
     assert find_run(_settings("resume=auto", "run_dir=there")) is None
@@ -96,7 +96,7 @@ def test_auto_with_a_run_dir_looks_there_only() -> None:
     RunDirectory.create("here", "digits_mlp")
 
 
-def test_a_folder_with_anything_else_in_it_is_left_alone() -> None:
+def test_a_folder_with_anything_else_in_it_is_left_alone():
     Path("here").mkdir()
     for name in (".lock", "metrics.jsonl", "thesis.tex"):
         Path("here", name).write_text("mine")
@@ -106,7 +106,7 @@ def test_a_folder_with_anything_else_in_it_is_left_alone() -> None:
         RunDirectory.create("here", "digits_mlp")
 
 
-def test_a_run_whose_record_lacks_a_secret_is_gone_on_with_where_that_is_given_again() -> None:
+def test_a_run_whose_record_lacks_a_secret_is_gone_on_with_where_that_is_given_again():
     secret = ("model=builder", "model.builder=parts.py:net", "model.kwargs={api_key: sk-71045, at: 'https://a:b1b2@h'}")
     run = _run(Path("here"), *secret)
     assert "sk-71045" not in run.config_yaml.read_text()
@@ -118,7 +118,7 @@ def test_a_run_whose_record_lacks_a_secret_is_gone_on_with_where_that_is_given_a
         stored_settings(run)
 
 
-def test_a_lock_that_is_a_pipe_or_a_device_is_said_and_not_waited_for() -> None:
+def test_a_lock_that_is_a_pipe_or_a_device_is_said_and_not_waited_for():
     run = _run(Path("here"))
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/null")):
         run.lock_file.unlink(missing_ok=True)
@@ -127,7 +127,7 @@ def test_a_lock_that_is_a_pipe_or_a_device_is_said_and_not_waited_for() -> None:
             pass
 
 
-def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch: pytest.MonkeyPatch):
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -150,7 +150,7 @@ def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_what_may_change_is_told_and_what_may_not_is_refused_all_at_once() -> None:
+def test_what_may_change_is_told_and_what_may_not_is_refused_all_at_once():
     run = _run(Path("here"))
     drawn = ["seed=null"]  # keeps the seed that was drawn
     allowed = check_resumable(
@@ -164,7 +164,7 @@ def test_what_may_change_is_told_and_what_may_not_is_refused_all_at_once() -> No
 
 
 @pytest.mark.slow
-def test_auto_float16_is_what_it_came_to_when_the_run_began() -> None:
+def test_auto_float16_is_what_it_came_to_when_the_run_began():
     run = _run(Path("here"), "policy=mixed_float16", "policy.overrides={a: float32, b: mixed_float16}")
     for asked in ([], ["policy.overrides={b: mixed_float16}"]):
         settings = with_stored_choices(_settings("policy=auto_float16", *asked), stored_settings(run))
@@ -177,7 +177,7 @@ def test_auto_float16_is_what_it_came_to_when_the_run_began() -> None:
     assert check_resumable(plain, settings)["policy.name"] == ("mixed_float16", "auto_float16")
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_by_itself() -> None:
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_by_itself():
     run = _run(Path("here"))
     check_checkpoints(run, None)
     write_json(run.environment_json, {"attempts": [{"attempt": 1, "from_step": 0}, {"attempt": 2, "from_step": 40}]})
@@ -185,7 +185,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_by_itself() -> No
         check_checkpoints(run, None)
 
 
-def test_what_lies_after_the_checkpoint_is_cut_off() -> None:
+def test_what_lies_after_the_checkpoint_is_cut_off():
     run = _run(Path("here"))
     rows = [{"step": step, "epoch": 1 + (step > 15), "epoch_end": step in (15, 30)} for step in (7, 14, 15, 21, 30)]
     for step, epochs, kept in ((15, 1, [7, 14, 15]), (15, 0, [7, 14]), (20, 1, [7, 14, 15]), (0, 0, [])):
@@ -195,14 +195,14 @@ def test_what_lies_after_the_checkpoint_is_cut_off() -> None:
         assert [json.loads(line)["step"] for line in lines if line[-1] == "}"] == kept
 
 
-def test_a_damaged_record_is_named() -> None:
+def test_a_damaged_record_is_named():
     run = _run(Path("here"))
     run.metrics_jsonl.write_text('{"step": 1}\nrubbish\n')
     with pytest.raises(DataError, match=r"metrics.jsonl is damaged, see line 2. Take out the damaged line"):
         truncate_telemetry(run, 1, 0)
 
 
-def test_the_devices_of_a_run_may_not_change() -> None:
+def test_the_devices_of_a_run_may_not_change():
     one, two = Settings(), Settings(distribute=DistributeSettings("data_parallel", 2))
     for before, now in ((one, two), (two, one)):
         assert [problem.key for problem in forbidden_changes(before, now)] == ["distribute.devices", "distribute.name"]

@@ -35,7 +35,7 @@ def epoch(snapshot):
     return replace(snapshot, step=40, epoch_end=True, metrics=METRICS)
 
 
-def test_the_heading_and_a_row(header, epoch) -> None:
+def test_the_heading_and_a_row(header, epoch):
     text = ""
     for name, (of_header, of_epoch, width) in CASES.items():
         lines = EpochTable(replace(header, **of_header)).row(replace(epoch, **of_epoch), 1.5, width)
@@ -43,7 +43,7 @@ def test_the_heading_and_a_row(header, epoch) -> None:
     assert_said(text, Path(__file__).with_name("epochs.txt"))
 
 
-def test_the_heading_comes_again_after_many_rows_and_where_columns_change(header, epoch) -> None:
+def test_the_heading_comes_again_after_many_rows_and_where_columns_change(header, epoch):
     table = EpochTable(header)
     counts = [len(table.row(epoch, 1.5, 80)) for _ in range(81)]
     assert counts == [2, *[1] * 39, 2, *[1] * 39, 2]

@@ -21,7 +21,7 @@ def recorder(failure: Exception | None = None) -> Mock:
     return found
 
 
-def test_every_sink_gets_everything_in_order(header, snapshot, summary) -> None:
+def test_every_sink_gets_everything_in_order(header, snapshot, summary):
     sinks, events = [recorder(), recorder()], [Event(1, 1, "overflow", 4.0, 2.0)]
     with Telemetry(sinks) as telemetry:
         telemetry.start(header)
@@ -43,7 +43,7 @@ def test_every_sink_gets_everything_in_order(header, snapshot, summary) -> None:
     assert [sink.method_calls for sink in sinks] == [expected, expected]
 
 
-def test_a_phase_that_lasts_is_told_from_another_thread_until_it_ends(monkeypatch) -> None:
+def test_a_phase_that_lasts_is_told_from_another_thread_until_it_ends(monkeypatch):
     monkeypatch.setattr(sink_interface, "REMINDER_SECONDS", 0.01)
     phases = recorder()
     with pytest.raises(DataError), Telemetry([phases]).busy("loading the data", hint="less of it"):
@@ -57,7 +57,7 @@ def test_a_phase_that_lasts_is_told_from_another_thread_until_it_ends(monkeypatc
     assert re.fullmatch(r"loading the data took \S+ s", took.args[0])
 
 
-def test_one_sink_that_cannot_close_keeps_no_other_open_and_hides_nothing() -> None:
+def test_one_sink_that_cannot_close_keeps_no_other_open_and_hides_nothing():
     last = recorder()
     with pytest.raises(DataError, match="disk full"), Telemetry([recorder(DataError("disk full")), last]):
         pass
@@ -73,7 +73,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_console_suits_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_console_suits_the_stream(monkeypatch: pytest.MonkeyPatch):
     def kinds(mode: str, stream: io.StringIO, term: str = "xterm-256color") -> list[type[Sink]]:
         monkeypatch.setenv("TERM", term)
         return [type(sink) for sink in console_sinks(mode, stream)]

@@ -40,7 +40,7 @@ def _words(text: str) -> str:
 
 
 @pytest.mark.parametrize(("width", "rows"), [(60, 4), (200, 2)])
-def test_where_the_run_is_and_its_latest_values_are_shown_at_every_width(header, snapshot, width, rows) -> None:
+def test_where_the_run_is_and_its_latest_values_are_shown_at_every_width(header, snapshot, width, rows):
     text = _area(header, snapshot, width)
     assert _words(text).startswith("epoch 1/3 step 30/120 ") and _words(text).endswith(
         "step 30, epoch 0.00/3: loss 0.5000, scale 2**14, skipped 3, accuracy 0.8750, grows in 28, learning rate 0.25, "
@@ -50,13 +50,13 @@ def test_where_the_run_is_and_its_latest_values_are_shown_at_every_width(header,
     assert len(text.splitlines()) <= rows
 
 
-def test_what_lasts_is_shown_before_and_after_the_start(header, snapshot) -> None:
+def test_what_lasts_is_shown_before_and_after_the_start(header, snapshot):
     assert "importing tensorflow" in _area(None, doing="importing tensorflow")
     assert re.search("step 0/120 .*compiling", _words(_area(header, doing="compiling")))
     assert _words(_area(replace(header, total_steps=None), snapshot)).startswith("epoch 1/3 step 30 ")
 
 
-def test_epochs_and_overflows_stay_above_the_live_area(header, snapshot, summary) -> None:
+def test_epochs_and_overflows_stay_above_the_live_area(header, snapshot, summary):
     live, terminal = _live()
     live.close()
     assert terminal.getvalue() == ""  # before the start the terminal is left alone
@@ -81,7 +81,7 @@ def test_epochs_and_overflows_stay_above_the_live_area(header, snapshot, summary
         assert text.count(once) == 1
 
 
-def test_lines_that_a_narrower_terminal_broke_are_cleared(header, snapshot) -> None:
+def test_lines_that_a_narrower_terminal_broke_are_cleared(header, snapshot):
     live, terminal = _live()
     live.start(header)
     live.snapshot(snapshot)
@@ -93,7 +93,7 @@ def test_lines_that_a_narrower_terminal_broke_are_cleared(header, snapshot) -> N
     assert re.search(r"\x1b\[\d+A\x1b\[J", terminal.getvalue())
 
 
-def test_a_run_that_was_interrupted_while_it_compiled_has_no_verdict(header, summary) -> None:
+def test_a_run_that_was_interrupted_while_it_compiled_has_no_verdict(header, summary):
     live, terminal = _live()
     live.start(header)
     live.finish(replace(summary, status="interrupted", exit_code=130, steps_seen=0, explanation="It was interrupted."))
@@ -101,7 +101,7 @@ def test_a_run_that_was_interrupted_while_it_compiled_has_no_verdict(header, sum
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_the_cursor_is_back_after_an_exception(header, error: type[BaseException]) -> None:
+def test_the_cursor_is_back_after_an_exception(header, error: type[BaseException]):
     live, terminal = _live()
     with pytest.raises(error), Telemetry([live]) as telemetry:
         telemetry.start(header)

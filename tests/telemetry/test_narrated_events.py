@@ -75,14 +75,14 @@ def begun(header, clock):
     return console
 
 
-def test_what_happened_in_plain_words(begun) -> None:
+def test_what_happened_in_plain_words(begun):
     for scaling, events, sentence in TOLD:
         lines, console = begun(scaling)
         console.events(events)
         assert lines == [sentence]
 
 
-def test_frequent_overflows_are_gathered_the_first_is_told_at_once(begun, clock) -> None:
+def test_frequent_overflows_are_gathered_the_first_is_told_at_once(begun, clock):
     (lines, console), start = begun(), clock.now
     for second in range(20):
         clock.now = start + second

@@ -11,7 +11,7 @@ from mpt_cli.telemetry.console.plain import next_commands
 
 
 @pytest.mark.parametrize("run_dir", ["it's, a=b", "-x"])
-def test_what_is_printed_can_be_run(run_dir, tmp_path, monkeypatch, summary) -> None:
+def test_what_is_printed_can_be_run(run_dir, tmp_path, monkeypatch, summary):
     monkeypatch.chdir(tmp_path)
     Path(run_dir).mkdir()
     (Path(run_dir) / "config.yaml").write_text("recipe: own\n")

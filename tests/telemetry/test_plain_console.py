@@ -59,7 +59,7 @@ def console(written, clock) -> PlainConsole:
     return PlainConsole(written.append, clock)
 
 
-def test_a_whole_run_in_plain_lines(console, written, clock, header, snapshot, summary, tmp_path, monkeypatch) -> None:
+def test_a_whole_run_in_plain_lines(console, written, clock, header, snapshot, summary, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("runs/tiny/1").mkdir(parents=True)
     Path("runs/tiny/1/model.keras").touch()
@@ -77,7 +77,7 @@ def test_a_whole_run_in_plain_lines(console, written, clock, header, snapshot, s
     assert "\n".join(written) + "\n" == GOLDEN
 
 
-def test_intervals_are_told_every_five_seconds_later_every_minute(console, written, clock, header, snapshot) -> None:
+def test_intervals_are_told_every_five_seconds_later_every_minute(console, written, clock, header, snapshot):
     console.start(header)
     told_at = []
     for second in range(0, 20_000):
@@ -90,7 +90,7 @@ def test_intervals_are_told_every_five_seconds_later_every_minute(console, writt
     assert len(told_at) < 600
 
 
-def test_events_still_pending_when_a_run_breaks_off_are_told(console, written, header) -> None:
+def test_events_still_pending_when_a_run_breaks_off_are_told(console, written, header):
     console.start(header)
     console.events([Event(1, 1, "overflow", 4.0, 2.0)])
     console.events([Event(2, 1, "overflow", 2.0, 1.0)])

@@ -13,7 +13,7 @@ EVIL = "\x1b]0;evil\x9b2J\u202e"
 SHOWN = "\\x1b]0;evil\\x9b2J\\u202e"
 
 
-def test_names_of_layers_and_metrics_can_not_command_a_terminal(tmp_path, header, snapshot, summary) -> None:
+def test_names_of_layers_and_metrics_can_not_command_a_terminal(tmp_path, header, snapshot, summary):
     """As they stand in a saved model of a stranger, or in the user's own."""
     stream, terminal, log = io.StringIO(), io.StringIO(), tmp_path / "console.log"
     drawn = PrintableConsole(terminal, force_terminal=True, width=200)
@@ -31,13 +31,13 @@ def test_names_of_layers_and_metrics_can_not_command_a_terminal(tmp_path, header
         assert SHOWN in shown() and "\x1b]" not in shown() and "\x9b" not in shown()
 
 
-def test_what_the_encoding_of_a_stream_lacks_is_a_question_mark() -> None:
+def test_what_the_encoding_of_a_stream_lacks_is_a_question_mark():
     stream = io.TextIOWrapper(io.BytesIO(), "ascii")
     PrintableConsole(stream).say("256 → 512")
     assert stream.buffer.getvalue() == b"256 ? 512\n"  # type: ignore[attr-defined]
 
 
-def test_a_console_whose_reader_goes_away_falls_silent() -> None:
+def test_a_console_whose_reader_goes_away_falls_silent():
     end, start = os.pipe()
     os.close(end)
     with open(start, "w") as stream:  # which is flushed when it is closed

@@ -156,7 +156,7 @@ CASES = {
 }
 
 
-def test_the_verdicts_and_their_reasons() -> None:
+def test_the_verdicts_and_their_reasons():
     found = {name: "\n    ".join(judge(run_state)) for name, run_state in CASES.items()}
     text = "".join(f"{name}:\n    {words}\n" for name, words in found.items())
     assert_said(text, Path(__file__).with_name("verdicts.txt"))
@@ -218,13 +218,13 @@ def tallied(scaling: Scaling, *events: Event) -> EventTally:
     return tally
 
 
-def test_the_signs_come_from_the_tally_and_the_optimizers_counters() -> None:
+def test_the_signs_come_from_the_tally_and_the_optimizers_counters():
     tally = tallied(DYNAMIC, overflow(1, 4.0, cause="forward"), Event(9, 1, "growth", 2.0, 4.0))
     found = build_run_state(StepCounters(CounterOptions(), seen=10, applied=9), tally, DYNAMIC, {})
     assert (found.steps_seen, found.skip_steps, found.first_growth_step, found.forward_steps) == (10, [1], 9, [1])
 
 
-def test_overflows_that_were_applied_are_steps_like_others() -> None:
+def test_overflows_that_were_applied_are_steps_like_others():
     scaling = Scaling()
     tally = tallied(DYNAMIC, overflow(1, 4.0))
     run_state = build_run_state(

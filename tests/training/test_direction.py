@@ -34,7 +34,7 @@ RISING = {
 LIKENESS = {"CosineSimilarity", "Dice", "Tversky"}  # losses whose names as metrics say the opposite
 
 
-def test_every_metric_and_loss_of_keras_is_decided_in_every_spelling() -> None:
+def test_every_metric_and_loss_of_keras_is_decided_in_every_spelling():
     for kind in {*keras_names("metrics"), *keras_names("losses")} - LIKENESS:
         short = [word for word in SHORT_NAMES if canonical_name(word) == canonical_name(kind)]
         for name in (kind, snake_case(kind), *short):
@@ -42,7 +42,7 @@ def test_every_metric_and_loss_of_keras_is_decided_in_every_spelling() -> None:
                 assert falls(metric) is (kind not in RISING), metric
 
 
-def test_other_names_are_told_by_their_words() -> None:
+def test_other_names_are_told_by_their_words():
     assert all(
         map(
             falls,

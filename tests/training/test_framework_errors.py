@@ -51,13 +51,13 @@ def run_guarded(run: Callable[[], None], several: bool = False) -> None:
     code_of(OURS, "with guard: run()", guard=framework_errors(several), run=run)()
 
 
-def test_what_is_raised() -> None:
+def test_what_is_raised():
     for text, several, kind, words in TABLE:
         with pytest.raises(kind, match=words):
             run_guarded(code_of(INSTALLED, f"raise RuntimeError({text!r})"), several)
 
 
-def test_what_comes_out_of_the_user_s_code_is_theirs() -> None:
+def test_what_comes_out_of_the_user_s_code_is_theirs():
     with pytest.raises(UserCodeError, match=r"^nets\.py, line 3, in <module>: TypeError: can only concatenate str"):
         run_guarded(code_of("/home/me/nets.py", "a = 1\n\nb = 'x' + a"))
     below = code_of(INSTALLED, "raise RuntimeError('below')")
@@ -65,13 +65,13 @@ def test_what_comes_out_of_the_user_s_code_is_theirs() -> None:
         run_guarded(code_of("/home/me/nets.py", "below()", below=below))
 
 
-def test_what_mpt_raises_is_its_own_also_below_the_user_s_code() -> None:
+def test_what_mpt_raises_is_its_own_also_below_the_user_s_code():
     below = code_of(OURS, "raise KeyError('lost')")
     with pytest.raises(KeyError, match="lost"):
         run_guarded(code_of("/home/me/nets.py", "below()", below=below))
 
 
-def test_our_own_errors_pass() -> None:
+def test_our_own_errors_pass():
     with pytest.raises(DataError, match=r"^a connection of our own$"), framework_errors(True):
         raise DataError("a connection of our own")
 
@@ -81,7 +81,7 @@ class TooLarge(RunDefinition):
         raise RuntimeError("{{function_node}} OOM when allocating tensor with shape[1000000,1000000]")
 
 
-def test_what_does_not_fit_when_it_is_built_is_told_as_well() -> None:
+def test_what_does_not_fit_when_it_is_built_is_told_as_well():
     program = TooLarge(load_settings(["conf=digits_mlp", "seed=0"]))
     platform = Platform("tensorflow", "CPU", ("CPU",), gpus=0)
     with pytest.raises(ConfigError, match=r"^trainer\.batch_size: .* \(OOM when allocating tensor .*\)\. Lower it"):

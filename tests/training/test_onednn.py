@@ -36,7 +36,7 @@ def variables(*words: str, environment: dict[str, str] | None = None) -> dict[st
     return import_variables(load_settings(["conf=digits_mlp", *words]), given)
 
 
-def test_what_the_policy_computes_in_decides(cpu) -> None:
+def test_what_the_policy_computes_in_decides(cpu):
     cpu("avx512f avx512_fp16")
     for words in (
         ["policy=mixed_float16"],
@@ -48,19 +48,19 @@ def test_what_the_policy_computes_in_decides(cpu) -> None:
     assert variables("policy=mixed_bfloat16") == variables("policy=mixed_float16", "backend=jax") == {}
 
 
-def test_another_processor_keeps_it(cpu) -> None:
+def test_another_processor_keeps_it(cpu):
     cpu("avx2 f16c avx512f avx512_bf16")
     assert variables("policy=mixed_float16") == {}
 
 
-def test_a_gpu_and_the_users_own_variable_keep_it(cpu) -> None:
+def test_a_gpu_and_the_users_own_variable_keep_it(cpu):
     cpu("avx512_fp16")
     assert variables("policy=mixed_float16", environment={"TF_ENABLE_ONEDNN_OPTS": "1"}) == {}
     assert variables("policy=mixed_float16", environment={"CUDA_VISIBLE_DEVICES": "0"}) == {}
     assert variables("policy=mixed_float16", "backend.device=cpu", environment={"CUDA_VISIBLE_DEVICES": "0"}) == OFF
 
 
-def test_what_was_done_is_said_and_what_can_no_longer_be_done(cpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_done_is_said_and_what_can_no_longer_be_done(cpu, monkeypatch: pytest.MonkeyPatch):
     cpu("avx512_fp16")
     settings = load_settings(["conf=digits_mlp", "policy=mixed_float16"])
     (too_late,) = backend.onednn_notices(settings)
@@ -72,7 +72,7 @@ def test_what_was_done_is_said_and_what_can_no_longer_be_done(cpu, monkeypatch: 
 
 
 @pytest.mark.long
-def test_tensorflow_is_imported_with_it(tmp_path: Path) -> None:
+def test_tensorflow_is_imported_with_it(tmp_path: Path):
     """In a process of its own, which takes the CPU for one of that kind; the header says so."""
     info = tmp_path / "cpuinfo"
     info.write_text("model name\t: A CPU\nflags\t\t: fpu avx512_fp16\n")

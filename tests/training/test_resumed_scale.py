@@ -36,7 +36,7 @@ def _checkpoint(mode: str = "dynamic", scale: float = 2.0**10) -> Checkpoint:
     return Checkpoint(40, {"scale/scale": np.float32(scale)}, {"scaling_mode": mode})
 
 
-def test_the_scale_at_a_checkpoint() -> None:
+def test_the_scale_at_a_checkpoint():
     for mode, before, expected in (
         ("fixed", "fixed", 2.0**7),
         ("fixed", "dynamic", 2.0**7),
@@ -49,14 +49,14 @@ def test_the_scale_at_a_checkpoint() -> None:
         assert scale_at(parts, _checkpoint(before)) == expected, (mode, before)
 
 
-def test_new_limits_hold_at_once() -> None:
+def test_new_limits_hold_at_once():
     for limits in ({"max_scale": 2.0**9}, {"min_scale": 2.0**11}):
         (scale,) = limits.values()
         parts = _parts("dynamic", LossScaleSettings(initial_scale=scale, **limits))
         assert scale_at(parts, _checkpoint()) == scale
 
 
-def test_the_scale_is_set_and_new_growth_steps_act() -> None:
+def test_the_scale_is_set_and_new_growth_steps_act():
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(), rule=DynamicScale(growth_steps=7))
     optimizer.build([keras.Variable([1.0])])
     parts = _parts("dynamic", LossScaleSettings(growth_steps=7), optimizer)
@@ -65,7 +65,7 @@ def test_the_scale_is_set_and_new_growth_steps_act() -> None:
 
 
 @pytest.mark.long
-def test_a_lower_fixed_scale_acts_when_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_lower_fixed_scale_acts_when_the_run_goes_on(tmp_path: Path):
     _, run_dir = train(tmp_path, *FIXED, "trainer.max_steps=30")
     lower = [*TINY, "policy=mixed_float16", *FIXED, "loss_scale.initial_scale=2**7", f"resume={run_dir}"]
     summary = training_run.train(load_settings(lower))
