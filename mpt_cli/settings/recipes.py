@@ -301,6 +301,8 @@ class _HydraFiles(ConfigRepository):
         if not self.group_exists(group):
             groups = [*group_names(), *project_groups()]
             remedy = did_you_mean(group, groups) or f"Groups: {', '.join(groups)}."
+            if "/" in group:
+                remedy = "A group is a folder directly in conf/."
             return [Problem("defaults", "there is no such group.", group, remedy)]
         return _missing_files(group, names_in(entry.value))
 

@@ -315,15 +315,15 @@ def seeds_sentence(jobs: Sequence[Job]) -> str:
     if len(seeds) < 2:
         return ""
     if not (common := len(set.intersection(*seeds))):
-        return "No seed is common to all configurations, and those without a common seed can't be compared."
+        return "No seed is common to all configurations: only those that share seeds are compared with each other."
     most = max(map(len, seeds))
     counts = sorted({FEWEST_SEEDS, 5, 10, most} - {1, 2})
     sizes = ", ".join(f"{needed_size(count, len(seeds) - 1):.1f} with {count}" for count in counts)
     range_of = f"{common} to " if common < most else ""
     return (
-        f"{len(seeds)} configurations with {range_of}{count_seeds(most)}. Two are told apart if their "
-        "differences, one for each seed, have a mean of at least so many of their standard deviations: "
-        f"{sizes} seeds; with fewer than {FEWEST_SEEDS} never."
+        f"{len(seeds)} configurations with {range_of}{count_seeds(most)}. To tell two apart, the mean "
+        "of their differences, one for each seed, must be at least this many times their standard deviation: "
+        f"{sizes} seeds. Fewer than {FEWEST_SEEDS} seeds can't tell them apart."
     )
 
 

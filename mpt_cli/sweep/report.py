@@ -187,7 +187,7 @@ def lead_sentence(found: SweepResults) -> str:
     if not found.rivals:
         return "No other configuration has a result to compare it with."
     keys = [key for key in found.plan.unlike if not key.startswith(LOSS_KEYS)]
-    unlike = f"The jobs differ in {_named(keys)}: longer training (see steps) or other validation data may order them."
+    unlike = f"The jobs differ in {_named(keys)}: longer training (see steps) or other validation data may explain the order."
     return _standing(found) + (f"\n{unlike}" if keys else "")
 
 

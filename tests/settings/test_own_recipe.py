@@ -100,6 +100,10 @@ def test_a_run_goes_on_from_another_folder_that_names_the_module_otherwise(proje
         ),
         ("defaults:\n  - modle: cnn\n", "defaults: there is no such group. Received: 'modle'. Did you mean model?"),
         (
+            "defaults:\n  - a/b: c\n",
+            "defaults: there is no such group. Received: 'a/b'. A group is a folder directly in conf/.",
+        ),
+        (
             "defaults:\n  - model: cn\n",
             "defaults.model: must be one of builder, cnn, mlp, resnet, saved, transformer. "
             "Received: 'cn'. Did you mean cnn?",

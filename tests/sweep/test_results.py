@@ -186,7 +186,9 @@ def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs):
         "It may be first by chance: their common seeds can't tell it from epochs 4; epochs 1; epochs 3; epochs 5. More seeds may "
         "show a difference."
     )
-    unlike = "The jobs differ in trainer.epochs: longer training (see steps) or other validation data may order them."
+    unlike = (
+        "The jobs differ in trainer.epochs: longer training (see steps) or other validation data may explain the order."
+    )
     assert best_lines(found)[3].strip() == unlike
     content = written(found)
     assert [row["rank"] for row in content["configurations"]] == [1, 1, 3, 3, 5]

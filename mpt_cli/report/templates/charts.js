@@ -84,7 +84,7 @@
     return {
       label: curve.label || " ", stroke: curve.color, width: 1.6, dash: DASHES[curve.style], show: curve.show, spanGaps: false,
       class: curve.label ? "named" : "unnamed", paths: !isLine ? () => null : isStair ? uPlot.paths.stepped({ align: 1 }) : undefined,
-      points: { show: !isLine || (Boolean(curve.marker) && curve.xs.length < 100) || curve.ys.filter((y) => y != null).length === 1, size: 6, fill: curve.color },
+      points: { show: !isLine || (Boolean(curve.marker) && curve.xs.length < 100) || curve.ys.filter((y) => y != null).length === 1, size: 6, fill: curve.style in DASHES ? color("page") : curve.color },
       value: (u, value) => words(value, base),
     };
   }
