@@ -1,6 +1,6 @@
 """The diagnosis of a model by `mpt diagnose conf=…`: how it is made, what it found, and the scale it recommends."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, log2
@@ -9,7 +9,7 @@ from typing import Any
 from mpt_cli.diagnose.float32_examination import Examination
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
 from mpt_cli.engine.backend import Platform
-from mpt_cli.errors import ConfigError
+from mpt_cli.errors import ConfigError, Say
 from mpt_cli.precision.gradients.exponent_counts import SafeScales
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule, format_power
 from mpt_cli.samples.lost_digits import MOST_EXAMPLES, LostDigits
@@ -107,7 +107,7 @@ class Diagnosis:
 
 
 def diagnose(
-    definition: RunDefinition, platform: Platform, say: Callable[[str], None], after_steps: int = 0, batches: int = 8
+    definition: RunDefinition, platform: Platform, say: Say, after_steps: int = 0, batches: int = 8
 ) -> Diagnosis:
     """Measure `batches` batches after `after_steps` steps of training, recommend a scale and verify it. Writes no file;
     `say` gets the progress.
@@ -126,7 +126,7 @@ def diagnose(
     return replace(_with_layers_in_float32(examination, _verify(examination, kept, say), say), digits=digits)
 
 
-def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
+def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Say) -> Diagnosis:
     """Put the layers in float32 that no scale suits or that lose the forward pass, and return that diagnosis if it is
     better.
 
@@ -201,7 +201,7 @@ def layers_with(fault: str, faults: Mapping[str, str], found: Diagnosis) -> list
     return [*dict.fromkeys(found.owners.get(layer, layer) for layer, its in faults.items() if its == fault)]
 
 
-def _verify(examination: Examination, kept: list[str], say: Callable[[str], None]) -> Diagnosis:
+def _verify(examination: Examination, kept: list[str], say: Say) -> Diagnosis:
     """Try the recommended scale, one below and those around the edge on real float16 passes."""
     settings = examination.settings
     found = Diagnosis(

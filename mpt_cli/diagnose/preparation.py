@@ -5,7 +5,7 @@ Nothing here may import Keras: `training.backend.prepare_backend`, which chooses
 """
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite, nan
@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from mpt_cli.engine.distribution import undistributed
-from mpt_cli.errors import DataError, config_error
+from mpt_cli.errors import DataError, Say, config_error
 from mpt_cli.runs.directory import RunDirectory, make_empty, random_name, read_whole_lines, remove_empty
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
@@ -22,7 +22,7 @@ from mpt_cli.telemetry.format import format_number
 from mpt_cli.telemetry.record_types import OVERFLOW, Event, record_from
 
 
-def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
+def on_one_device(settings: Settings, say: Say) -> Settings:
     """Return `settings` without distribution and without saving the model; `say` gets a note on the former."""
     if settings.distribute.name != "none":
         say(f"distribute={settings.distribute.name} is left out: one device sees the whole batch")

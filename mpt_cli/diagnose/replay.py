@@ -2,7 +2,7 @@
 or gradient, in the order of time, that is not finite.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, nan
 from operator import attrgetter
@@ -14,6 +14,7 @@ from mpt_cli.diagnose.float32_examination import RunStepper
 from mpt_cli.diagnose.preparation import OverflowEvent, RemedyTrial, remedy_rows
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector, largest_magnitude
+from mpt_cli.errors import Say
 from mpt_cli.precision import has_custom
 from mpt_cli.precision.gradient_check import are_finite
 from mpt_cli.precision.gradients.exponent_counts import INFS, NANS, Counts
@@ -31,7 +32,7 @@ from mpt_cli.training.run_from_settings import RunDefinition
 
 
 def rebuild_at_checkpoint(
-    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
+    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Say
 ) -> tuple[Assembly, RunStepper]:
     """Build the run again at its newest checkpoint before the overflow."""
     definition = RunDefinition(settings)
@@ -108,7 +109,7 @@ class OverflowDiagnosis:
 
 
 def examine_overflow(
-    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
+    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Say
 ) -> OverflowDiagnosis:
     """Build the run again, train it from its newest checkpoint up to the overflow, and repeat that step with probes in
     every layer.

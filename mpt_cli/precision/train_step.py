@@ -23,6 +23,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from mpt_cli.precision.gradient_check import on_tensorflow
 from mpt_cli.precision.keras_internals import (
     loss_tracker,
     outputs_noted,
@@ -123,7 +124,7 @@ def keep_skips_whole(model: Any) -> Any:
     if not getattr(model, "compiled", False) or not isinstance(model.optimizer, LossScaleOptimizer):
         raise ValueError(f"{type(model).__name__} must be compiled with mpt_cli.precision.LossScaleOptimizer first.")
     check_replicas(model)
-    step = _train_step_tensorflow if keras.backend.backend() == "tensorflow" else _train_step_jax
+    step = _train_step_tensorflow if on_tensorflow() else _train_step_jax
     model.train_step = MethodType(step, model)
     model.get_metrics_result = MethodType(_metrics_or_nan, model)
     model.train_function = None  # made anew by the next `fit`

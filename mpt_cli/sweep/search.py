@@ -19,7 +19,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from mpt_cli.errors import ConfigError, Problem, config_error, raise_problems
+from mpt_cli.errors import ConfigError, Problem, Say, config_error, raise_problems
 from mpt_cli.jobs.local_processes import Running
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.settings.load import load_settings
@@ -106,9 +106,7 @@ def read_space(words: Sequence[str]) -> Space:
     return space
 
 
-def plan_search(
-    words: Sequence[str], search: Search, objective: str | None, is_here: bool, say: Callable[[str], None]
-) -> SweepPlan:
+def plan_search(words: Sequence[str], search: Search, objective: str | None, is_here: bool, say: Say) -> SweepPlan:
     """Return the plan of a search, without jobs. Check the edges of the space; jobs check what is inside."""
     space = read_space(words)
     settings = load_each([*space.edges] or [space.fixed])
@@ -221,7 +219,7 @@ class SearchJobs:
     plan: SweepPlan
     search: Search
     shared: dict[str, str]
-    say: Callable[[str], None]
+    say: Say
     looked_at: float = -math.inf
 
     def __post_init__(self) -> None:

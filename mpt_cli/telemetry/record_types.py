@@ -12,6 +12,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from mpt_cli.files import JsonObject
 from mpt_cli.precision.scale_rules import NoScale, ScaleRule
 
 # the kinds of an Event
@@ -216,7 +217,7 @@ class Summary:
     description: str = ""  # of the recipe; of a script's training, its model or optimizer
     run_dir: str = ""
     epochs_completed: int = 0
-    gradients: dict[str, Any] | None = None  # the latest `GradientSample`
+    gradients: JsonObject | None = None  # the latest `GradientSample`
     ended_early: str = ""  # why a callback ended the run before its last epoch
     weights_fingerprint: str | None = None  # of the variables at the end; only in a deterministic run
     repeatable: bool = True  # whether config.yaml is enough to repeat the run; not with objects of a Python program
@@ -328,7 +329,7 @@ def _is_of_type(hint: Any, value: Any) -> bool:
 GRADIENT_FIELDS = tuple(field.name for field in fields(GradientSample) if field.name not in ("step", "faults"))
 
 
-def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
+def snapshot_fields(snapshot: Snapshot) -> JsonObject:
     """Return the snapshot as one flat dict: its fields, the gradient sample as `gradient_*` (None if there is none),
     then the metrics by name. A field wins over a metric of the same name.
     """

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mpt_cli.errors import NUMERICAL, printable
+from mpt_cli.errors import NUMERICAL, Say, printable
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.console import labelled_lines
@@ -153,7 +153,7 @@ class PlainConsole(Sink):
     bury its epochs.
     """
 
-    def __init__(self, write_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, write_line: Say, clock: Callable[[], float] = time.monotonic) -> None:
         self._write_line, self._clock = write_line, clock
         self._header: RunHeader | None = None
         self._began = self._epoch_began = clock()
@@ -227,7 +227,7 @@ class PlainConsole(Sink):
 class ConsoleLog(PlainConsole):
     """console.log: the plain lines, whatever the screen shows."""
 
-    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, tell: Say) -> None:
         self._file = LineFile(path, tell)
         super().__init__(self._append)
 
