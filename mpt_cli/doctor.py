@@ -13,7 +13,7 @@ from mpt_cli.jobs.local_processes import NoAnswer, helper_object, module_command
 from mpt_cli.machine import machine_facts
 from mpt_cli.runs.provenance import NAMED_PACKAGES, installed_packages
 from mpt_cli.settings.schema import BACKENDS
-from mpt_cli.telemetry.format import format_bytes
+from mpt_cli.telemetry.format import Rows, format_bytes
 from mpt_cli.version import __version__
 
 OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it
@@ -84,7 +84,7 @@ def _missing_packages(machine: JsonObject, default: JsonObject) -> list[dict[str
     return missing
 
 
-def doctor_report_rows(report: JsonObject) -> list[tuple[str, str]]:
+def doctor_report_rows(report: JsonObject) -> Rows:
     """Return the whole report as label and text."""
     machine = report["machine"]
     cores = f"{machine['usable_cores']} of {machine['cpu_cores']} cores"

@@ -16,7 +16,7 @@ from mpt_cli.samples.lost_digits import MOST_EXAMPLES, LostDigits
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.causes import keep_in_float32
-from mpt_cli.telemetry.format import format_fraction, format_scale
+from mpt_cli.telemetry.format import Rows, format_fraction, format_scale
 from mpt_cli.telemetry.health_and_verdict import name_layers
 from mpt_cli.telemetry.record_types import ACTIVATIONS, DEAD, FLUSHED, OVERFLOWED, VANISHED, LayerSample
 from mpt_cli.training.run_from_settings import RunDefinition
@@ -269,7 +269,7 @@ def is_within(power: int, window: SafeScales | None) -> bool:
     return window is None or window.lowest_power <= power <= window.highest_power
 
 
-def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
+def lead_sentences(found: Diagnosis) -> Rows:
     """Return three sentences, with labels: what is wrong, what to set, how sure that is."""
     kept, scaling = found.keep_in_float32, config_sections(found).get("loss_scale", {})
     words = [keep_in_float32(kept, isinstance(found.settings.model, GivenModel))] if kept else []

@@ -18,7 +18,7 @@ from mpt_cli.errors import DataError, Say, config_error
 from mpt_cli.runs.directory import RunDirectory, make_empty, random_name, read_whole_lines, remove_empty
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.telemetry.format import format_number
+from mpt_cli.telemetry.format import Rows, format_number
 from mpt_cli.telemetry.record_types import OVERFLOW, Event, record_from
 
 
@@ -142,7 +142,7 @@ def ranked(trials: Sequence[RemedyTrial]) -> list[RemedyTrial]:
     return sorted(trials, key=lambda trial: (not trial.works, 0 if trial.works else -sum(trial.applied)))
 
 
-def remedy_rows(trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
+def remedy_rows(trials: Sequence[RemedyTrial]) -> Rows:
     """Return rows of label and text: what works, the best first, then what else was tried."""
     rows = [
         ("not tried" if trial.why else "remedy" if trial.works and trial.words else "tried", str(trial))

@@ -25,7 +25,7 @@ from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges
 from mpt_cli.samples.probes import GRADIENT, VALUE, Probes, weights_of
 from mpt_cli.samples.value_ranges import PartRows, RangeMap
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.format import format_number, format_scale
+from mpt_cli.telemetry.format import Rows, format_number, format_scale
 from mpt_cli.training.build_run_parts import Assembly, assemble
 from mpt_cli.training.checkpoint import CheckpointStore, check_data, collect_state, restore_state
 from mpt_cli.training.run_from_settings import RunDefinition
@@ -216,7 +216,7 @@ def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) ->
     }
 
 
-def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
+def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> Rows:
     """Return rows of label and text, the most important first."""
     fault, variables = found.parts.settings.fault, ", ".join(found.bad_weights)
     rows = [("step", _step_sentence(found))]

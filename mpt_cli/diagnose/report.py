@@ -22,10 +22,10 @@ from mpt_cli.files import JsonObject
 from mpt_cli.precision.gradients.exponent_counts import SafeScales, share_flushed
 from mpt_cli.report.tables import TableColumn, print_labelled, print_table
 from mpt_cli.telemetry.console import PrintableConsole
-from mpt_cli.telemetry.format import format_fraction, format_scale
+from mpt_cli.telemetry.format import Rows, format_fraction, format_scale
 
 
-def sentences(found: Diagnosis) -> list[tuple[str, str]]:
+def sentences(found: Diagnosis) -> Rows:
     """Return rows of label and text, the most important first."""
     faults = [
         ("layers", f"{', '.join(names)} {words}; {remedy}")

@@ -16,7 +16,7 @@ from mpt_cli.settings.load import load_with_notes
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.overrides import read_grid, varied_values
 from mpt_cli.telemetry.console import PrintableConsole
-from mpt_cli.telemetry.format import format_bytes
+from mpt_cli.telemetry.format import Rows, format_bytes
 from mpt_cli.training.run_from_settings import RunDefinition
 
 
@@ -183,7 +183,7 @@ _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
 ]
 
 
-def details(plan: Plan) -> list[tuple[str, str]]:
+def details(plan: Plan) -> Rows:
     """Return rows of label and sentence: the largest arrays, wide products in a mixed policy, collectives, warnings."""
     rows = [("arrays", f"{format_bytes(each.bytes)}: {each.form}, {each.layer}") for each in plan.arrays[:MOST_DETAILS]]
     wide = plan.wide_products

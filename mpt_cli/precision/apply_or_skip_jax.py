@@ -23,6 +23,7 @@ from mpt_cli.precision.scale_state import (
 from mpt_cli.precision.train_step import (
     CustomSteps,
     ForwardOrder,
+    Logs,
     assign,
     custom_steps,
     logs_of,
@@ -171,7 +172,7 @@ class TrainState(NamedTuple):
     metrics: Tensors
 
 
-def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tensor], TrainState, StepRow]:
+def train_step(model: Any, state: TrainState, data: Any) -> tuple[Logs, TrainState, StepRow]:
     """Train one batch; return the metrics so far, the new state and the record of the step.
 
     If the examples are split over devices, XLA adds up their gradients in the dtype of each layer, so that a sum beyond
@@ -222,7 +223,7 @@ def _kept_where(applied: Tensor, model: Any, before: Tensors, after: Tensors) ->
 
 def _custom_train_step(
     model: Any, custom: CustomSteps, state: TrainState, data: Any
-) -> tuple[dict[str, Tensor], TrainState, StepRow]:
+) -> tuple[Logs, TrainState, StepRow]:
     """Run the model's own stateless train_step; if its optimizer skipped, put back all that is not the optimizer's.
 
     `state.metrics` ends with `custom.variables`.

@@ -30,6 +30,7 @@ from mpt_cli.precision.scale_state import (
 from mpt_cli.precision.train_step import (
     CustomSteps,
     ForwardOrder,
+    Logs,
     assign,
     combine_rows,
     custom_steps,
@@ -236,7 +237,7 @@ def _apply_inner_where(
         state.advance(measured, applied)
 
 
-def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
+def train_step(model: Any, data: Any) -> tuple[Logs, StepRow]:
     """Run forward and backward passes, then update weights and metrics, or change nothing at all.
 
     Keras updates BatchNormalization's statistics in the forward pass, and metrics, even if the gradients are not
@@ -295,7 +296,7 @@ def _update_or_put_back(
         assign(kept, [tf.where(is_applied, v, old) for v, old in zip(kept, before, strict=True)])
 
 
-def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[dict[str, Tensor], StepRow]:
+def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[Logs, StepRow]:
     """Run the model's own train_step; if one of its optimizers skipped, put back what they share."""
     kept = [v.value for v in (*custom.shared_state(model), *model.metrics_variables)]
     before = [tf.identity(v) for v in kept]

@@ -5,7 +5,7 @@ a killed and resumed run ends as an unbroken one, bit for bit.
 import hashlib
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count, zip_longest
@@ -95,7 +95,7 @@ class FinishedProcess:
 
 
 def command_in(
-    verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: Mapping[str, Any] | None = None
+    verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: JsonObject | None = None
 ) -> Command:
     """Return `mpt VERB overrides…` on the run directory, quiet, with its output in `log`.
 

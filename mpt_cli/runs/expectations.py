@@ -48,7 +48,7 @@ def applicable_expectations(expect: JsonObject, keys_given: Iterable[str]) -> Js
     return {} if is_changed else expect
 
 
-def check_expectations(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[ExpectationCheck]:
+def check_expectations(summary: JsonObject, expect: JsonObject) -> list[ExpectationCheck]:
     """Check each entry of `expect`, in its order.
 
     `summary` is the content of summary.json; a name is one of its metrics, else one of its fields, else dotted
@@ -63,7 +63,7 @@ def check_expectations(summary: Mapping[str, Any], expect: Mapping[str, Any]) ->
     return [_check(summary, name, wanted) for name, wanted in expect.items()]
 
 
-def expectation_lines(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[str]:
+def expectation_lines(summary: JsonObject, expect: JsonObject) -> list[str]:
     """Return the lines about `expect` at the end of a run: one if all is met, else one for each miss."""
     checks = check_expectations(summary, expect)
     missed = [str(check) for check in checks if not check.passed]
@@ -72,7 +72,7 @@ def expectation_lines(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> 
     return [f"expectations of the recipe: {len(checks)} of {len(checks)} met"] if checks else []
 
 
-def _check(summary: Mapping[str, Any], name: str, wanted: Any) -> ExpectationCheck:
+def _check(summary: JsonObject, name: str, wanted: Any) -> ExpectationCheck:
     known, expected = known_values(summary), _format_wanted(wanted)
     if name not in known:
         return ExpectationCheck(
@@ -87,7 +87,7 @@ def _check(summary: Mapping[str, Any], name: str, wanted: Any) -> ExpectationChe
     return ExpectationCheck(name, expected, known[name], passed)
 
 
-def _remedy(name: str, summary: Mapping[str, Any]) -> str:
+def _remedy(name: str, summary: JsonObject) -> str:
     """Return the name that is meant, or the metrics there are: val_loss is too far from val_rmse to be meant."""
     near = nearest(name, known_values(summary), cutoff=0.7)
     return f"Did you mean {near}?" if near else f"Its metrics are {', '.join(summary.get('metrics', {})) or 'none'}."
@@ -130,7 +130,7 @@ def _format_range(wanted: Mapping[str, float]) -> str:
     return "".join(parts).removeprefix(", ")
 
 
-def known_values(summary: Mapping[str, Any]) -> JsonObject:
+def known_values(summary: JsonObject) -> JsonObject:
     """Return the values of a summary by name: a metric, else a field, dotted where it is inside one."""
     known: JsonObject = {}
     for field, value in summary.items():

@@ -5,12 +5,11 @@ import math
 import re
 import secrets
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from mpt_cli.data.paths import check_run_present
 from mpt_cli.errors import ConfigError, Problem, Say, config_error, did_you_mean, install_command, raise_problems
@@ -49,7 +48,7 @@ class Objective:
     def direction(self) -> str:
         return "min" if self.falls else "max"
 
-    def value(self, summary: Mapping[str, Any]) -> float | None:
+    def value(self, summary: JsonObject) -> float | None:
         """Return the value a run reached; None where it has no such number, and nan stays nan."""
         return as_number(known_values(summary).get(self.name))
 
@@ -60,7 +59,7 @@ class Objective:
         return value if self.falls else -value
 
 
-def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -> Objective:
+def choose_objective(word: str | None, summaries: Iterable[JsonObject]) -> Objective:
     """Return the objective for `NAME`, `NAME:min` or `NAME:max`; by default the first usual metric that most runs have,
     or, if none has one, another whose name tells its direction.
 

@@ -21,6 +21,7 @@ FORWARD_PASS, BACKWARD_PASS = "forward", "backward"  # what an overflow began in
 IN_DATA, IN_LOSS = "data", "loss"  # stand for the layer of an event where no layer did it
 DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
 
+Metrics = dict[str, float]
 NEVER = 2**30  # a step or count that is not reached
 
 
@@ -184,7 +185,7 @@ class Snapshot:
     consecutive_skips: int
     applied_steps: int
     examples_per_second: float | None  # None if every call since the last line was one that compiles
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
     epoch_end: bool = False
     step_in_epoch: int = 0
     gradients: GradientSample | None = None  # on the lines at which gradients were sampled
@@ -208,8 +209,8 @@ class Summary:
     final_loss_scale: float | None
     min_loss_scale: float | None
     max_loss_scale: float | None
-    metrics: dict[str, float]
-    best_metrics: dict[str, float]
+    metrics: Metrics
+    best_metrics: Metrics
     examples_per_second: float | None
     peak_memory_bytes: int | None
     seconds: float

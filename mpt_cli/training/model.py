@@ -17,6 +17,7 @@ from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_cust
 from mpt_cli.precision.gradient_check import on_jax, on_tensorflow
 from mpt_cli.precision.operations import choose_policies
 from mpt_cli.precision.train_step import (
+    Optimizers,
     OptimizerUse,
     log_names,
     optimizers_in,
@@ -140,7 +141,7 @@ def replace_optimizers(model: Any, make: Callable[[Any], Any]) -> dict[str, Any]
 def prepare_custom_steps(
     settings: Settings,
     model: Any,
-    optimizers: dict[str, LossScaleOptimizer],
+    optimizers: Optimizers,
     data: DataSet,
     batch: Any,
     scaling: Scaling,
@@ -184,7 +185,7 @@ def prepare_custom_test(model: Any, batch: Any) -> None:
         set_custom_steps(model, {}, None, logs, {})
 
 
-def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any) -> Any:
+def _trace_training(model: Any, optimizers: Optimizers, batch: Any) -> Any:
     if on_jax():
         if any(optimizer is not model.optimizer for optimizer in optimizers.values()):
             rule = (
@@ -239,9 +240,7 @@ def loss_not_scaled_problem(model: str, optimizers: Sequence[str] = ("optimizer"
     )
 
 
-def _used_optimizers(
-    model: Any, optimizers: dict[str, LossScaleOptimizer], uses: dict[str, OptimizerUse], scaling: Scaling
-) -> dict[str, LossScaleOptimizer]:
+def _used_optimizers(model: Any, optimizers: Optimizers, uses: dict[str, OptimizerUse], scaling: Scaling) -> Optimizers:
     """Return those that the step applies, built for the variables that it applies them to."""
     used = {name: optimizer for name, optimizer in optimizers.items() if uses[name].applied}
     name = type(model).__name__
