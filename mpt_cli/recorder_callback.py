@@ -135,7 +135,9 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         self.budget = SampleBudget()
         self.say: Say = lambda sentence: print(f"mpt: {sentence}", file=sys.stderr)
         self.stream: TextIO | None = None  # of a console that was asked for; None: standard output, where fit is silent
-        self.next_path: Callable[[str], Path] = self._next_path
+        self.next_path: Callable[[str], Path] = lambda recipe: (
+            self.folder / numbered_path(self.run_dir, recipe, len(self.runs) + 1)
+        )
         self.is_alone = True  # no one else records the optimizers of the model
         self.folder = Path.cwd()  # of relative paths, wherever the program goes
         self.runs: list[Run] = []
@@ -165,10 +167,6 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         except Exception as error:
             self.give_up(summarise_error(error))
         atexit.register(self.fail, None)
-
-    def _next_path(self, recipe: str) -> Path:
-        """Return where the next run writes."""
-        return self.folder / numbered_path(self.run_dir, recipe, len(self.runs) + 1)
 
     @_ending_the_record_on_error
     def on_epoch_begin(self, session: "_FitRecording", epoch: int, logs: Any = None) -> None:

@@ -74,6 +74,11 @@ class Diagnosis:
         return SafeScales(found.lowest_power, self.highest_safe)
 
     @property
+    def windows(self) -> dict[str, SafeScales]:
+        """Return the safe scales of each layer that has gradients in float16."""
+        return {layer.name: layer.window for layer in self.layers if layer.window is not None}
+
+    @property
     def trial_of_run(self) -> ScaleTrial | None:
         """Return the trial of the run's own scale; None where nothing was tried."""
         return next((trial for trial in self.trials if trial.scale == self.loss_scale), None)
@@ -172,8 +177,7 @@ def _layers_to_keep(examination: Examination, found: Diagnosis) -> list[str]:
     """
     if found.window is None or not found.window.empty:
         return []
-    windows = {layer.name: layer.window for layer in found.layers if layer.window is not None}
-    power, names = safest_power(windows)
+    power, names = safest_power(found.windows)
     sent_back = [
         x.name
         for x in found.layers
@@ -335,7 +339,7 @@ def _finding(found: Diagnosis) -> str:
 
 def _describe_clash(found: Diagnosis, window: SafeScales) -> str:
     """Return which layers need scales that exclude each other."""
-    windows = {layer.name: layer.window for layer in found.layers if layer.window is not None}
+    windows = found.windows
     low = max(windows, key=lambda name: windows[name].lowest_power)
     high = min(windows, key=lambda name: windows[name].highest_power)
     return (

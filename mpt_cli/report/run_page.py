@@ -171,16 +171,19 @@ def run_commands(history: RunHistory) -> list[str]:
 
 def run_page(history: RunHistory) -> str:
     """Return the whole page as text, which begins with the verdict."""
-    shown: dict[str, Any] = {
-        "headline": headline(history),
-        "kind": severity(history),
-        "outcome_facts": outcome_facts(history),
-        "latest_events": events_table(history),
-        "layers": layers_table(history) if history.layers else None,
-        "environment_facts": environment_facts(history),
-        "run_commands": run_commands(history),
-    }
-    return render_page("run.html", f"Run {history.label}", run_pictures([history]), run=history, **shown)
+    return render_page(
+        "run.html",
+        f"Run {history.label}",
+        run_pictures([history]),
+        run=history,
+        headline=headline(history),
+        kind=severity(history),
+        outcome_facts=outcome_facts(history),
+        latest_events=events_table(history),
+        layers=layers_table(history) if history.layers else None,
+        environment_facts=environment_facts(history),
+        run_commands=run_commands(history),
+    )
 
 
 _GRADIENTS = {
