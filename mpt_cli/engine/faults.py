@@ -18,14 +18,13 @@ from mpt_cli.data.examples import DataSet, Examples
 from mpt_cli.errors import Say, config_error, first_line
 from mpt_cli.precision import computes_in_float16, has_custom, layers_of
 from mpt_cli.precision.audit import LARGEST_FLOAT16
-from mpt_cli.precision.gradient_check import on_tensorflow
+from mpt_cli.precision.gradient_check import Tensor, on_tensorflow
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor, scale_gradient
 from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training, reading_values
 from mpt_cli.precision.train_step import custom_steps, optimizers_of
 from mpt_cli.settings.schema import FaultSettings
 from mpt_cli.telemetry.record_types import FORWARD_PASS, IN_DATA, IN_LOSS, Event
 
-Tensor = Any
 VALUES = {"overflow": float("inf"), "nan": float("nan"), "zero": 0.0}
 
 

@@ -3,14 +3,15 @@ and one training step in which a skip is whole.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import keras
 
-from mpt_cli.precision.gradient_check import GradientDefects, GradientMeasurement, describe_gradients, unscale
+from mpt_cli.precision.gradient_check import GradientDefects, GradientMeasurement, Tensor, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import reading_values, updated_metrics
+from mpt_cli.precision.optimizer import LossScaleOptimizer, Tensors
 from mpt_cli.precision.scale_state import (
     StepRow,
     StepStart,
@@ -31,12 +32,6 @@ from mpt_cli.precision.train_step import (
     packed,
     state_to_keep,
 )
-
-if TYPE_CHECKING:
-    from mpt_cli.precision.optimizer import LossScaleOptimizer
-
-Tensor = Any
-Tensors = list[Any]
 
 
 class StepGradients(NamedTuple):
@@ -73,7 +68,7 @@ def cond_or_select(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[]
     return jax.tree.map(lambda new, old: jnp.where(flag, new, old), then(), otherwise())
 
 
-def apply(optimizer: "LossScaleOptimizer", grads: Tensors, variables: list[Any], unscaled: bool) -> None:
+def apply(optimizer: LossScaleOptimizer, grads: Tensors, variables: list[Any], unscaled: bool) -> None:
     """Apply `grads` where they are finite, then move the scale.
 
     With traced values (a `keras.StatelessScope` inside `jax.jit`) the variables are read, mapped and assigned in that
@@ -98,7 +93,7 @@ def apply(optimizer: "LossScaleOptimizer", grads: Tensors, variables: list[Any],
         assign(log.variables, _next_log(optimizer, start, [v.value for v in log.variables], gradients))
 
 
-def _next_log(optimizer: "LossScaleOptimizer", start: StepStart, log: Tensors, gradients: StepGradients) -> Tensors:
+def _next_log(optimizer: LossScaleOptimizer, start: StepStart, log: Tensors, gradients: StepGradients) -> Tensors:
     """Return the values of the step log after a step, in the scope of the variables after it."""
     defects = gradients.defects or describe_gradients(gradients.values, gradients.measured, cond)
     defects = defects._replace(nearest=index_of(defects.nearest, gradients.variables, optimizer))
@@ -110,7 +105,7 @@ def _next_log(optimizer: "LossScaleOptimizer", start: StepStart, log: Tensors, g
 
 
 def stateless_apply(
-    optimizer: "LossScaleOptimizer", optimizer_values: Tensors, gradients: StepGradients, values: Tensors
+    optimizer: LossScaleOptimizer, optimizer_values: Tensors, gradients: StepGradients, values: Tensors
 ) -> tuple[Tensors, Tensors]:
     """Return new values of `gradients.variables`, which have `values`, and of `optimizer.variables`."""
     state = optimizer.scale_state

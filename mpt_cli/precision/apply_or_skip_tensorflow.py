@@ -5,12 +5,12 @@ step in which a skip is whole.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from mpt_cli.precision.gradient_check import GradientDefects, GradientMeasurement, describe_gradients, unscale
+from mpt_cli.precision.gradient_check import GradientDefects, GradientMeasurement, Tensor, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import (
     build_for_batch,
     lacks_variables,
@@ -19,6 +19,7 @@ from mpt_cli.precision.keras_internals import (
     training_loss,
     unscale_loss_for_distribution,
 )
+from mpt_cli.precision.optimizer import LossScaleOptimizer
 from mpt_cli.precision.scale_state import (
     StepRow,
     StepStart,
@@ -40,14 +41,9 @@ from mpt_cli.precision.train_step import (
     state_to_keep,
 )
 
-if TYPE_CHECKING:
-    from mpt_cli.precision.optimizer import LossScaleOptimizer
-
-Tensor = Any
-
 
 def apply(
-    optimizer: "LossScaleOptimizer",
+    optimizer: LossScaleOptimizer,
     grads: list[Tensor],
     variables: list[Any],
     unscaled: bool,
@@ -99,7 +95,7 @@ def _traced_graphs() -> Iterator[Any]:
         graph = getattr(graph, "outer_graph", None)
 
 
-def _log_step(optimizer: "LossScaleOptimizer", start: StepStart, loss: Tensor | None, found: Sequence[Tensor]) -> None:
+def _log_step(optimizer: LossScaleOptimizer, start: StepStart, loss: Tensor | None, found: Sequence[Tensor]) -> None:
     """Write a step to the log. Each of several replicas writes its copy; the reader combines them."""
     log = optimizer.step_log
     assert log is not None
@@ -192,7 +188,7 @@ def check_accumulation(inner_optimizer: Any) -> None:
 
 def _apply_on_replicas(
     strategy: Any,
-    optimizer: "LossScaleOptimizer",
+    optimizer: LossScaleOptimizer,
     grads: list[Tensor],
     variables: list[Any],
     measured: GradientMeasurement,
@@ -224,7 +220,7 @@ def then_nothing(act: Callable[[], None]) -> Callable[[], Tensor]:
 
 
 def _apply_inner_where(
-    optimizer: "LossScaleOptimizer", measured: GradientMeasurement, apply_inner: Callable[[], None]
+    optimizer: LossScaleOptimizer, measured: GradientMeasurement, apply_inner: Callable[[], None]
 ) -> None:
     state = optimizer.scale_state
     assert state is not None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 NARROW = ("float16", "bfloat16")
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
-Tensor = Any
+Tensor = Any  # of the backend in use; keras has no common type for them
 Cond = Callable[[Tensor, Callable[[], Any], Callable[[], Any]], Any]
 
 

@@ -23,11 +23,10 @@ from keras.src.trainers.trainer import Trainer
 from keras.src.utils import naming
 from keras.src.utils.module_utils import tensorflow as lazy_tensorflow
 
-from mpt_cli.precision.gradient_check import NARROW, on_jax, on_tensorflow
+from mpt_cli.precision.gradient_check import NARROW, Tensor, on_jax, on_tensorflow
 
 # as they are: see `scale_state` and `apply_or_skip_tensorflow`
 __all__ = ["KerasSaveable", "unscale_loss_for_distribution"]
-Tensor = Any
 
 
 def predict_in_training(model: Any, x: Any) -> Tensor:

@@ -5,9 +5,8 @@ from typing import Any
 
 import keras
 
-from mpt_cli.precision.gradient_check import on_tensorflow
+from mpt_cli.precision.gradient_check import Tensor, on_tensorflow
 
-Tensor = Any
 Scale = Callable[[Tensor], Tensor]  # multiplies a loss by the scale
 
 

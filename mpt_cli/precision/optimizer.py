@@ -16,14 +16,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from mpt_cli.precision.gradient_check import GradientMeasurement, divide, measure, on_tensorflow, unscale
+from mpt_cli.precision.gradient_check import GradientMeasurement, Tensor, divide, measure, on_tensorflow, unscale
 from mpt_cli.precision.keras_internals import reading_values, track_for_tensorflow
 from mpt_cli.precision.loss_gradients import scaled_gradients, share_of_a_replica, variables_in
 from mpt_cli.precision.optimizer_saving import InnerSavingMixin
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_count, check_scale
 from mpt_cli.precision.scale_state import ScaleAttributesMixin, ScaleState, StepLog
 
-Tensor = Any
 Tensors = list[Any]
 
 

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.precision.gradient_check import on_tensorflow
+from mpt_cli.precision.gradient_check import Tensor, on_tensorflow
 from mpt_cli.precision.keras_internals import (
     loss_tracker,
     outputs_noted,
@@ -34,7 +34,6 @@ from mpt_cli.precision.optimizer import LossScaleOptimizer, backend_step
 from mpt_cli.precision.policy import layers_of
 from mpt_cli.precision.scale_state import ScaleState, StepRow, combined_ints
 
-Tensor = Any
 Logs = dict[str, Tensor]  # as Keras has it: the loss and the metrics
 Optimizers = dict[str, LossScaleOptimizer]  # by the attributes that hold them
 

@@ -10,13 +10,13 @@ import numpy as np
 from keras import ops
 
 from mpt_cli.engine.step_loop import StepWrapper
-from mpt_cli.precision.gradient_check import NARROW, dense, is_overwritten, on_jax, on_tensorflow
+from mpt_cli.precision.gradient_check import NARROW, Tensor, dense, is_overwritten, on_jax, on_tensorflow
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.gradients.exponent_counts import INFS, NANS, Counts, statistics_of_each
 from mpt_cli.precision.keras_internals import computing_in_float32, logits_of, predict_in_training, training_loss
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.policy import layers_of, parts_of
-from mpt_cli.samples.probes import Probes, Tensor, weights_of
+from mpt_cli.samples.probes import Probes, weights_of
 
 
 def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:

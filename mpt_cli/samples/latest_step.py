@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.precision.gradient_check import NARROW, dense, on_jax
+from mpt_cli.precision.gradient_check import NARROW, Tensor, dense, on_jax
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import inner_layers, logits_of, note_half_output
 from mpt_cli.precision.policy import layers_of
@@ -18,7 +18,6 @@ from mpt_cli.precision.scale_state import count_of
 from mpt_cli.precision.train_step import ids_of, state_to_keep
 from mpt_cli.telemetry.health_and_verdict import FLUSHED_SHARE
 
-Tensor = Any
 BATCH = "mpt_latest_batch"  # among the logs of a compiled step
 MOST_KEPT = 2**20
 EAGER_STEPS = 20  # keep one eager step in so many: it costs that step a fifth of its time

@@ -11,10 +11,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.precision.gradient_check import on_jax
+from mpt_cli.precision.gradient_check import Tensor, on_jax
 from mpt_cli.precision.keras_internals import reading_values, variables_read
-
-Tensor = Any  # of the backend in use; keras has no common type for them
 
 
 def map_floats(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
