@@ -8,7 +8,7 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -201,12 +201,12 @@ def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 def _pruner(name: str | None) -> optuna.pruners.BasePruner:
     """Return a pruner; `asha` is what Optuna calls successive halving, which it does asynchronously."""
-    builders: dict[str | None, Callable[[], optuna.pruners.BasePruner]] = {
-        "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=3),
-        "asha": optuna.pruners.SuccessiveHalvingPruner,
-        "hyperband": optuna.pruners.HyperbandPruner,
+    pruners = {
+        "median": optuna.pruners.MedianPruner(n_startup_trials=3),
+        "asha": optuna.pruners.SuccessiveHalvingPruner(),
+        "hyperband": optuna.pruners.HyperbandPruner(),
     }
-    return builders.get(name, optuna.pruners.NopPruner)()
+    return pruners.get(name or "", optuna.pruners.NopPruner())
 
 
 @dataclass
