@@ -339,11 +339,9 @@ def _policies(seen: ScriptRun) -> Iterator[Patch]:
 
     def set_told(policy: Any) -> None:
         by_script = sys._getframe(1).f_code is set_global_policy.__code__
-        if not by_script and _calling_module().startswith("mpt_cli."):  # while it builds a model or measures one
-            set_policy(policy)
-            return
-        seen.note(f"the script sets the dtype policy itself and runs under it: {getattr(policy, 'name', policy)}")
-        own.append(policy)
+        if by_script or not _calling_module().startswith("mpt_cli."):  # mpt sets it to build a model or measure one
+            seen.note(f"the script sets the dtype policy itself and runs under it: {getattr(policy, 'name', policy)}")
+            own.append(policy)
         set_policy(policy)
 
     def cleared(*arguments: Any, **named: Any) -> None:
@@ -497,13 +495,12 @@ def _optimizers(seen: ScriptRun) -> Iterator[Patch]:
             if by_wrapper or (module.startswith("mpt_cli.") and not module.startswith("mpt_cli.precision")):
                 if seen.passes is None and by_wrapper and id(optimizer) not in seen.wrappers:
                     seen.note(OWN_LOOP)
-                apply(optimizer, grads, trainable_variables, **named)
-            elif seen.passes is None:
-                if not scales:
-                    seen.note(JAX_LOOP)
-                apply(optimizer, grads, trainable_variables, **named)
-            else:
+            elif seen.passes is not None:
                 seen.step(optimizer, grads, trainable_variables)
+                return
+            elif not scales:
+                seen.note(JAX_LOOP)
+            apply(optimizer, grads, trainable_variables, **named)
 
         return _as_it_is(applied)
 
