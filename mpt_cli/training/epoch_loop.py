@@ -240,7 +240,7 @@ class Trainer(RunRecord, keras.callbacks.Callback):  # type: ignore[misc]
         self.telemetry.progress(self.counters.seen, self.progress.epoch)
         if self.stop is None:
             self.checkpointer.save_if_due()
-        elif self.stop.needs_sample and self.sampler is not None and self.last_chunk is not None:
+        elif self.stop.needs_sample and self.sampler is not None:
             # the remedy depends on whether float16 made them zero
             self.take_sample(self.sampler, self._last_batch())
             self.stop = self.health.check(self.run_state()) or self.stop

@@ -25,17 +25,17 @@ TRIAL_STEPS = 20
 
 
 def run_diagnose(arguments: Namespace) -> int:
-    run_dirs = [text for text in arguments.overrides if _is_run(text)]
+    # neither overrides nor the names of recipes
+    run_dirs = [
+        word
+        for word in arguments.overrides
+        if "=" not in word.split("/")[0] and word[:1] != "~" and word not in recipe_paths()
+    ]
     _check(arguments, run_dirs)
     stream = sys.stderr if arguments.json else sys.stdout  # the stream for progress
     if run_dirs:
         return diagnose_run(run_dirs[0], arguments, lambda text: say(text, stream))
     return _diagnose_recipe(arguments, lambda text: say(text, stream))
-
-
-def _is_run(word: str) -> bool:
-    """Return whether a word is the path of a run, and neither an override nor the name of a recipe."""
-    return "=" not in word.split("/")[0] and word[:1] != "~" and word not in recipe_paths()
 
 
 def _diagnose_recipe(arguments: Namespace, say: Say) -> int:
