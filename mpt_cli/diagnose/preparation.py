@@ -70,7 +70,7 @@ def diagnosis_directory(path: str | None, parent: Path) -> Iterator[Path]:
     for a run. If the block raises, the new folders are removed. DataError if it is not empty or can't be made.
     """
     directory = expanded(path) if path is not None else parent / f"diagnose-{random_name()}"
-    made = make_empty(directory, "--out")
+    made = make_empty(directory)
     try:
         yield directory
     except BaseException:

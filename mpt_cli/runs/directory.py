@@ -30,13 +30,13 @@ def make_folder(path: Path, exist_ok: bool = True) -> tuple[Path, ...]:
     return made
 
 
-def make_empty(path: Path, option: str) -> tuple[Path, ...]:
-    """Make the folder that `option` names; DataError where it holds anything or can't be made."""
-    with naming(path, f"Choose another {option}."):
+def make_empty(path: Path) -> tuple[Path, ...]:
+    """Make the folder that --out names; DataError where it holds anything or can't be made."""
+    with naming(path, "Choose another --out."):
         made = make_folder(path)
         taken = any(path.iterdir())
     if taken:
-        raise DataError(f"{path} is not empty. Nothing in it was changed; choose another {option}.")
+        raise DataError(f"{path} is not empty. Nothing in it was changed; choose another --out.")
     return made
 
 
