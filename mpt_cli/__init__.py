@@ -81,11 +81,10 @@ sys.modules[__name__].__class__ = _Package
 # waits until something else does.
 def _register(keras: Any) -> None:
     """Have Keras open files with our optimizer, whose module is imported when a file has it."""
-    keras.saving.get_custom_objects().setdefault("mpt>LossScaleOptimizer", SimpleNamespace(from_config=_optimizer))
-
-
-def _optimizer(config: dict[str, Any]) -> Any:
-    return import_module("mpt_cli.precision.optimizer").LossScaleOptimizer.from_config(config)
+    ours = SimpleNamespace(
+        from_config=lambda config: import_module("mpt_cli.precision.optimizer").LossScaleOptimizer.from_config(config)
+    )
+    keras.saving.get_custom_objects().setdefault("mpt>LossScaleOptimizer", ours)
 
 
 _on_keras: list[Callable[[Any], None]] = [_register]  # what to do as soon as it is imported

@@ -6,14 +6,14 @@
 import importlib.util
 import json
 import sys
-from typing import Any
 
 from mpt_cli.errors import BAD_DATA, OK, install_command
+from mpt_cli.files import JsonObject
 from mpt_cli.jobs.local_processes import NoAnswer, helper_object, module_command
 from mpt_cli.machine import machine_facts
 from mpt_cli.runs.provenance import NAMED_PACKAGES, installed_packages
 from mpt_cli.settings.schema import BACKENDS
-from mpt_cli.telemetry.format import format_bytes
+from mpt_cli.telemetry.format import Rows, format_bytes
 from mpt_cli.version import __version__
 
 OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it
@@ -30,7 +30,7 @@ OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it
 PROBE_SECONDS = 180.0
 
 
-def doctor() -> dict[str, Any]:
+def doctor() -> JsonObject:
     """Examine this machine and return the report of `--json`; takes seconds for each backend, to import it.
 
     The exit code is 0 when the backend works that a run would have: the default one, or the other where that is not
@@ -51,7 +51,7 @@ def doctor() -> dict[str, Any]:
     }
 
 
-def probe_backend(backend: str) -> dict[str, Any]:
+def probe_backend(backend: str) -> JsonObject:
     """Examine a backend in a process of its own: one can hold only one backend, and a broken installation may bring it
     down. `works` is False with an `error` where there was no answer."""
     if importlib.util.find_spec(backend) is None:
@@ -64,7 +64,7 @@ def probe_backend(backend: str) -> dict[str, Any]:
     return {"installed": True, "works": True, **found}
 
 
-def _find_devices() -> dict[str, Any]:
+def _find_devices() -> JsonObject:
     """Compute a layer in this process and return its devices; imports Keras."""
     import keras
 
@@ -72,7 +72,7 @@ def _find_devices() -> dict[str, Any]:
     return {"devices": [name.lower() for name in keras.distribution.list_devices()]}
 
 
-def _missing_packages(machine: dict[str, Any], default: dict[str, Any]) -> list[dict[str, str]]:
+def _missing_packages(machine: JsonObject, default: JsonObject) -> list[dict[str, str]]:
     missing = [
         {"name": name, "purpose": purpose, "install": install_command(extra)}
         for name, (purpose, extra) in OPTIONAL_PACKAGES.items()
@@ -84,7 +84,7 @@ def _missing_packages(machine: dict[str, Any], default: dict[str, Any]) -> list[
     return missing
 
 
-def doctor_report_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+def doctor_report_rows(report: JsonObject) -> Rows:
     """Return the whole report as label and text."""
     machine = report["machine"]
     cores = f"{machine['usable_cores']} of {machine['cpu_cores']} cores"

@@ -6,13 +6,15 @@ Any other exception than an `MptError` is a bug of ours and exits with code 1.
 import importlib.util
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 from mpt_cli.redaction import without_secrets
+
+Say = Callable[[str], None]  # takes a sentence for the user
 
 OTHER_WORDS = {  # a name in other programs, in small letters, and the name here
     "16": "mixed_float16",

@@ -16,6 +16,7 @@ from mpt_cli.errors import CHECK_DISK, TURNING, DataError, naming
 from mpt_cli.redaction import without_secrets
 from mpt_cli.version import SCHEMA_VERSION
 
+JsonObject = dict[str, Any]
 MOST_FILE_BYTES = 2**26  # bytes of a run's file that is read as a whole (JSON, logs)
 LONGEST_LINE = 2**24  # bytes of a line of a run's JSON lines
 
@@ -98,7 +99,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: JsonObject) -> None:
     """Write strict JSON, indented, whole or not at all; add `schema_version` where it is missing."""
     write_atomic(path, strict_json({"schema_version": SCHEMA_VERSION, **value}, indent=2) + "\n")
 

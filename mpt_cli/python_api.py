@@ -11,7 +11,7 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from mpt_cli.errors import DataError, Problem, config_error, did_you_mean, raise_problems
+from mpt_cli.errors import DataError, Problem, Say, config_error, did_you_mean, raise_problems
 from mpt_cli.report.run import Run, load_run
 from mpt_cli.settings.checks import check_combinations
 from mpt_cli.settings.load import build_settings
@@ -301,6 +301,6 @@ def diagnose(
     asked = RunArguments(policy, loss_scale, trainer={"batch_size": size, "save_model": False})
     settings = given_settings(model, asked)
     definition = given.ModelRunDefinition(settings, model, data, policy)
-    say: Callable[[str], None] = (lambda text: None) if quiet else partial(print, flush=True)
+    say: Say = (lambda text: None) if quiet else partial(print, flush=True)
     with given.model_kept(model, data, size):
         return examine(definition, definition.prepare_backend(), say, after_steps, batches)

@@ -18,9 +18,9 @@ import keras
 import numpy as np
 
 from mpt_cli.engine.faults import FaultSearch
-from mpt_cli.errors import ConfigError, Problem, config_error, raise_problems, summarise_error
+from mpt_cli.errors import ConfigError, Problem, Say, config_error, raise_problems, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_custom, keep_skips_whole
-from mpt_cli.precision.gradient_check import are_finite
+from mpt_cli.precision.gradient_check import are_finite, on_jax, on_tensorflow
 from mpt_cli.precision.keras_internals import build_before_tracing, lacks_variables, optimizer_values_in_fit
 from mpt_cli.precision.train_step import check_replicas, optimizers_in, state_to_keep, unwrapped
 from mpt_cli.python_api import RunArguments, arguments_checked, given_settings
@@ -133,9 +133,11 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         self.others: Sequence[Any] = ()  # the callbacks beside it, where they are known
         self.calls: TapedCalls | None = None  # that a train_step of the model's own makes, where they are seen
         self.budget = SampleBudget()
-        self.say: Callable[[str], None] = lambda sentence: print(f"mpt: {sentence}", file=sys.stderr)
+        self.say: Say = lambda sentence: print(f"mpt: {sentence}", file=sys.stderr)
         self.stream: TextIO | None = None  # of a console that was asked for; None: standard output, where fit is silent
-        self.next_path: Callable[[str], Path] = self._next_path
+        self.next_path: Callable[[str], Path] = lambda recipe: (
+            self.folder / numbered_path(self.run_dir, recipe, len(self.runs) + 1)
+        )
         self.is_alone = True  # no one else records the optimizers of the model
         self.folder = Path.cwd()  # of relative paths, wherever the program goes
         self.runs: list[Run] = []
@@ -165,10 +167,6 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         except Exception as error:
             self.give_up(summarise_error(error))
         atexit.register(self.fail, None)
-
-    def _next_path(self, recipe: str) -> Path:
-        """Return where the next run writes."""
-        return self.folder / numbered_path(self.run_dir, recipe, len(self.runs) + 1)
 
     @_ending_the_record_on_error
     def on_epoch_begin(self, session: "_FitRecording", epoch: int, logs: Any = None) -> None:
@@ -229,9 +227,7 @@ class _FitRecording(Recording):
         self.spoiled_state: list[str] = []
         self.fault_search = FaultSearch(model, lambda sentence: self.telemetry.message(sentence))
         self.no_loss = NO_LOSS + (
-            "JAX does not report it"
-            if keras.backend.backend() == "jax"
-            else "the train_step does not hand it to optimizer.scale_loss"
+            "JAX does not report it" if on_jax() else "the train_step does not hand it to optimizer.scale_loss"
         )
         self.watch_weights()
 
@@ -261,7 +257,7 @@ class _FitRecording(Recording):
             keep_skips_whole(model)
         self.latest = LatestBatch.of(model, self.recorder.calls if self.own_step else None)
         self.latest.train_with(log)
-        if not self.own_step and keras.backend.backend() == "tensorflow" and lacks_variables(model):
+        if not self.own_step and on_tensorflow() and lacks_variables(model):
             build_before_tracing(model)
         lost = "metrics and normalisation" if self.recorder.calls is None else "metrics"
         return [NO_RESUME, NO_SPEED] + [f"{lost} {NOT_WHOLE}"] * self.own_step
@@ -364,7 +360,7 @@ class _FitRecording(Recording):
         batch, self.latest.skipped = self.latest.skipped, None
         if batch is None:
             return super().explained(events)
-        if keras.backend.backend() == "jax":
+        if on_jax():
             self.model.jax_state_sync()
         return self.fault_search.name_layers(
             super().explained(events), lambda step: batch[1] if step == batch[0] - self.offset else None

@@ -23,7 +23,7 @@ import keras
 from mpt_cli import python_api
 from mpt_cli.errors import OK, summarise_error
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16
-from mpt_cli.precision.gradient_check import NARROW
+from mpt_cli.precision.gradient_check import NARROW, on_tensorflow
 from mpt_cli.precision.keras_internals import direct_trainable_variables
 from mpt_cli.precision.policy import policy_inside, set_global_policy
 from mpt_cli.precision.train_step import unwrapped
@@ -287,7 +287,7 @@ class ScriptRun:
 
 def _outside(make: Callable[[], Any]) -> Any:
     """Return `make()`, called outside of the function that is being traced."""
-    if keras.backend.backend() != "tensorflow":
+    if not on_tensorflow():
         return make()
     from mpt_cli.precision.apply_or_skip_tensorflow import outside
 
@@ -339,11 +339,9 @@ def _policies(seen: ScriptRun) -> Iterator[Patch]:
 
     def set_told(policy: Any) -> None:
         by_script = sys._getframe(1).f_code is set_global_policy.__code__
-        if not by_script and _calling_module().startswith("mpt_cli."):  # while it builds a model or measures one
-            set_policy(policy)
-            return
-        seen.note(f"the script sets the dtype policy itself and runs under it: {getattr(policy, 'name', policy)}")
-        own.append(policy)
+        if by_script or not _calling_module().startswith("mpt_cli."):  # mpt sets it to build a model or measure one
+            seen.note(f"the script sets the dtype policy itself and runs under it: {getattr(policy, 'name', policy)}")
+            own.append(policy)
         set_policy(policy)
 
     def cleared(*arguments: Any, **named: Any) -> None:
@@ -440,7 +438,7 @@ def _fits(seen: ScriptRun) -> Iterator[Patch]:
     def make_batches(train_on_batch: Any) -> Any:
         @wraps(train_on_batch)
         def said(model: Any, *arguments: Any, **named: Any) -> Any:
-            if keras.backend.backend() != "tensorflow":
+            if not on_tensorflow():
                 seen.note("not recorded: train_on_batch on JAX, whose steps are scaled and skipped")
             return train_on_batch(model, *arguments, **named)
 
@@ -497,13 +495,12 @@ def _optimizers(seen: ScriptRun) -> Iterator[Patch]:
             if by_wrapper or (module.startswith("mpt_cli.") and not module.startswith("mpt_cli.precision")):
                 if seen.passes is None and by_wrapper and id(optimizer) not in seen.wrappers:
                     seen.note(OWN_LOOP)
-                apply(optimizer, grads, trainable_variables, **named)
-            elif seen.passes is None:
-                if not scales:
-                    seen.note(JAX_LOOP)
-                apply(optimizer, grads, trainable_variables, **named)
-            else:
+            elif seen.passes is not None:
                 seen.step(optimizer, grads, trainable_variables)
+                return
+            elif not scales:
+                seen.note(JAX_LOOP)
+            apply(optimizer, grads, trainable_variables, **named)
 
         return _as_it_is(applied)
 
@@ -523,7 +520,7 @@ def _optimizers(seen: ScriptRun) -> Iterator[Patch]:
 
 def _as_it_is(function: Any) -> Any:
     """Return the function, which TensorFlow's autograph must not rewrite."""
-    if keras.backend.backend() != "tensorflow":
+    if not on_tensorflow():
         return function
     import tensorflow as tf
 
@@ -543,7 +540,7 @@ def _calling_module() -> str:
 
 def _tapes(seen: ScriptRun) -> Iterator[Patch]:
     """Compute the gradients that the script, or a library for it, asks for from the scaled loss, and divide them."""
-    if keras.backend.backend() != "tensorflow":
+    if not on_tensorflow():
         return
     import tensorflow as tf
 

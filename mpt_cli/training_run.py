@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mpt_cli.engine import backend
 from mpt_cli.engine.distribution import broadcast_from_rank0, find_process_info, is_connected
 from mpt_cli.errors import DataError
-from mpt_cli.files import remove_file, write_atomic, write_json
+from mpt_cli.files import JsonObject, remove_file, write_atomic, write_json
 from mpt_cli.runs.directory import RunDirectory, summary_dict, write_summary
 from mpt_cli.runs.expectations import applicable_expectations, expectation_lines
 from mpt_cli.runs.provenance import code_differences, collect_environment, known_environment
@@ -241,7 +241,7 @@ def check_build(settings: Settings) -> "BuildCheck":
         return describe_build(prepare(definition, platform, Telemetry([]), store).parts)
 
 
-def _environment(start: Start, session: "Session", command_line: Sequence[str]) -> dict[str, Any]:
+def _environment(start: Start, session: "Session", command_line: Sequence[str]) -> JsonObject:
     """Return the content of environment.json."""
     parts, settings = session.parts, start.settings
     facts = {
@@ -267,7 +267,7 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
     return {**environment, "attempts": [*past_attempts(start.run), attempt]}
 
 
-def _write_record(start: Start, session: "Session", environment: dict[str, Any]) -> None:
+def _write_record(start: Start, session: "Session", environment: JsonObject) -> None:
     write_json(start.run.environment_json, environment)
     remove_file(start.run.summary_json)  # of an earlier attempt: a run that trains again has not ended
     # where it ran is not part of what it was, and what XLA compiled is: the file can be run again as it is

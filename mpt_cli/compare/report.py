@@ -5,10 +5,9 @@ import shlex
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from mpt_cli.compare.comparison import BETTER, EQUAL, SMALLEST_GAIN, UNKNOWN, WORSE, Comparison, Entry
-from mpt_cli.files import write_json
+from mpt_cli.files import JsonObject, write_json
 from mpt_cli.report.history import metric_by_epoch, read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.run_page import run_pictures
@@ -245,7 +244,7 @@ def write_comparison(comparison: Comparison, page: Path | None = None) -> None:
     write_page(path, compare_page(comparison, path))
 
 
-def comparison_dict(comparison: Comparison) -> dict[str, Any]:
+def comparison_dict(comparison: Comparison) -> JsonObject:
     """Return the content of results.json, which `--json` prints."""
     return {
         "compare_dir": str(comparison.directory.path),
@@ -258,7 +257,7 @@ def comparison_dict(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _entry_dict(comparison: Comparison, entry: Entry) -> dict[str, Any]:
+def _entry_dict(comparison: Comparison, entry: Entry) -> JsonObject:
     peaks = entry.figures(lambda job: job.number("peak_memory_bytes"))
     return {
         "label": entry.label,

@@ -1,6 +1,6 @@
 """The diagnosis of a model by `mpt diagnose conf=…`: how it is made, what it found, and the scale it recommends."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, log2
@@ -9,14 +9,14 @@ from typing import Any
 from mpt_cli.diagnose.float32_examination import Examination
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
 from mpt_cli.engine.backend import Platform
-from mpt_cli.errors import ConfigError
+from mpt_cli.errors import ConfigError, Say
 from mpt_cli.precision.gradients.exponent_counts import SafeScales
 from mpt_cli.precision.scale_rules import DynamicScale, ScaleRule, format_power
 from mpt_cli.samples.lost_digits import MOST_EXAMPLES, LostDigits
 from mpt_cli.settings.model_data_optimizer_keys import GivenModel
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.causes import keep_in_float32
-from mpt_cli.telemetry.format import format_fraction, format_scale
+from mpt_cli.telemetry.format import Rows, format_fraction, format_scale
 from mpt_cli.telemetry.health_and_verdict import name_layers
 from mpt_cli.telemetry.record_types import ACTIVATIONS, DEAD, FLUSHED, OVERFLOWED, VANISHED, LayerSample
 from mpt_cli.training.run_from_settings import RunDefinition
@@ -74,6 +74,11 @@ class Diagnosis:
         return SafeScales(found.lowest_power, self.highest_safe)
 
     @property
+    def windows(self) -> dict[str, SafeScales]:
+        """Return the safe scales of each layer that has gradients in float16."""
+        return {layer.name: layer.window for layer in self.layers if layer.window is not None}
+
+    @property
     def trial_of_run(self) -> ScaleTrial | None:
         """Return the trial of the run's own scale; None where nothing was tried."""
         return next((trial for trial in self.trials if trial.scale == self.loss_scale), None)
@@ -107,7 +112,7 @@ class Diagnosis:
 
 
 def diagnose(
-    definition: RunDefinition, platform: Platform, say: Callable[[str], None], after_steps: int = 0, batches: int = 8
+    definition: RunDefinition, platform: Platform, say: Say, after_steps: int = 0, batches: int = 8
 ) -> Diagnosis:
     """Measure `batches` batches after `after_steps` steps of training, recommend a scale and verify it. Writes no file;
     `say` gets the progress.
@@ -126,7 +131,7 @@ def diagnose(
     return replace(_with_layers_in_float32(examination, _verify(examination, kept, say), say), digits=digits)
 
 
-def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
+def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Say) -> Diagnosis:
     """Put the layers in float32 that no scale suits or that lose the forward pass, and return that diagnosis if it is
     better.
 
@@ -172,8 +177,7 @@ def _layers_to_keep(examination: Examination, found: Diagnosis) -> list[str]:
     """
     if found.window is None or not found.window.empty:
         return []
-    windows = {layer.name: layer.window for layer in found.layers if layer.window is not None}
-    power, names = safest_power(windows)
+    power, names = safest_power(found.windows)
     sent_back = [
         x.name
         for x in found.layers
@@ -201,7 +205,7 @@ def layers_with(fault: str, faults: Mapping[str, str], found: Diagnosis) -> list
     return [*dict.fromkeys(found.owners.get(layer, layer) for layer, its in faults.items() if its == fault)]
 
 
-def _verify(examination: Examination, kept: list[str], say: Callable[[str], None]) -> Diagnosis:
+def _verify(examination: Examination, kept: list[str], say: Say) -> Diagnosis:
     """Try the recommended scale, one below and those around the edge on real float16 passes."""
     settings = examination.settings
     found = Diagnosis(
@@ -269,7 +273,7 @@ def is_within(power: int, window: SafeScales | None) -> bool:
     return window is None or window.lowest_power <= power <= window.highest_power
 
 
-def lead_sentences(found: Diagnosis) -> list[tuple[str, str]]:
+def lead_sentences(found: Diagnosis) -> Rows:
     """Return three sentences, with labels: what is wrong, what to set, how sure that is."""
     kept, scaling = found.keep_in_float32, config_sections(found).get("loss_scale", {})
     words = [keep_in_float32(kept, isinstance(found.settings.model, GivenModel))] if kept else []
@@ -335,7 +339,7 @@ def _finding(found: Diagnosis) -> str:
 
 def _describe_clash(found: Diagnosis, window: SafeScales) -> str:
     """Return which layers need scales that exclude each other."""
-    windows = {layer.name: layer.window for layer in found.layers if layer.window is not None}
+    windows = found.windows
     low = max(windows, key=lambda name: windows[name].lowest_power)
     high = min(windows, key=lambda name: windows[name].highest_power)
     return (

@@ -233,10 +233,8 @@ class Examination:
         """
         powers = range(window.highest_power, window.highest_power - FARTHEST, -1)
         is_finite = self.try_scale(1.0).loss_is_finite  # else it is at no scale
-        return next(filter(self._is_safe, powers), None) if is_finite else None
-
-    def _is_safe(self, power: int) -> bool:
-        return -126 <= power <= 127 and not self.try_scale(2.0**power).overflows
+        safe = (power for power in powers if -126 <= power <= 127 and not self.try_scale(2.0**power).overflows)
+        return next(safe, None) if is_finite else None
 
     def compare_at(self, scale: float) -> tuple[list[LayerSample], dict[str, str]]:
         """Return what float16 passes leave of each layer at this scale, against float32, and the faults of layers.

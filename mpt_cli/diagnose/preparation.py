@@ -5,7 +5,7 @@ Nothing here may import Keras: `training.backend.prepare_backend`, which chooses
 """
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite, nan
@@ -14,15 +14,15 @@ from statistics import fmean
 from typing import Any
 
 from mpt_cli.engine.distribution import undistributed
-from mpt_cli.errors import DataError, config_error
+from mpt_cli.errors import DataError, Say, config_error
 from mpt_cli.runs.directory import RunDirectory, make_empty, random_name, read_whole_lines, remove_empty
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.telemetry.format import format_number
+from mpt_cli.telemetry.format import Rows, format_number
 from mpt_cli.telemetry.record_types import OVERFLOW, Event, record_from
 
 
-def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
+def on_one_device(settings: Settings, say: Say) -> Settings:
     """Return `settings` without distribution and without saving the model; `say` gets a note on the former."""
     if settings.distribute.name != "none":
         say(f"distribute={settings.distribute.name} is left out: one device sees the whole batch")
@@ -70,7 +70,7 @@ def diagnosis_directory(path: str | None, parent: Path) -> Iterator[Path]:
     for a run. If the block raises, the new folders are removed. DataError if it is not empty or can't be made.
     """
     directory = expanded(path) if path is not None else parent / f"diagnose-{random_name()}"
-    made = make_empty(directory, "--out")
+    made = make_empty(directory)
     try:
         yield directory
     except BaseException:
@@ -142,7 +142,7 @@ def ranked(trials: Sequence[RemedyTrial]) -> list[RemedyTrial]:
     return sorted(trials, key=lambda trial: (not trial.works, 0 if trial.works else -sum(trial.applied)))
 
 
-def remedy_rows(trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
+def remedy_rows(trials: Sequence[RemedyTrial]) -> Rows:
     """Return rows of label and text: what works, the best first, then what else was tried."""
     rows = [
         ("not tried" if trial.why else "remedy" if trial.works and trial.words else "tried", str(trial))

@@ -2,7 +2,7 @@
 or gradient, in the order of time, that is not finite.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, nan
 from operator import attrgetter
@@ -14,6 +14,7 @@ from mpt_cli.diagnose.float32_examination import RunStepper
 from mpt_cli.diagnose.preparation import OverflowEvent, RemedyTrial, remedy_rows
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector, largest_magnitude
+from mpt_cli.errors import Say
 from mpt_cli.precision import has_custom
 from mpt_cli.precision.gradient_check import are_finite
 from mpt_cli.precision.gradients.exponent_counts import INFS, NANS, Counts
@@ -24,14 +25,14 @@ from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges
 from mpt_cli.samples.probes import GRADIENT, VALUE, Probes, weights_of
 from mpt_cli.samples.value_ranges import PartRows, RangeMap
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.format import format_number, format_scale
+from mpt_cli.telemetry.format import Rows, format_number, format_scale
 from mpt_cli.training.build_run_parts import Assembly, assemble
 from mpt_cli.training.checkpoint import CheckpointStore, check_data, collect_state, restore_state
 from mpt_cli.training.run_from_settings import RunDefinition
 
 
 def rebuild_at_checkpoint(
-    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
+    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Say
 ) -> tuple[Assembly, RunStepper]:
     """Build the run again at its newest checkpoint before the overflow."""
     definition = RunDefinition(settings)
@@ -108,7 +109,7 @@ class OverflowDiagnosis:
 
 
 def examine_overflow(
-    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
+    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Say
 ) -> OverflowDiagnosis:
     """Build the run again, train it from its newest checkpoint up to the overflow, and repeat that step with probes in
     every layer.
@@ -215,7 +216,7 @@ def overflow_content(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) ->
     }
 
 
-def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> list[tuple[str, str]]:
+def overflow_sentences(found: OverflowDiagnosis, trials: Sequence[RemedyTrial]) -> Rows:
     """Return rows of label and text, the most important first."""
     fault, variables = found.parts.settings.fault, ", ".join(found.bad_weights)
     rows = [("step", _step_sentence(found))]

@@ -5,7 +5,6 @@ The JSON is the contract of `mpt diagnose --json` and of diagnosis.json.
 
 from functools import partial
 from math import floor, log2
-from typing import Any
 
 import yaml
 
@@ -19,13 +18,14 @@ from mpt_cli.diagnose.diagnosis import (
     origins,
 )
 from mpt_cli.diagnose.safe_windows import LayerRange
+from mpt_cli.files import JsonObject
 from mpt_cli.precision.gradients.exponent_counts import SafeScales, share_flushed
 from mpt_cli.report.tables import TableColumn, print_labelled, print_table
 from mpt_cli.telemetry.console import PrintableConsole
-from mpt_cli.telemetry.format import format_fraction, format_scale
+from mpt_cli.telemetry.format import Rows, format_fraction, format_scale
 
 
-def sentences(found: Diagnosis) -> list[tuple[str, str]]:
+def sentences(found: Diagnosis) -> Rows:
     """Return rows of label and text, the most important first."""
     faults = [
         ("layers", f"{', '.join(names)} {words}; {remedy}")
@@ -50,7 +50,7 @@ def _safe(found: Diagnosis) -> str:
     )
 
 
-def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
+def diagnosis_content(found: Diagnosis) -> JsonObject:
     """Return the content of diagnosis.json. Scales are plain numbers.
 
     A layer whose gradients are not in float16 has no window. The layers of `verification` have counts, by magnitude,
@@ -89,7 +89,7 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _window_content(window: SafeScales | None, is_safe: bool = True) -> dict[str, Any] | None:
+def _window_content(window: SafeScales | None, is_safe: bool = True) -> JsonObject | None:
     if window is None:
         return None
     scales = {"lowest_scale": 2.0**window.lowest_power, "highest_scale": 2.0**window.highest_power}

@@ -5,7 +5,7 @@ before this series of overflows, and rank them by their results.
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import PurePosixPath
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mpt_cli.diagnose.preparation import UNCHANGED_RUN, OverflowEvent, RemedyTrial, find_overflow, on_one_device, ranked
 from mpt_cli.engine.backend import prepare_backend
-from mpt_cli.errors import MptError
+from mpt_cli.errors import MptError, Say
 from mpt_cli.jobs.local_processes import NoAnswer, helper_object, module_command
 from mpt_cli.precision.scale_rules import format_power
 from mpt_cli.runs.directory import RunDirectory
@@ -29,7 +29,7 @@ FIRST_SCALE = "loss_scale.initial_scale"
 SCHEDULED = "initial_learning_rate"  # of a Keras schedule, which has it from optimizer.learning_rate if not given
 
 
-def try_remedies(found: "OverflowDiagnosis", steps: int, say: Callable[[str], None]) -> list[RemedyTrial]:
+def try_remedies(found: "OverflowDiagnosis", steps: int, say: Say) -> list[RemedyTrial]:
     """Try the remedies and return them, the best first.
 
     No remedy is tried if the fault is outside the layers, and no other than the unchanged run if that continues well.

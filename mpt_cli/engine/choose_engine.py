@@ -11,6 +11,7 @@ from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.step_loop import Engine, StepWrapper, convolves
 from mpt_cli.errors import config_error
 from mpt_cli.precision import layers_of
+from mpt_cli.precision.gradient_check import on_tensorflow
 from mpt_cli.settings.schema import Settings
 
 
@@ -18,7 +19,7 @@ def build_engine(
     model: Any, jit_compile: bool, distribution: Distribution, step_wrapper: StepWrapper | None = None
 ) -> Engine:
     """Return the engine of the running backend for a built `model`; `step_wrapper` is put around its training step."""
-    if keras.backend.backend() == "tensorflow":
+    if on_tensorflow():
         from mpt_cli.engine.step_loop_tensorflow import TensorFlowEngine
 
         return TensorFlowEngine(model, jit_compile, distribution.strategy, step_wrapper)

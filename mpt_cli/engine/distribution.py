@@ -16,6 +16,7 @@ from signal import Signals
 from typing import Any
 
 from mpt_cli.errors import DataError, Problem, config_error, raise_problems
+from mpt_cli.files import JsonObject
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.checks import check_several_processes
 from mpt_cli.settings.schema import DistributeSettings, Settings
@@ -204,11 +205,11 @@ class ProcessGroup:
         return bool(_broadcast(is_wanted, "int32"))
 
 
-def broadcast_from_rank0(message: dict[str, Any] | None) -> dict[str, Any]:
+def broadcast_from_rank0(message: JsonObject | None) -> JsonObject:
     """Return the `message` of rank 0 in every process. All must call it once connected, the others with None."""
     text = b"" if message is None else json.dumps(message).encode()
     heard = _broadcast([*text.ljust(MOST_MESSAGE_BYTES)], "uint8")
-    received: dict[str, Any] = json.loads(heard.astype("uint8").tobytes())
+    received: JsonObject = json.loads(heard.astype("uint8").tobytes())
     return received
 
 

@@ -15,16 +15,16 @@ import numpy as np
 from keras import ops
 
 from mpt_cli.data.examples import DataSet, Examples
-from mpt_cli.errors import config_error, first_line
+from mpt_cli.errors import Say, config_error, first_line
 from mpt_cli.precision import computes_in_float16, has_custom, layers_of
 from mpt_cli.precision.audit import LARGEST_FLOAT16
+from mpt_cli.precision.gradient_check import Tensor, on_tensorflow
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor, scale_gradient
 from mpt_cli.precision.keras_internals import outputs_noted, predict_in_training, reading_values
 from mpt_cli.precision.train_step import custom_steps, optimizers_of
 from mpt_cli.settings.schema import FaultSettings
 from mpt_cli.telemetry.record_types import FORWARD_PASS, IN_DATA, IN_LOSS, Event
 
-Tensor = Any
 VALUES = {"overflow": float("inf"), "nan": float("nan"), "zero": 0.0}
 
 
@@ -70,7 +70,7 @@ class Injector:
 
     def wrap_step(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
         """Return the backend's `train_step` with the fault in it, called the same way."""
-        if keras.backend.backend() == "tensorflow":
+        if on_tensorflow():
             return lambda model, data: self._run(lambda spoiled: train_step(model, spoiled), data, self._factor())
 
         def with_state(model: Any, state: Any, data: Examples) -> Any:
@@ -198,7 +198,7 @@ class FaultSearch:
     """
 
     model: Any
-    say: Callable[[str], None]
+    say: Say
     _met: int = 0
     _works: bool = True
 

@@ -14,7 +14,7 @@ from mpt_cli.precision import LossScaleOptimizer, layers_of
 from mpt_cli.precision.scale_rules import FLOAT_FIELDS, INT_FIELDS
 from mpt_cli.precision.scale_state import StepRow
 from mpt_cli.precision.train_step import custom_steps, metric_variables, metrics_of, optimizers_of
-from mpt_cli.telemetry.record_types import StopLimits, StreakCounts
+from mpt_cli.telemetry.record_types import Metrics, StopLimits, StreakCounts
 from mpt_cli.telemetry.step_counters import StepRecords
 
 BatchIndices = NDArray[np.int32]
@@ -106,7 +106,7 @@ class Engine(ABC):
         for log in custom.variables if custom is not None else ():
             log.assign(np.full(tuple(log.shape), np.nan, "float32"))
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         """Return the metrics since the last reset, with the loss; for custom steps, what the last one reported."""
         if (custom := custom_steps(self.model)) is not None:
             of_test = custom.test_names, custom.test_log
@@ -130,7 +130,7 @@ class Engine(ABC):
         """Run the steps of `evaluate`, and return when they are done."""
 
 
-def read_metrics(results: dict[str, Any]) -> dict[str, float]:
+def read_metrics(results: dict[str, Any]) -> Metrics:
     """Return Keras's metrics on the host; ConfigError for one that is not a single number."""
     found = {name: np.asarray(value) for name, value in results.items()}
     for name, value in found.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mpt_cli.errors import TERMINATED
-from mpt_cli.files import write_json
+from mpt_cli.files import JsonObject, write_json
 from mpt_cli.jobs.job_process import CommandFiles, read_note
 from mpt_cli.jobs.local_processes import Command, Executor, NoAnswer, Running
 
@@ -153,7 +153,7 @@ class ClusterCommand(Running):
         super().__init__(command)
         self._cluster, self._files = cluster, CommandFiles(command.log)
         self._job_id = str(read_note(self._files.submitted)["job_id"])
-        self._ending: dict[str, Any] = {}
+        self._ending: JsonObject = {}
         self._over_at: float | None = None
 
     @property
@@ -181,7 +181,7 @@ class ClusterCommand(Running):
             self._cluster.forget(self._job_id)
         return self._ending.get("exit_code")
 
-    def _ending_of_lost(self) -> dict[str, Any]:
+    def _ending_of_lost(self) -> JsonObject:
         """Return the ending of a job that is over but has left no file about its end for long enough; else None."""
         if not self._state.is_over:
             self._over_at = None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from mpt_cli.errors import config_error
-from mpt_cli.files import open_regular
+from mpt_cli.files import JsonObject, open_regular
 from mpt_cli.jobs.job_process import signal_group, start_process
 from mpt_cli.machine import cores_within_limit, memory_limit, visible_gpus
 from mpt_cli.signals import GRACE_SECONDS
@@ -157,7 +157,7 @@ class Executor(ABC):
         """Raise ConfigError if it can't be used here."""
 
     @property
-    def facts(self) -> dict[str, Any] | None:
+    def facts(self) -> JsonObject | None:
         """Return its entry in sweep.json."""
         return {"name": self.name, "settings": self.settings}
 
@@ -324,7 +324,7 @@ def helper_output(
 
 def helper_object(
     arguments: Sequence[str], timeout_seconds: float, environment: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the JSON object in the last line that a helper prints."""
     said = helper_output(arguments, timeout_seconds, environment).strip().splitlines()
     try:

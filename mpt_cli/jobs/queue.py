@@ -40,8 +40,7 @@ class Queue:
                         self._source, self._next = iter(()), None
                         for running in self.running:
                             running.stop("interrupt")
-                    for running in list(self.running):
-                        self._end(running, running.check_limits(self.limits))
+                    self._record_ended()
                     self.tick(self.running)
                     self._start_what_fits()
                     time.sleep(self.executor.poll_seconds)
@@ -69,21 +68,21 @@ class Queue:
             self._next = None
             self.running.append(running)
 
-    def _end(self, running: Running, ending: Ending | None) -> None:
-        if ending is not None:
-            self.running.remove(running)
-            self.record(running.command, ending)
+    def _record_ended(self, code_of_rest: int | None = None) -> None:
+        for running in list(self.running):
+            ending = running.check_limits(self.limits)
+            if ending is None and code_of_rest is not None:
+                ending = running.ending(code_of_rest)
+            if ending is not None:
+                self.running.remove(running)
+                self.record(running.command, ending)
 
     def _kill_all(self) -> None:
         for running in self.running:
             running.stop("interrupt", signal.SIGKILL)
         deadline = time.monotonic() + KILL_SECONDS
         while self.running:
-            is_over = time.monotonic() > deadline
-            for running in list(self.running):
-                self._end(
-                    running, running.check_limits(self.limits) or (running.ending(-signal.SIGKILL) if is_over else None)
-                )
+            self._record_ended(-signal.SIGKILL if time.monotonic() > deadline else None)
             time.sleep(LocalExecutor.poll_seconds)
 
 

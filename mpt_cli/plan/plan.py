@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mpt_cli.errors import raise_problems
+from mpt_cli.errors import Say, raise_problems
 from mpt_cli.plan.compiled_program import CompileTarget, Planned, assemble_planned, plan_problems, prepare_compiler
 from mpt_cli.plan.device import Device, load_device
 from mpt_cli.plan.program_text import ArrayGroup, Exchange, Products, StepReader
@@ -16,7 +16,7 @@ from mpt_cli.settings.load import load_with_notes
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.overrides import read_grid, varied_values
 from mpt_cli.telemetry.console import PrintableConsole
-from mpt_cli.telemetry.format import format_bytes
+from mpt_cli.telemetry.format import Rows, format_bytes
 from mpt_cli.training.run_from_settings import RunDefinition
 
 
@@ -77,9 +77,7 @@ class Plan:
         return {**asdict(self), "needed_bytes": self.needed_bytes, "fits": self.fits}
 
 
-def plan(
-    words: Sequence[str], device: str, devices: int = 1, say: Callable[[str], None] = lambda text: None
-) -> list[Plan]:
+def plan(words: Sequence[str], device: str, devices: int = 1, say: Say = lambda text: None) -> list[Plan]:
     """Plan each configuration of `words` (`policy=float32,mixed_float16` are two).
 
     ConfigError, with all problems, before anything is compiled; also where the compiler is not installed.
@@ -185,7 +183,7 @@ _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
 ]
 
 
-def details(plan: Plan) -> list[tuple[str, str]]:
+def details(plan: Plan) -> Rows:
     """Return rows of label and sentence: the largest arrays, wide products in a mixed policy, collectives, warnings."""
     rows = [("arrays", f"{format_bytes(each.bytes)}: {each.form}, {each.layer}") for each in plan.arrays[:MOST_DETAILS]]
     wide = plan.wide_products

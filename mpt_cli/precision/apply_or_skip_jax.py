@@ -3,14 +3,15 @@ and one training step in which a skip is whole.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import keras
 
-from mpt_cli.precision.gradient_check import GradientDefects, GradientMeasurement, describe_gradients, unscale
+from mpt_cli.precision.gradient_check import GradientDefects, GradientMeasurement, Tensor, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import reading_values, updated_metrics
+from mpt_cli.precision.optimizer import LossScaleOptimizer, Tensors
 from mpt_cli.precision.scale_state import (
     StepRow,
     StepStart,
@@ -23,6 +24,7 @@ from mpt_cli.precision.scale_state import (
 from mpt_cli.precision.train_step import (
     CustomSteps,
     ForwardOrder,
+    Logs,
     assign,
     custom_steps,
     logs_of,
@@ -30,12 +32,6 @@ from mpt_cli.precision.train_step import (
     packed,
     state_to_keep,
 )
-
-if TYPE_CHECKING:
-    from mpt_cli.precision.optimizer import LossScaleOptimizer
-
-Tensor = Any
-Tensors = list[Any]
 
 
 class StepGradients(NamedTuple):
@@ -72,7 +68,7 @@ def cond_or_select(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[]
     return jax.tree.map(lambda new, old: jnp.where(flag, new, old), then(), otherwise())
 
 
-def apply(optimizer: "LossScaleOptimizer", grads: Tensors, variables: list[Any], unscaled: bool) -> None:
+def apply(optimizer: LossScaleOptimizer, grads: Tensors, variables: list[Any], unscaled: bool) -> None:
     """Apply `grads` where they are finite, then move the scale.
 
     With traced values (a `keras.StatelessScope` inside `jax.jit`) the variables are read, mapped and assigned in that
@@ -97,7 +93,7 @@ def apply(optimizer: "LossScaleOptimizer", grads: Tensors, variables: list[Any],
         assign(log.variables, _next_log(optimizer, start, [v.value for v in log.variables], gradients))
 
 
-def _next_log(optimizer: "LossScaleOptimizer", start: StepStart, log: Tensors, gradients: StepGradients) -> Tensors:
+def _next_log(optimizer: LossScaleOptimizer, start: StepStart, log: Tensors, gradients: StepGradients) -> Tensors:
     """Return the values of the step log after a step, in the scope of the variables after it."""
     defects = gradients.defects or describe_gradients(gradients.values, gradients.measured, cond)
     defects = defects._replace(nearest=index_of(defects.nearest, gradients.variables, optimizer))
@@ -109,7 +105,7 @@ def _next_log(optimizer: "LossScaleOptimizer", start: StepStart, log: Tensors, g
 
 
 def stateless_apply(
-    optimizer: "LossScaleOptimizer", optimizer_values: Tensors, gradients: StepGradients, values: Tensors
+    optimizer: LossScaleOptimizer, optimizer_values: Tensors, gradients: StepGradients, values: Tensors
 ) -> tuple[Tensors, Tensors]:
     """Return new values of `gradients.variables`, which have `values`, and of `optimizer.variables`."""
     state = optimizer.scale_state
@@ -171,7 +167,7 @@ class TrainState(NamedTuple):
     metrics: Tensors
 
 
-def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tensor], TrainState, StepRow]:
+def train_step(model: Any, state: TrainState, data: Any) -> tuple[Logs, TrainState, StepRow]:
     """Train one batch; return the metrics so far, the new state and the record of the step.
 
     If the examples are split over devices, XLA adds up their gradients in the dtype of each layer, so that a sum beyond
@@ -222,7 +218,7 @@ def _kept_where(applied: Tensor, model: Any, before: Tensors, after: Tensors) ->
 
 def _custom_train_step(
     model: Any, custom: CustomSteps, state: TrainState, data: Any
-) -> tuple[dict[str, Tensor], TrainState, StepRow]:
+) -> tuple[Logs, TrainState, StepRow]:
     """Run the model's own stateless train_step; if its optimizer skipped, put back all that is not the optimizer's.
 
     `state.metrics` ends with `custom.variables`.

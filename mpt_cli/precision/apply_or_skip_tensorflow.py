@@ -5,12 +5,12 @@ step in which a skip is whole.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from mpt_cli.precision.gradient_check import GradientDefects, GradientMeasurement, describe_gradients, unscale
+from mpt_cli.precision.gradient_check import GradientDefects, GradientMeasurement, Tensor, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import (
     build_for_batch,
     lacks_variables,
@@ -19,6 +19,7 @@ from mpt_cli.precision.keras_internals import (
     training_loss,
     unscale_loss_for_distribution,
 )
+from mpt_cli.precision.optimizer import LossScaleOptimizer
 from mpt_cli.precision.scale_state import (
     StepRow,
     StepStart,
@@ -30,6 +31,7 @@ from mpt_cli.precision.scale_state import (
 from mpt_cli.precision.train_step import (
     CustomSteps,
     ForwardOrder,
+    Logs,
     assign,
     combine_rows,
     custom_steps,
@@ -39,14 +41,9 @@ from mpt_cli.precision.train_step import (
     state_to_keep,
 )
 
-if TYPE_CHECKING:
-    from mpt_cli.precision.optimizer import LossScaleOptimizer
-
-Tensor = Any
-
 
 def apply(
-    optimizer: "LossScaleOptimizer",
+    optimizer: LossScaleOptimizer,
     grads: list[Tensor],
     variables: list[Any],
     unscaled: bool,
@@ -98,7 +95,7 @@ def _traced_graphs() -> Iterator[Any]:
         graph = getattr(graph, "outer_graph", None)
 
 
-def _log_step(optimizer: "LossScaleOptimizer", start: StepStart, loss: Tensor | None, found: Sequence[Tensor]) -> None:
+def _log_step(optimizer: LossScaleOptimizer, start: StepStart, loss: Tensor | None, found: Sequence[Tensor]) -> None:
     """Write a step to the log. Each of several replicas writes its copy; the reader combines them."""
     log = optimizer.step_log
     assert log is not None
@@ -191,7 +188,7 @@ def check_accumulation(inner_optimizer: Any) -> None:
 
 def _apply_on_replicas(
     strategy: Any,
-    optimizer: "LossScaleOptimizer",
+    optimizer: LossScaleOptimizer,
     grads: list[Tensor],
     variables: list[Any],
     measured: GradientMeasurement,
@@ -223,7 +220,7 @@ def then_nothing(act: Callable[[], None]) -> Callable[[], Tensor]:
 
 
 def _apply_inner_where(
-    optimizer: "LossScaleOptimizer", measured: GradientMeasurement, apply_inner: Callable[[], None]
+    optimizer: LossScaleOptimizer, measured: GradientMeasurement, apply_inner: Callable[[], None]
 ) -> None:
     state = optimizer.scale_state
     assert state is not None
@@ -236,7 +233,7 @@ def _apply_inner_where(
         state.advance(measured, applied)
 
 
-def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRow]:
+def train_step(model: Any, data: Any) -> tuple[Logs, StepRow]:
     """Run forward and backward passes, then update weights and metrics, or change nothing at all.
 
     Keras updates BatchNormalization's statistics in the forward pass, and metrics, even if the gradients are not
@@ -295,7 +292,7 @@ def _update_or_put_back(
         assign(kept, [tf.where(is_applied, v, old) for v, old in zip(kept, before, strict=True)])
 
 
-def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[dict[str, Tensor], StepRow]:
+def _custom_train_step(model: Any, custom: CustomSteps, data: Any) -> tuple[Logs, StepRow]:
     """Run the model's own train_step; if one of its optimizers skipped, put back what they share."""
     kept = [v.value for v in (*custom.shared_state(model), *model.metrics_variables)]
     before = [tf.identity(v) for v in kept]

@@ -22,12 +22,11 @@ from mpt_cli.precision.apply_or_skip_tensorflow import (
     replicas,
     then_nothing,
 )
-from mpt_cli.precision.gradient_check import GradientMeasurement, dense, describe_gradients, unscale
+from mpt_cli.precision.gradient_check import GradientMeasurement, Tensor, dense, describe_gradients, unscale
 from mpt_cli.precision.keras_internals import direct_trainable_variables, step_options
 from mpt_cli.precision.optimizer import LossScaleOptimizer
 from mpt_cli.precision.train_step import assign, ids_of
 
-Tensor = Any
 FirstScale = Callable[[Callable[[list[Any]], bool]], float | None]  # gets a test for lists of them
 USED = 2.0  # is added to whether a pass was bad once an optimizer has used it: the next gradients begin anew
 

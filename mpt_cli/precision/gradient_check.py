@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 NARROW = ("float16", "bfloat16")
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
-Tensor = Any
+Tensor = Any  # of the backend in use; keras has no common type for them
 Cond = Callable[[Tensor, Callable[[], Any], Callable[[], Any]], Any]
 
 
@@ -30,6 +30,14 @@ class GradientMeasurement(NamedTuple):
 SPARSE = {"tensorflow": ("IndexedSlices", "values"), "jax": ("BCOO", "data")}  # the class, and what holds its rows
 
 
+def on_jax() -> bool:
+    return bool(keras.backend.backend() == "jax")
+
+
+def on_tensorflow() -> bool:
+    return bool(keras.backend.backend() == "tensorflow")
+
+
 def dense(gradient: Tensor) -> Tensor:
     """Return the values of a gradient; for a `tf.IndexedSlices` (embeddings) or a JAX `BCOO`, the rows that it has."""
     return getattr(gradient, SPARSE[keras.backend.backend()][1]) if is_sparse(gradient) else gradient
@@ -42,7 +50,7 @@ def is_sparse(gradient: Tensor) -> bool:
 def reinterpret(x: Tensor, dtype: Any) -> Tensor:
     """Return the bits of `x` as another dtype of its size; `keras.ops.view` fails on a TensorFlow batch of unknown
     size."""
-    if keras.backend.backend() == "jax":
+    if on_jax():
         return x.view(dtype)
     import tensorflow as tf
 
@@ -67,7 +75,7 @@ def divide(gradient: Tensor, scale: Tensor | None) -> Tensor:
         values = ops.divide(values, ops.cast(scale, values.dtype))
     if not is_sparse(gradient):
         return values
-    if keras.backend.backend() == "tensorflow":
+    if on_tensorflow():
         return type(gradient)(values, gradient.indices, gradient.dense_shape)
     return type(gradient)((values, gradient.indices), shape=gradient.shape)
 
@@ -101,7 +109,7 @@ def _is_finite(values: Tensor) -> Tensor:
     """
     flags = ops.isfinite(values)
     if len(values.shape) == 2 and _on_cpu():
-        flags = ops.all(flags, axis=0 if keras.backend.backend() == "jax" else 1)
+        flags = ops.all(flags, axis=0 if on_jax() else 1)
     return ops.logical_not(ops.any(ops.logical_not(flags)))
 
 
@@ -123,7 +131,7 @@ def on_host(value: Tensor) -> NDArray[Any]:
 
 
 def _on_cpu() -> bool:
-    if keras.backend.backend() == "jax":
+    if on_jax():
         import jax
 
         return jax.default_backend() == "cpu"

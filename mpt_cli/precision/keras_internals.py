@@ -23,11 +23,10 @@ from keras.src.trainers.trainer import Trainer
 from keras.src.utils import naming
 from keras.src.utils.module_utils import tensorflow as lazy_tensorflow
 
-from mpt_cli.precision.gradient_check import NARROW
+from mpt_cli.precision.gradient_check import NARROW, Tensor, on_jax, on_tensorflow
 
 # as they are: see `scale_state` and `apply_or_skip_tensorflow`
 __all__ = ["KerasSaveable", "unscale_loss_for_distribution"]
-Tensor = Any
 
 
 def predict_in_training(model: Any, x: Any) -> Tensor:
@@ -35,7 +34,7 @@ def predict_in_training(model: Any, x: Any) -> Tensor:
 
     Only TensorFlow's step casts the inputs of a subclassed model.
     """
-    forward = model if keras.backend.backend() == "tensorflow" else model.call
+    forward = model if on_tensorflow() else model.call
     return note_half_output(model, forward(x, training=True) if model._call_has_training_arg else forward(x))
 
 
@@ -253,7 +252,7 @@ def untracked_variables(model: Any) -> list[Any]:
 
     None on JAX, where they are no part of a step and stay as they are.
     """
-    if keras.backend.backend() == "jax":
+    if on_jax():
         return []
     known = {id(variable) for variable in model.variables}
     held = [
@@ -377,7 +376,7 @@ def tensorflow_left_out() -> Iterator[None]:
     3 seconds and 500 MiB that a run on JAX has no use for. No effect once TensorFlow is loaded, or on its own backend.
     """
     known = lazy_tensorflow._available
-    if keras.backend.backend() != "tensorflow" and "tensorflow" not in sys.modules:
+    if not on_tensorflow() and "tensorflow" not in sys.modules:
         lazy_tensorflow._available = False
     try:
         yield

@@ -5,7 +5,8 @@ from typing import Any
 
 import keras
 
-Tensor = Any
+from mpt_cli.precision.gradient_check import Tensor, on_tensorflow
+
 Scale = Callable[[Tensor], Tensor]  # multiplies a loss by the scale
 
 
@@ -13,7 +14,7 @@ def scaled_gradients(
     scale: Scale, loss: Any, variables: list[Any], tape: Any = None, grad_loss: Any = None
 ) -> list[Tensor]:
     """Return the gradients of `loss`, each element weighted by `grad_loss`, multiplied by the scale."""
-    take = _tape_gradients if keras.backend.backend() == "tensorflow" else _jax_gradients
+    take = _tape_gradients if on_tensorflow() else _jax_gradients
     return take(scale, loss, variables, tape, grad_loss)
 
 
@@ -54,7 +55,7 @@ def _jax_gradients(scale: Scale, loss: Any, variables: list[Any], tape: Any, gra
 
 def share_of_a_replica(gradient: Any) -> Any:
     """Return the part of a gradient of all replicas that each of them adds to the sum that Keras 3 always takes."""
-    if gradient is None or keras.backend.backend() != "tensorflow":
+    if gradient is None or not on_tensorflow():
         return gradient
     import tensorflow as tf
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import keras
 
 from mpt_cli.precision.audit import audit_layers
+from mpt_cli.precision.gradient_check import on_tensorflow
 from mpt_cli.precision.keras_internals import calls_through, predict_in_training
 from mpt_cli.precision.policy import (
     Policy,
@@ -106,7 +107,7 @@ def trace_forward(model: Any, x: Any) -> list[tuple[Any, Operation]]:
     """Return the operations of the forward pass in training on inputs like the arrays `x`, each with the layer or plain
     operation of the model that contains it, or None. Nothing is computed."""
     parts = parts_of(model)
-    if keras.backend.backend() == "tensorflow":
+    if on_tensorflow():
         import tensorflow as tf
 
         scope, trace = tf.name_scope, trace_tensorflow

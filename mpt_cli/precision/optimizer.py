@@ -16,14 +16,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from mpt_cli.precision.gradient_check import GradientMeasurement, divide, measure, unscale
+from mpt_cli.precision.gradient_check import GradientMeasurement, Tensor, divide, measure, on_tensorflow, unscale
 from mpt_cli.precision.keras_internals import reading_values, track_for_tensorflow
 from mpt_cli.precision.loss_gradients import scaled_gradients, share_of_a_replica, variables_in
 from mpt_cli.precision.optimizer_saving import InnerSavingMixin
 from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule, check_count, check_scale
 from mpt_cli.precision.scale_state import ScaleAttributesMixin, ScaleState, StepLog
 
-Tensor = Any
 Tensors = list[Any]
 
 
@@ -326,7 +325,7 @@ class LossScaleOptimizer(
         if self.built:
             return
         self.scale_state = self.scale_state or ScaleState(self.rule)
-        if keras.backend.backend() == "tensorflow":
+        if on_tensorflow():
             backend_step().check_accumulation(self.inner_optimizer)
             for variable in self.scale_state.variables:  # from an earlier restored checkpoint they get values here
                 track_for_tensorflow(self, variable)
@@ -394,7 +393,7 @@ class LossScaleOptimizer(
             )
         if all(g is None for g in grads):
             raise ValueError(f"No gradients provided for any variable: {[v.name for v in variables]}.")
-        if not self.built and keras.backend.backend() == "tensorflow":
+        if not self.built and on_tensorflow():
             backend_step().build_outside(lambda: self.build(variables), variables)
         self.build(variables)
         return grads, variables
@@ -429,7 +428,7 @@ class LossScaleOptimizer(
 
         It knows nothing but its arguments: `unscaled` for gradients that are divided by the scale already.
         """
-        if keras.backend.backend() == "tensorflow":
+        if on_tensorflow():
             raise ValueError("stateless_apply is not supported with the TensorFlow backend. Use `apply`.")
         if not self.built:
             raise ValueError("`stateless_apply` needs a built optimizer: call `optimizer.build(trainable_variables)`.")
@@ -463,7 +462,7 @@ class LossScaleOptimizer(
         """Scale the loss for a caller that says `unscaled` itself when it applies the gradients."""
         self._loss_was_scaled = True
         loss = ops.convert_to_tensor(loss)
-        if self.step_log is not None and keras.backend.backend() == "tensorflow":
+        if self.step_log is not None and on_tensorflow():
             self.note_loss(loss)  # on JAX a loss is traced inside the gradient and known only there
         if keras.backend.standardize_dtype(loss.dtype) != "float64":
             loss = ops.cast(loss, "float32")

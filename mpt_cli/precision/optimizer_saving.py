@@ -5,13 +5,21 @@ from typing import Any, Self
 
 import keras
 
-from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule, find_installed_rule
+from mpt_cli.precision.scale_rules import (
+    Config,
+    DynamicScale,
+    FixedScale,
+    LogMaxScale,
+    NoScale,
+    ScaleRule,
+    find_installed_rule,
+)
 from mpt_cli.precision.scale_state import ScaleState
 
 RULE_CLASSES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, NoScale, DynamicScale, LogMaxScale)}
 
 
-def rule_from_config(config: dict[str, Any], custom_objects: Any) -> ScaleRule:
+def rule_from_config(config: Config, custom_objects: Any) -> ScaleRule:
     """Return the rule that `ScaleRule.optimizer_config` described; ValueError if its class is not installed here."""
     name = config["class_name"]
     known = {**RULE_CLASSES, **(custom_objects or {}), **keras.saving.get_custom_objects()}
@@ -61,7 +69,7 @@ class InnerSavingMixin:
         self.scale_state.scale.assign(store["3"])
         inner.load_own_variables({str(i): store[str(i + extra)] for i in range(len(inner.variables))})
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """Return everything `from_config` needs, JSON-serialisable."""
         return {
             "name": self.name,
@@ -70,7 +78,7 @@ class InnerSavingMixin:
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
+    def from_config(cls, config: Config, custom_objects: Any = None) -> Self:
         """Build from `get_config` of this class, also in version 0.1, or of Keras's wrapper; `config` is left as it
         is."""
         config = {name: value for name, value in config.items() if (name, value) not in UNSET_BEFORE}

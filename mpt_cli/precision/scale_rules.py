@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mpt_cli.precision.gradient_check import GradientMeasurement
 
 RuleState = dict[str, Any]
+Config = dict[str, Any]  # what Keras saves to make an object again
 # columns of the record of a step, float32 and int32 (`scale_state.StepRow`); reading them needs no Keras
 FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
 INT_FIELDS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
@@ -146,7 +147,7 @@ class ScaleRule(ABC):
         """Return the scale of a resumed run; `saved` is the last scale, None if that was of another mode."""
         return self.initial_scale if saved is None or not self.moves else min(max(saved, self.lowest), self.highest)
 
-    def optimizer_config(self) -> dict[str, Any]:
+    def optimizer_config(self) -> Config:
         """Return the arguments of `LossScaleOptimizer` that make this rule again, as model files store them."""
         return {"rule": {"class_name": type(self).__name__, "config": asdict(self)}}
 
@@ -273,7 +274,7 @@ class DynamicScale(ScaleRule):
     def describe(self, scale: str) -> str:
         return f"{super().describe(scale)}, grows after {self.growth_steps} applied steps"
 
-    def optimizer_config(self) -> dict[str, Any]:
+    def optimizer_config(self) -> Config:
         """Return the config in Keras's names where it has them; a subclass is stored under its own class."""
         if type(self) is not DynamicScale:
             return super().optimizer_config()
@@ -314,7 +315,7 @@ class FixedScale(ScaleRule):
     def describe(self, scale: str) -> str:
         return f"{self.mode} at {scale}, overflow steps are skipped"
 
-    def optimizer_config(self) -> dict[str, Any]:
+    def optimizer_config(self) -> Config:
         """Return the config in Keras's names; a subclass is stored under its own class."""
         if type(self) is not FixedScale:
             return super().optimizer_config()

@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision.gradient_check import GradientMeasurement, on_host
+from mpt_cli.precision.gradient_check import GradientMeasurement, Tensor, on_host
 from mpt_cli.precision.keras_internals import KerasSaveable, has_value
 from mpt_cli.precision.scale_rules import FLOAT_FIELDS, INT_FIELDS, RuleState, ScaleRule
 
@@ -102,9 +102,6 @@ def next_values(rule: ScaleRule, values: RuleState, measured: GradientMeasuremen
     step = ops.stack([1 + 0 * was_applied, was_applied, 1 - was_applied, 1 - was_applied, grew, fell])
     keep = ops.stack([1, 1, 1, 1 - was_applied, 1, 1])
     return {**new, "tally": tally * keep + step}
-
-
-Tensor = Any
 
 
 def _tally(name: str, meaning: str) -> property:

@@ -23,6 +23,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from mpt_cli.precision.gradient_check import Tensor, on_tensorflow
 from mpt_cli.precision.keras_internals import (
     loss_tracker,
     outputs_noted,
@@ -33,7 +34,8 @@ from mpt_cli.precision.optimizer import LossScaleOptimizer, backend_step
 from mpt_cli.precision.policy import layers_of
 from mpt_cli.precision.scale_state import ScaleState, StepRow, combined_ints
 
-Tensor = Any
+Logs = dict[str, Tensor]  # as Keras has it: the loss and the metrics
+Optimizers = dict[str, LossScaleOptimizer]  # by the attributes that hold them
 
 
 def combine_rows(rows: list[StepRow]) -> StepRow:
@@ -123,7 +125,7 @@ def keep_skips_whole(model: Any) -> Any:
     if not getattr(model, "compiled", False) or not isinstance(model.optimizer, LossScaleOptimizer):
         raise ValueError(f"{type(model).__name__} must be compiled with mpt_cli.precision.LossScaleOptimizer first.")
     check_replicas(model)
-    step = _train_step_tensorflow if keras.backend.backend() == "tensorflow" else _train_step_jax
+    step = _train_step_tensorflow if on_tensorflow() else _train_step_jax
     model.train_step = MethodType(step, model)
     model.get_metrics_result = MethodType(_metrics_or_nan, model)
     model.train_function = None  # made anew by the next `fit`
@@ -143,14 +145,14 @@ def check_replicas(model: Any) -> None:
             )
 
 
-def _train_step_tensorflow(model: Any, data: Any) -> dict[str, Tensor]:
+def _train_step_tensorflow(model: Any, data: Any) -> Logs:
     if not isinstance(model.optimizer, LossScaleOptimizer):  # of a later `compile`
         return dict(type(model).train_step(model, data))
-    logs: dict[str, Tensor] = backend_step().train_step(model, data)[0]
+    logs: Logs = backend_step().train_step(model, data)[0]
     return logs
 
 
-def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
+def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[Logs, Any]:
     if not isinstance(model.optimizer, LossScaleOptimizer):
         logs, new_state = type(model).train_step(model, state, data)
         return logs, new_state
@@ -158,12 +160,12 @@ def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[dict[str, Tensor
     return logs, tuple(new_state)
 
 
-def metrics_of(model: Any) -> dict[str, Tensor]:
+def metrics_of(model: Any) -> Logs:
     """Return the metrics so far from the model's own method."""
     return dict(type(model).get_metrics_result(model))
 
 
-def logs_of(model: Any, loss: Tensor) -> dict[str, Tensor]:
+def logs_of(model: Any, loss: Tensor) -> Logs:
     """Return `metrics_of` after a step.
 
     Until a step of the epoch is applied, the loss is that of the step, as in Keras's fit: a mean over nothing is 0."""
@@ -223,7 +225,7 @@ class CustomSteps:
     float32 of the length of the names, `train_log` only those of applied steps.
     """
 
-    optimizers: dict[str, LossScaleOptimizer]
+    optimizers: Optimizers
     train_names: tuple[str, ...]
     test_names: tuple[str, ...]
     train_loss: str
@@ -237,7 +239,7 @@ class CustomSteps:
         """Return the logs, which the compiled loop updates beside the metrics."""
         return [self.train_log, self.test_log]
 
-    def train_values(self, logs: dict[str, Tensor]) -> Tensor:
+    def train_values(self, logs: Logs) -> Tensor:
         """Return what a train_step returned as a vector in the order of `train_names`."""
         logs = flat_logs(logs)
         values = [reported_number(logs[self.train_loss]), *_others(logs)]
@@ -245,7 +247,7 @@ class CustomSteps:
             values += [optimizer.loss_scale, optimizer.applied_steps, optimizer.skipped_steps]
         return ops.stack([ops.cast(value, "float32") for value in values])
 
-    def test_values(self, logs: dict[str, Tensor]) -> Tensor:
+    def test_values(self, logs: Logs) -> Tensor:
         """Return what a test_step returned as a vector in the order of `test_names`."""
         logs = flat_logs(logs)
         return ops.stack([reported_number(logs[self.test_loss]), *_others(logs)])
@@ -268,7 +270,7 @@ def own_train_step(model: Any) -> CustomSteps | None:
     return custom if custom is not None and custom.optimizers else None
 
 
-def optimizers_of(model: Any) -> dict[str, LossScaleOptimizer]:
+def optimizers_of(model: Any) -> Optimizers:
     """Return the optimizers that train a compiled model, by the attributes that hold them."""
     custom = own_train_step(model)
     return {"optimizer": model.optimizer} if custom is None else custom.optimizers
@@ -285,7 +287,7 @@ def reported_number(value: Tensor) -> Tensor:
     return ops.mean(ops.cast(value, "float32"))
 
 
-def flat_logs(logs: Any) -> dict[str, Tensor]:
+def flat_logs(logs: Any) -> Logs:
     """Return logs with the results of a metric that has several among the others, as Keras's `fit` shows them.
 
     Raises ValueError for logs that are no dict or empty.
@@ -298,13 +300,13 @@ def flat_logs(logs: Any) -> dict[str, Tensor]:
             "must return a dict with a value to go by, such as {'loss': loss}. Received: "
             f"{logs if logs is None or isinstance(logs, dict) else type(logs).__name__}."
         )
-    flat: dict[str, Tensor] = {}
+    flat: Logs = {}
     for name, value in logs.items():
         flat.update(flat_logs(value) if isinstance(value, dict) and value else {name: value})
     return flat
 
 
-def _others(logs: dict[str, Tensor]) -> list[Tensor]:
+def _others(logs: Logs) -> list[Tensor]:
     return [reported_number(value) for name, value in logs.items() if name != "loss"]
 
 
@@ -323,7 +325,7 @@ def log_names(logs: dict[str, Any]) -> tuple[tuple[str, ...], str]:
 
 def set_custom_steps(
     model: Any,
-    optimizers: dict[str, LossScaleOptimizer],
+    optimizers: Optimizers,
     train_logs: Any,
     test_logs: Any,
     uses: dict[str, OptimizerUse],
@@ -366,9 +368,7 @@ def optimizers_in(model: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]
                     yield f"{name}.{key}", inner, partial(value.__setitem__, key)
 
 
-def trace_train_step(
-    model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any
-) -> tuple[Any, dict[str, OptimizerUse]]:
+def trace_train_step(model: Any, optimizers: Optimizers, batch: Any) -> tuple[Any, dict[str, OptimizerUse]]:
     """Return what the model's own train_step returns for a batch like this, and how it uses the optimizers.
 
     Symbolic: nothing is computed, no variable changes. What the step raises is raised.

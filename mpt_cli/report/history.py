@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
+from mpt_cli.files import JsonObject
 from mpt_cli.report.picture import Curve
 from mpt_cli.runs.directory import RunDirectory, read_json, read_lines
 from mpt_cli.runs.provenance import ENVIRONMENT, flatten
@@ -50,14 +51,14 @@ class RunHistory:
 
     label: str
     run: RunDirectory
-    summary: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
+    summary: JsonObject = field(default_factory=dict)
+    environment: JsonObject = field(default_factory=dict)
     config_text: str = ""
-    config: dict[str, Any] = field(default_factory=dict)
+    config: JsonObject = field(default_factory=dict)
     steps: dict[str, Curve] = field(default_factory=dict)
     epochs: dict[str, Curve] = field(default_factory=dict)
-    layers: list[dict[str, Any]] = field(default_factory=list)  # lines of the latest sample
-    events: list[dict[str, Any]] = field(default_factory=list)
+    layers: list[JsonObject] = field(default_factory=list)  # lines of the latest sample
+    events: list[JsonObject] = field(default_factory=list)
     last_step: int = 0
     gaps: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)  # names of files that are there and can't be read at all
@@ -138,7 +139,7 @@ def read_histories(runs: Iterable[tuple[Path, str]]) -> list[RunHistory]:
     return histories
 
 
-def _read(history: RunHistory, path: Path, record: type | Mapping[str, Any], consequence: str) -> dict[str, Any]:
+def _read(history: RunHistory, path: Path, record: type | Mapping[str, Any], consequence: str) -> JsonObject:
     try:
         return dict(printable_tree(read_json(path, record)))
     except DataError as error:
@@ -154,7 +155,7 @@ def _note_unreadable(history: RunHistory, path: Path, why: str) -> None:
     history.damaged.append(path.name)
 
 
-def _lines_noting_damage(history: RunHistory, path: Path) -> Iterator[dict[str, Any]]:
+def _lines_noting_damage(history: RunHistory, path: Path) -> Iterator[JsonObject]:
     """Yield what can be read, and note as a gap how many lines can't."""
     lost: list[int] = []
     yield from map(printable_tree, read_lines(path, lost.append))

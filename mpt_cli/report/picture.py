@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+
+from mpt_cli.files import JsonObject
 
 # After Okabe and Ito's palette for the color-blind, without its light tones: each has a contrast of 3 or more both to
 # the white page and to the dark one.
@@ -64,7 +65,7 @@ class Picture:
     note: str = ""
 
 
-def chart_data(pictures: Sequence[Picture]) -> list[dict[str, Any]]:
+def chart_data(pictures: Sequence[Picture]) -> list[JsonObject]:
     """Return what charts.js draws, in JSON's types; long curves are thinned out, and the first runs drawn at first."""
     most = max(2, MOST_POINTS // max(1, sum(len(picture.curves) for picture in pictures)))
     return [
@@ -77,7 +78,7 @@ def chart_data(pictures: Sequence[Picture]) -> list[dict[str, Any]]:
     ]
 
 
-def _curve_data(curve: Curve, most_points: int) -> dict[str, Any]:
+def _curve_data(curve: Curve, most_points: int) -> JsonObject:
     xs, ys = thin_out(np.asarray(curve.xs, float), np.asarray(curve.ys, float), most_points)
     is_finite = np.isfinite(ys)
     return {

@@ -3,8 +3,8 @@
 import html
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+from mpt_cli.files import JsonObject
 from mpt_cli.report.history import STEP_FIELDS, read_history
 from mpt_cli.report.run_page import headline, run_page
 from mpt_cli.runs.directory import RunDirectory, read_json, read_lines
@@ -27,7 +27,7 @@ class Run:
         return self.directory.path
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """Return the content of summary.json; DataError where the run has not ended or was killed."""
         return read_json(self.directory.summary_json)
 
@@ -52,12 +52,12 @@ class Run:
         return int(self.summary["exit_code"])
 
     @cached_property
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[JsonObject]:
         """Return every skipped step and every change of the scale, in order, as `pandas.DataFrame` takes them."""
         return list(read_lines(self.directory.events_jsonl))
 
     @cached_property
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[JsonObject]:
         """Return every line of metrics.jsonl, as `pandas.DataFrame` takes them."""
         return list(read_lines(self.directory.metrics_jsonl))
 

@@ -17,10 +17,7 @@ from mpt_cli.settings.model_data_optimizer_keys import PYTHON
 from mpt_cli.settings.overrides import resume_command
 from mpt_cli.settings.search_path import conf_override, explicit_path, shell_command
 from mpt_cli.telemetry.console.plain import result_rows
-from mpt_cli.telemetry.format import (
-    format_count,
-    format_fraction,
-)
+from mpt_cli.telemetry.format import Rows, format_count, format_fraction
 from mpt_cli.telemetry.health_and_verdict import GOOD_VERDICTS
 from mpt_cli.telemetry.record_types import (
     ACTIVATION_GRADIENTS,
@@ -52,7 +49,7 @@ def severity(history: RunHistory) -> str:
     return "bad" if history.summary.get("exit_code") != 0 else "good" if history.verdict in GOOD_VERDICTS else "warn"
 
 
-def resume_facts(history: RunHistory) -> list[tuple[str, str]]:
+def resume_facts(history: RunHistory) -> Rows:
     """Return from where an unfinished run resumes, and the command; nothing of any other run."""
     if not history.run.is_unfinished or history.config.get("model.name") == PYTHON:
         return []
@@ -61,7 +58,7 @@ def resume_facts(history: RunHistory) -> list[tuple[str, str]]:
     return [("resumes from", point), ("resume", resume_command(history.run.path))]
 
 
-def outcome_facts(history: RunHistory) -> list[tuple[str, str]]:
+def outcome_facts(history: RunHistory) -> Rows:
     """Return the results of the run; without a summary, those of the log lines."""
     if any(name not in history.summary for name in required_fields(Summary)):
         counts = [("steps", format_count(history.last_step)), ("skipped", format_count(len(history.skips)))]
@@ -84,7 +81,7 @@ def _given_command(history: RunHistory) -> list[str]:
     return [shell_command(*map(str, words))] if isinstance(words, list) and words else []
 
 
-def environment_facts(history: RunHistory) -> list[tuple[str, str]]:
+def environment_facts(history: RunHistory) -> Rows:
     """Return versions, machine and other facts that the result may depend on, without the list of all packages."""
     facts = flatten({name: value for name, value in history.environment.items() if name not in _NOT_SHOWN})
     return [
@@ -174,16 +171,19 @@ def run_commands(history: RunHistory) -> list[str]:
 
 def run_page(history: RunHistory) -> str:
     """Return the whole page as text, which begins with the verdict."""
-    shown: dict[str, Any] = {
-        "headline": headline(history),
-        "kind": severity(history),
-        "outcome_facts": outcome_facts(history),
-        "latest_events": events_table(history),
-        "layers": layers_table(history) if history.layers else None,
-        "environment_facts": environment_facts(history),
-        "run_commands": run_commands(history),
-    }
-    return render_page("run.html", f"Run {history.label}", run_pictures([history]), run=history, **shown)
+    return render_page(
+        "run.html",
+        f"Run {history.label}",
+        run_pictures([history]),
+        run=history,
+        headline=headline(history),
+        kind=severity(history),
+        outcome_facts=outcome_facts(history),
+        latest_events=events_table(history),
+        layers=layers_table(history) if history.layers else None,
+        environment_facts=environment_facts(history),
+        run_commands=run_commands(history),
+    )
 
 
 _GRADIENTS = {

@@ -13,6 +13,7 @@ from typing import Any
 
 from mpt_cli.data.paths import check_run_present
 from mpt_cli.errors import ConfigError, DataError, Problem, config_error, raise_problems
+from mpt_cli.files import JsonObject
 from mpt_cli.machine import nvidia_gpus
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.expectations import check_names
@@ -51,8 +52,8 @@ class ReproduceTarget:
 
     name: str
     words: list[str]
-    expect: dict[str, Any]
-    environment: dict[str, Any] | None = None
+    expect: JsonObject
+    environment: JsonObject | None = None
     recipe: Path | None = None
     tags: tuple[str, ...] = ()
     seed: int | None = None
@@ -221,7 +222,7 @@ def _is_run_file(file: Path) -> bool:
     return file == run.config_yaml and (run.summary_json.is_file() or run.environment_json.is_file())
 
 
-def expectations_from(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
+def expectations_from(summary: JsonObject, rtol: float) -> JsonObject:
     """Return expectations from the summary of a run: exact counters, metrics within `rtol`, and the weights bit for bit
     if `rtol` is 0.
     """

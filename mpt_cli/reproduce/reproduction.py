@@ -5,7 +5,7 @@ a killed and resumed run ends as an unbroken one, bit for bit.
 import hashlib
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count, zip_longest
@@ -14,6 +14,7 @@ from signal import SIGKILL
 from typing import Any
 
 from mpt_cli.errors import BAD_CONFIG, BAD_DATA, MISMATCH, OK, TERMINATED, DataError, config_error
+from mpt_cli.files import JsonObject
 from mpt_cli.jobs.local_processes import Command, Ending, Limits, LocalExecutor, module_command
 from mpt_cli.jobs.queue import Queue, run_one
 from mpt_cli.reproduce.collection import ReproduceTarget
@@ -53,7 +54,7 @@ class FinishedProcess:
     timeout: str = ""
 
     @cached_property
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> JsonObject | None:
         """Return the content of its summary.json; None where it wrote none."""
         return self.run.summary_for(self.exit_code) or None
 
@@ -68,7 +69,7 @@ class FinishedProcess:
         return TERMINATED if self.exit_code < 0 else self.exit_code
 
     @property
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> JsonObject:
         return known_environment(self.run)
 
     @property
@@ -94,7 +95,7 @@ class FinishedProcess:
 
 
 def command_in(
-    verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: Mapping[str, Any] | None = None
+    verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: JsonObject | None = None
 ) -> Command:
     """Return `mpt VERB overrides…` on the run directory, quiet, with its output in `log`.
 
@@ -173,7 +174,7 @@ class Reproduction:
         """Return whether it passed, though not at the first attempt."""
         return self.passed and self.attempts > 1
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return the entry of `--json`."""
         return {
             "name": self.target.name,

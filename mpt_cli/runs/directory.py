@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from mpt_cli.errors import EXIT_CODES, DataError, naming
-from mpt_cli.files import LONGEST_LINE, open_file, open_to_append, read_file, write_json
+from mpt_cli.files import LONGEST_LINE, JsonObject, open_file, open_to_append, read_file, write_json
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.record_types import Summary, field_problem, line_problem
@@ -30,13 +30,13 @@ def make_folder(path: Path, exist_ok: bool = True) -> tuple[Path, ...]:
     return made
 
 
-def make_empty(path: Path, option: str) -> tuple[Path, ...]:
-    """Make the folder that `option` names; DataError where it holds anything or can't be made."""
-    with naming(path, f"Choose another {option}."):
+def make_empty(path: Path) -> tuple[Path, ...]:
+    """Make the folder that --out names; DataError where it holds anything or can't be made."""
+    with naming(path, "Choose another --out."):
         made = make_folder(path)
         taken = any(path.iterdir())
     if taken:
-        raise DataError(f"{path} is not empty. Nothing in it was changed; choose another {option}.")
+        raise DataError(f"{path} is not empty. Nothing in it was changed; choose another --out.")
     return made
 
 
@@ -47,7 +47,7 @@ def remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def summary_dict(summary: Summary) -> dict[str, Any]:
+def summary_dict(summary: Summary) -> JsonObject:
     """Return the content of summary.json, which `--json` prints too."""
     return {"schema_version": SCHEMA_VERSION, **asdict(summary)}
 
@@ -56,7 +56,7 @@ def write_summary(path: Path, summary: Summary) -> None:
     write_json(path, summary_dict(summary))
 
 
-def read_json(path: Path, record: type | Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read_json(path: Path, record: type | Mapping[str, Any] | None = None) -> JsonObject:
     """Return the object in the file.
 
     DataError when it is missing, damaged (fields of other types than those of `record`, if given) or written by a later
@@ -81,7 +81,7 @@ def read_json(path: Path, record: type | Mapping[str, Any] | None = None) -> dic
     return value
 
 
-def read_lines(path: Path, tell_damaged: Callable[[int], None] = lambda number: None) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path, tell_damaged: Callable[[int], None] = lambda number: None) -> Iterator[JsonObject]:
     """Yield every record of metrics.jsonl, events.jsonl or layers.jsonl; a missing file has none.
 
     `tell_damaged` is called with the number of each other line (0 where the file can't be read), but not for a last one
@@ -100,7 +100,7 @@ def read_lines(path: Path, tell_damaged: Callable[[int], None] = lambda number: 
         tell_damaged(0)
 
 
-def read_whole_lines(path: Path) -> list[dict[str, Any]]:
+def read_whole_lines(path: Path) -> list[JsonObject]:
     """Return every record of such a file; DataError where a line is damaged."""
 
     def refuse(number: int) -> None:
@@ -110,7 +110,7 @@ def read_whole_lines(path: Path) -> list[dict[str, Any]]:
     return list(read_lines(path, refuse))
 
 
-def latest_line(path: Path) -> dict[str, Any] | None:
+def latest_line(path: Path) -> JsonObject | None:
     """Return the last whole record, without reading the rest of the file."""
     with suppress(OSError), open_file(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -118,7 +118,7 @@ def latest_line(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _read_record(line: bytes) -> dict[str, Any] | None:
+def _read_record(line: bytes) -> JsonObject | None:
     try:
         found = json.loads(line)
         return found if line_problem(found) is None else None
@@ -126,7 +126,7 @@ def _read_record(line: bytes) -> dict[str, Any] | None:
         return None
 
 
-def read_summary(path: Path) -> dict[str, Any]:
+def read_summary(path: Path) -> JsonObject:
     """Return the content of summary.json as a dict, which may have fields of later versions.
 
     DataError if it is damaged, also by an exit code that no run has.
@@ -274,7 +274,7 @@ class RunDirectory(TelemetryFiles):
     model_weights = File("model.weights.h5")  # instead of it, of a model that Keras could not read again
 
     @property
-    def ending(self) -> dict[str, Any]:
+    def ending(self) -> JsonObject:
         """Return the content of summary.json; empty where it is missing or damaged."""
         try:
             return read_summary(self.summary_json)
@@ -286,7 +286,7 @@ class RunDirectory(TelemetryFiles):
         """Return whether the run still trains, or was interrupted or killed, as far as its summary.json says."""
         return not self.summary_json.exists() or self.ending.get("status") in ("interrupted", "terminated")
 
-    def summary_for(self, exit_code: int | None) -> dict[str, Any]:
+    def summary_for(self, exit_code: int | None) -> JsonObject:
         """Return the content of summary.json of a process that ended with this exit code; empty where it wrote none.
 
         A summary with another code comes from an earlier attempt, or from another run.

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mpt_cli.errors import Problem, nearest
+from mpt_cli.files import JsonObject
 from mpt_cli.settings.python_references import is_object
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.record_types import GradientSample, Summary, as_number
@@ -35,7 +36,7 @@ class ExpectationCheck:
         return f"MISS {self.name}: expected {self.expected}, {got}"
 
 
-def applicable_expectations(expect: dict[str, Any], keys_given: Iterable[str]) -> dict[str, Any]:
+def applicable_expectations(expect: JsonObject, keys_given: Iterable[str]) -> JsonObject:
     """Return the `expect:` block that applies to a run: none if the command line changes a key that matters.
 
     The block is about the recipe as written, so that a run, its repetition and `mpt reproduce` agree.
@@ -47,7 +48,7 @@ def applicable_expectations(expect: dict[str, Any], keys_given: Iterable[str]) -
     return {} if is_changed else expect
 
 
-def check_expectations(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[ExpectationCheck]:
+def check_expectations(summary: JsonObject, expect: JsonObject) -> list[ExpectationCheck]:
     """Check each entry of `expect`, in its order.
 
     `summary` is the content of summary.json; a name is one of its metrics, else one of its fields, else dotted
@@ -62,7 +63,7 @@ def check_expectations(summary: Mapping[str, Any], expect: Mapping[str, Any]) ->
     return [_check(summary, name, wanted) for name, wanted in expect.items()]
 
 
-def expectation_lines(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[str]:
+def expectation_lines(summary: JsonObject, expect: JsonObject) -> list[str]:
     """Return the lines about `expect` at the end of a run: one if all is met, else one for each miss."""
     checks = check_expectations(summary, expect)
     missed = [str(check) for check in checks if not check.passed]
@@ -71,7 +72,7 @@ def expectation_lines(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> 
     return [f"expectations of the recipe: {len(checks)} of {len(checks)} met"] if checks else []
 
 
-def _check(summary: Mapping[str, Any], name: str, wanted: Any) -> ExpectationCheck:
+def _check(summary: JsonObject, name: str, wanted: Any) -> ExpectationCheck:
     known, expected = known_values(summary), _format_wanted(wanted)
     if name not in known:
         return ExpectationCheck(
@@ -86,7 +87,7 @@ def _check(summary: Mapping[str, Any], name: str, wanted: Any) -> ExpectationChe
     return ExpectationCheck(name, expected, known[name], passed)
 
 
-def _remedy(name: str, summary: Mapping[str, Any]) -> str:
+def _remedy(name: str, summary: JsonObject) -> str:
     """Return the name that is meant, or the metrics there are: val_loss is too far from val_rmse to be meant."""
     near = nearest(name, known_values(summary), cutoff=0.7)
     return f"Did you mean {near}?" if near else f"Its metrics are {', '.join(summary.get('metrics', {})) or 'none'}."
@@ -129,9 +130,9 @@ def _format_range(wanted: Mapping[str, float]) -> str:
     return "".join(parts).removeprefix(", ")
 
 
-def known_values(summary: Mapping[str, Any]) -> dict[str, Any]:
+def known_values(summary: JsonObject) -> JsonObject:
     """Return the values of a summary by name: a metric, else a field, dotted where it is inside one."""
-    known: dict[str, Any] = {}
+    known: JsonObject = {}
     for field, value in summary.items():
         if isinstance(value, Mapping):
             known.update({f"{field}.{name}": item for name, item in value.items()})
@@ -151,7 +152,7 @@ _AUTOMATIC = ("accuracy", "mean_absolute_error")  # what trainer.metrics=auto ca
 _OF_THE_USER = ("builder", "saved")  # models that may have metrics of their own
 
 
-def reportable(settings: Settings) -> dict[str, Any] | None:
+def reportable(settings: Settings) -> JsonObject | None:
     """Return a summary with every field and number that a run of these settings may report.
 
     None if only the run can tell: with the user's own model or metrics, or with metrics by output.
@@ -167,7 +168,7 @@ def reportable(settings: Settings) -> dict[str, Any] | None:
     return summary_with([*names, *(f"val_{name}" for name in names)])
 
 
-def summary_with(metric_names: Iterable[str]) -> dict[str, Any]:
+def summary_with(metric_names: Iterable[str]) -> JsonObject:
     """Return a summary with every field and number of a run that reports these metrics."""
     metrics = dict.fromkeys(metric_names, 0.0)
     gradients = {field.name: 0.0 for field in fields(GradientSample)}

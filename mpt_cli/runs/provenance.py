@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import DataError
+from mpt_cli.files import JsonObject
 from mpt_cli.machine import machine_facts
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.telemetry.record_types import field_problem
@@ -27,7 +28,7 @@ DIFF = (
 )
 
 
-def git_state(folder: Path) -> dict[str, Any] | None:
+def git_state(folder: Path) -> JsonObject | None:
     """Return the commit, whether tracked files differ from it, and those that do, each with a hash of its difference.
 
     None without git or a checkout.
@@ -64,7 +65,7 @@ RECORDED_VARIABLES = re.compile(
 )
 
 
-def collect_environment(facts: Mapping[str, Any], command_line: Sequence[str] | None = None) -> dict[str, Any]:
+def collect_environment(facts: JsonObject, command_line: Sequence[str] | None = None) -> JsonObject:
     """Return the content of environment.json: `facts` are what only the run knows, from the framework it has imported.
 
     `command_line` defaults to that of this process.
@@ -132,7 +133,7 @@ _OF_THREADS = re.compile(r"(OMP|OPENBLAS)_NUM_THREADS|NPROC|TF_NUM_\w+_THREADS")
 _OF_THE_MACHINE = ("os", "cpu", "usable_cores", "gpus")
 
 
-def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def environment_differences(before: JsonObject, now: JsonObject) -> list[str]:
     """Return a line for each fact that has changed, those that explain most first.
 
     >>> environment_differences({"packages": {"keras": "3.12"}}, {"packages": {"keras": "3.15"}})
@@ -143,7 +144,7 @@ def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -
     return [f"{name}: {_format_fact(old.get(name))} -> {_format_fact(new.get(name))}" for name in names]
 
 
-def code_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def code_differences(before: JsonObject, now: JsonObject) -> list[str]:
     """Return the `environment_differences` in code, as far as git tracks its files; none without an old environment.
 
     >>> code_differences({"mpt": "0.1", "seed": 1}, {"mpt": "0.2", "seed": 2})
@@ -153,7 +154,7 @@ def code_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     return [line for line in environment_differences(before, now) if before and line.startswith(of_code)]
 
 
-def thread_variables(environment: Mapping[str, Any]) -> dict[str, str]:
+def thread_variables(environment: JsonObject) -> dict[str, str]:
     """Return the variables that set how many threads a run had: sums depend on it.
 
     >>> thread_variables({"variables": {"KERAS_BACKEND": "jax", "TF_NUM_INTRAOP_THREADS": "1"}})
@@ -163,7 +164,7 @@ def thread_variables(environment: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if _OF_THREADS.fullmatch(name)}
 
 
-def recorded_cores(environment: Mapping[str, Any]) -> int | None:
+def recorded_cores(environment: JsonObject) -> int | None:
     """Return how many cores a run on the CPU had: JAX starts a thread for each, whatever variables say.
 
     None if that is unknown, and for a run on another device.
@@ -178,17 +179,17 @@ def recorded_cores(environment: Mapping[str, Any]) -> int | None:
 
 ENVIRONMENT: dict[str, Any] = {  # the types of what is read of environment.json
     "versions": dict[str, str],
-    "machine": dict[str, Any],
+    "machine": JsonObject,
     "devices": list[str],
-    "variables": dict[str, Any] | None,
+    "variables": JsonObject | None,
     "examples": dict[str, int | None],
-    "git": dict[str, dict[str, Any] | None] | None,
-    "attempts": list[dict[str, Any]],
+    "git": dict[str, JsonObject | None] | None,
+    "attempts": list[JsonObject],
     "seed": int | None,
     "command_line": list[str] | None,
     "started_at": str,
     "not_recorded": list[str],
-    "keras": dict[str, Any],
+    "keras": JsonObject,
 }
 
 
@@ -198,7 +199,7 @@ ATTEMPT: dict[str, Any] = {  # and of what is read of each of the attempts in it
 }
 
 
-def known_environment(run: RunDirectory) -> dict[str, Any]:
+def known_environment(run: RunDirectory) -> JsonObject:
     """Return the content of environment.json; empty where it is missing or damaged."""
     try:
         found = read_json(run.environment_json, ENVIRONMENT)
@@ -207,19 +208,19 @@ def known_environment(run: RunDirectory) -> dict[str, Any]:
     return {} if any(field_problem(ATTEMPT, attempt) for attempt in found.get("attempts", [])) else found
 
 
-def _facts_that_explain(environment: Mapping[str, Any]) -> dict[str, Any]:
+def _facts_that_explain(environment: JsonObject) -> JsonObject:
     machine = environment.get("machine") or {}
     facts = {name: environment[name] for name in _EXPLAINING if name in environment}
     return flatten({**facts, "machine": {name: machine[name] for name in _OF_THE_MACHINE if name in machine}})
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> JsonObject:
     """Return every leaf by its dotted key; an empty mapping has none.
 
     >>> flatten({"seed": 1, "policy": {"name": "float32"}})
     {'seed': 1, 'policy.name': 'float32'}
     """
-    flat: dict[str, Any] = {}
+    flat: JsonObject = {}
     for name, value in tree.items():
         flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return flat

@@ -10,13 +10,13 @@ import numpy as np
 from keras import ops
 
 from mpt_cli.engine.step_loop import StepWrapper
-from mpt_cli.precision.gradient_check import NARROW, dense, is_overwritten
+from mpt_cli.precision.gradient_check import NARROW, Tensor, dense, is_overwritten, on_jax, on_tensorflow
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.gradients.exponent_counts import INFS, NANS, Counts, statistics_of_each
 from mpt_cli.precision.keras_internals import computing_in_float32, logits_of, predict_in_training, training_loss
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.policy import layers_of, parts_of
-from mpt_cli.samples.probes import Probes, Tensor, weights_of
+from mpt_cli.samples.probes import Probes, weights_of
 
 
 def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
@@ -87,7 +87,7 @@ def wide(value: Tensor) -> Tensor:
 
 def is_compiled_once(model: Any) -> bool:
     """Return whether a `GradientPass` with `few` compiles its first pass, which takes far longer than later ones."""
-    return keras.backend.backend() == "jax" or any(isinstance(layer, keras.layers.RNN) for layer in layers_of(model))
+    return on_jax() or any(isinstance(layer, keras.layers.RNN) for layer in layers_of(model))
 
 
 class GradientPass:
@@ -115,7 +115,7 @@ class GradientPass:
         self.probes = Probes(parts_of(model), inputs)
         self._scale: Tensor = None  # of the pass that is being traced
         wrapped: Callable[..., Any] = step_wrapper or (lambda step: step)
-        if keras.backend.backend() == "tensorflow":
+        if on_tensorflow():
             import tensorflow as tf
 
             step = wrapped(self._tensorflow_step)
@@ -134,7 +134,7 @@ class GradientPass:
     def __call__(self, batch: Any, scale: float = 1.0) -> ValueRanges:
         model = self.model
         state: Any = ()
-        if keras.backend.backend() == "jax":
+        if on_jax():
             own = [] if model.optimizer is None else model.optimizer.variables
             lists = model.trainable_variables, model.non_trainable_variables, own, model.metrics_variables
             state = backend_step().TrainState(*([variable.value for variable in variables] for variables in lists))
@@ -224,7 +224,7 @@ def call_sampled(model: Any, function: Callable[[Any], Any], batches: Sequence[A
         with keras.StatelessScope(list(zip(model.variables, values, strict=True)), collect_losses=True):
             return function(x)
 
-    if keras.backend.backend() == "jax":
+    if on_jax():
         import jax
 
         call = jax.jit(call, compiler_options=rounding_options(few=True))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import keras
 
 from mpt_cli.engine.step_loop import Engine
+from mpt_cli.errors import Say
 from mpt_cli.models.build import plain_message
 from mpt_cli.precision.keras_internals import compiled_loss_weights
 from mpt_cli.precision.policy import parts_of
@@ -67,7 +68,7 @@ class GradientSampler:
         self,
         model: Any,
         every_steps: int | str,
-        say: Callable[[str], None],
+        say: Say,
         engine: Engine | None = None,
         is_seeded: bool = False,
         examples: Callable[[], Sequence[Any]] = tuple,

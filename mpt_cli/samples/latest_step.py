@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.precision.gradient_check import NARROW, dense
+from mpt_cli.precision.gradient_check import NARROW, Tensor, dense, on_jax
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import inner_layers, logits_of, note_half_output
 from mpt_cli.precision.policy import layers_of
@@ -18,7 +18,6 @@ from mpt_cli.precision.scale_state import count_of
 from mpt_cli.precision.train_step import ids_of, state_to_keep
 from mpt_cli.telemetry.health_and_verdict import FLUSHED_SHARE
 
-Tensor = Any
 BATCH = "mpt_latest_batch"  # among the logs of a compiled step
 MOST_KEPT = 2**20
 EAGER_STEPS = 20  # keep one eager step in so many: it costs that step a fifth of its time
@@ -137,7 +136,7 @@ class LatestBatch:
     def _with_batch(self, result: Any, batch: Any, seeds: list[Any]) -> Any:
         """Return what a step returned, with the counts of the optimizer and the batch after them among its logs."""
         state = getattr(self._model.optimizer, "scale_state", None)  # None of an optimizer that is not ours
-        logs, *new = result if keras.backend.backend() == "jax" else (result,)
+        logs, *new = result if on_jax() else (result,)
         self._form = keras.tree.map_structure(lambda _: 0, (batch, seeds))
         values = keras.tree.flatten((batch, seeds))
         is_known = isinstance(logs, dict) and all(value is not None for value in values)
@@ -156,7 +155,7 @@ class LatestBatch:
     def _keeping(self, train_function: Callable[..., Any]) -> Callable[..., Any]:
         def train(*arguments: Any) -> Any:
             result = train_function(*arguments)
-            logs = result[0] if keras.backend.backend() == "jax" else result
+            logs = result[0] if on_jax() else result
             given = logs.pop(BATCH, ()) if isinstance(logs, dict) else ()
             if given:
                 steps = max(1, MOST_KEPT // sum(math.prod(value.shape) for value in given[1:]))

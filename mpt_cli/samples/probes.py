@@ -14,12 +14,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from mpt_cli.precision.gradient_check import is_overwritten
+from mpt_cli.precision.gradient_check import Tensor, is_overwritten
 from mpt_cli.precision.gradients.custom_gradients import custom_gradient, is_float_tensor, map_floats
 from mpt_cli.precision.gradients.exponent_counts import SLOTS, statistics_of_each
 from mpt_cli.precision.keras_internals import calls_through, keep_logits
 
-Tensor = Any
 GRADIENT, VALUE = 0, 1  # rows of a perturbation: counts of the gradient and of the value itself
 
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.precision.gradient_check import NARROW
+from mpt_cli.precision.gradient_check import NARROW, Tensor
 from mpt_cli.precision.gradients.exponent_counts import (
     EXPONENT_BIAS,
     INFS,
@@ -30,7 +30,7 @@ from mpt_cli.precision.keras_internals import (
 )
 from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.samples.gradient_pass import ValueRanges, wide
-from mpt_cli.samples.probes import GRADIENT, VALUE, Probes, Tensor, weights_of
+from mpt_cli.samples.probes import GRADIENT, VALUE, Probes, weights_of
 from mpt_cli.telemetry.record_types import (
     ACTIVATION_GRADIENTS,
     ACTIVATIONS,

@@ -67,7 +67,7 @@ from mpt_cli.settings.search_path import (
     recipe_paths,
     user_defaults,
 )
-from mpt_cli.settings.yaml_reader import places_of
+from mpt_cli.settings.yaml_reader import Tree, places_of
 
 
 def resolved_yaml(settings: Settings) -> str:
@@ -75,12 +75,12 @@ def resolved_yaml(settings: Settings) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(resolved_tree(settings)))
 
 
-def resolved_tree(settings: Settings) -> dict[str, Any]:
+def resolved_tree(settings: Settings) -> Tree:
     """Return every key with its value, as `resolved_yaml` writes it: "${" is escaped, and a secret of the environment
     stays the interpolation that reads it.
     """
 
-    tree: dict[str, Any] = map_texts(
+    tree: Tree = map_texts(
         asdict(settings),
         lambda text: "".join(
             piece if is_kept else escape_interpolation(piece) for piece, is_kept in redaction.split(text)
@@ -99,7 +99,7 @@ class ComposedFiles:
     recipe: Recipe
     below: Recipe
     config_files: list[ConfigFile]
-    tree: dict[str, Any]
+    tree: Tree
     problems: list[Problem]
     unsure: set[str]
 
@@ -168,7 +168,7 @@ def _resolved(node: DictConfig | ListConfig, path: str, problems: list[Problem])
     return [value(index, path) for index in range(len(node))]
 
 
-def build_settings(tree: dict[str, Any], problems: list[Problem]) -> Settings:
+def build_settings(tree: Tree, problems: list[Problem]) -> Settings:
     """Build settings from `tree` and defaults. A key with a problem has its default, so that other checks can run."""
     defaults, known = Settings(), {problem.key for problem in problems}
     chosen = {name: variant_class(name, chosen_variant(name, tree[name])) for name in VARIANTS if name in tree}
@@ -208,7 +208,7 @@ def build_settings(tree: dict[str, Any], problems: list[Problem]) -> Settings:
     return settings
 
 
-def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any) -> Problem | None:
+def _unknown_problem(cls: type, path: str, given: Tree, value: Any) -> Problem | None:
     """Return the problem of a key that the chosen variant lacks, whether or not another variant has it."""
     key = find_key(path)
     if key is None or not key.variants:
@@ -275,7 +275,7 @@ class Composition:
 
     files: ComposedFiles
     given: ParsedOverrides
-    tree: dict[str, Any]
+    tree: Tree
     settings: Settings
     problems: list[Problem]
     unsure: set[str]
@@ -377,7 +377,7 @@ def note_secrets(tree: Any, problems: list[Problem]) -> None:
                 )
 
 
-def _backend(tree: dict[str, Any], recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> str | None:
+def _backend(tree: Tree, recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> str | None:
     """Return the backend if no override names one: `KERAS_BACKEND`, else the installed one if the recipe has none;
     None if the files name one, as the record of a run does.
     """

@@ -23,6 +23,7 @@ from mpt_cli.settings.search_path import (
     recipe_remedy,
     shell_command,
 )
+from mpt_cli.settings.yaml_reader import Tree
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
 _hydra_parser = cache(OverridesParser.create)
@@ -201,7 +202,7 @@ def _choice_or_problem(override: Override) -> GroupChoice | Problem | None:
     return GroupChoice(key, value, key)  # of the project, or of nobody, which shows where the recipe is known
 
 
-def with_override(tree: dict[str, Any], override: Override) -> dict[str, Any]:
+def with_override(tree: Tree, override: Override) -> Tree:
     """Return the keys with one of them set or taken away, as Hydra does; but a mapping that is given as {} is empty.
     What the tree holds is not changed. ValueError or an error of OmegaConf's where that can't be.
     """

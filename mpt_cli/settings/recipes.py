@@ -46,7 +46,7 @@ from mpt_cli.settings.search_path import (
     project_groups,
     searching,
 )
-from mpt_cli.settings.yaml_reader import load_mapping, places_of, read_yaml_text
+from mpt_cli.settings.yaml_reader import Tree, load_mapping, places_of, read_yaml_text
 
 IMPLIED_CHOICES = {
     "model.builder": "builder",
@@ -95,7 +95,7 @@ class ConfigFile:
 
     path: Path
     package: str
-    body: dict[str, Any]
+    body: Tree
     group: str = ""
     chooses: dict[str, str] = field(default_factory=dict)
 
@@ -112,7 +112,7 @@ class Recipe:
     problems: list[Problem] = field(default_factory=list)
 
     @property
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Tree:
         """Return the keys that it gives itself."""
         return next((file.body for file in self.config_files if file.path == self.path), {})
 
@@ -168,7 +168,7 @@ class _HydraFiles(ConfigRepository):
         self.recipe, self.choices, self.sources = recipe, choices, []
         self.said = {choice.group for choice in choices}
         self.recipes: dict[str, Path] = {}
-        self.contents: dict[str, tuple[Path, dict[str, Any]]] = {}
+        self.contents: dict[str, tuple[Path, Tree]] = {}
         self.results: dict[str, ConfigResult | None] = {}
         self.groups: dict[str, list[GroupDefault]] = {}  # the entries of each list that choose files of groups
 
@@ -241,7 +241,7 @@ class _HydraFiles(ConfigRepository):
             self._take_search_path(content, path)
         return _result(self._read_list(name, path, defaults), header)
 
-    def _take_search_path(self, content: dict[str, Any], path: Path) -> None:
+    def _take_search_path(self, content: Tree, path: Path) -> None:
         """Take out the folders of `hydra.searchpath`, relative to it; other keys of `hydra` stay, to be complained
         of.
         """
@@ -361,9 +361,9 @@ def reason_of(error: BaseException) -> str:
     return first_line(error).rstrip(".")
 
 
-def _valid_sections(content: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+def _valid_sections(content: Tree, problems: list[Problem]) -> Tree:
     """Return the content without what cannot be composed; sections left empty (all commented out) are left out too."""
-    body: dict[str, Any] = {}
+    body: Tree = {}
     for name, value in content.items():
         if name in sections() and not isinstance(value, dict | None):
             remedy = f"To choose one, put `- {name}: {value}` in the defaults: list."
@@ -377,7 +377,7 @@ def _valid_sections(content: dict[str, Any], problems: list[Problem]) -> dict[st
     return body
 
 
-def named_variant(section: str, part: dict[str, Any]) -> str | None:
+def named_variant(section: str, part: Tree) -> str | None:
     """Return which model, data source, optimizer or mode these keys of its section say it is, by name or by a key that
     only one has (`IMPLIED_CHOICES`); None where they don't.
     """
@@ -386,7 +386,7 @@ def named_variant(section: str, part: dict[str, Any]) -> str | None:
     return str(part[key]) if key in part else next(implied, None)
 
 
-def merge_files(config_files: Sequence[ConfigFile]) -> dict[str, Any]:
+def merge_files(config_files: Sequence[ConfigFile]) -> Tree:
     """Return the keys of the files, the last one wins, and the name of each variant. A mapping given as {} is empty.
 
     Of a file about another model, data source, optimizer or mode than the one that is chosen in the end, only
@@ -399,7 +399,7 @@ def merge_files(config_files: Sequence[ConfigFile]) -> dict[str, Any]:
         chosen |= said
         listed = {section: name for section, name in file.chooses.items() if name in VARIANTS.get(section, ())}
         meant.append(chosen | listed | said)
-    tree: dict[str, Any] = {}
+    tree: Tree = {}
     for file, variants in zip(config_files, meant, strict=True):
         others = {name for name in chosen if variants.get(name, chosen[name]) != chosen[name]}
         shared = {name: _shared_keys(name, chosen[name], file.body[name]) for name in others & file.body.keys()}
@@ -409,7 +409,7 @@ def merge_files(config_files: Sequence[ConfigFile]) -> dict[str, Any]:
     return merge_keys(tree, {section: {choosing_key(section): name} for section, name in (defaults | chosen).items()})
 
 
-def _shared_keys(section: str, chosen: str, part: dict[str, Any]) -> dict[str, Any]:
+def _shared_keys(section: str, chosen: str, part: Tree) -> Tree:
     """Return the keys that another variant leaves: those it has in common with the one before; unknown ones, to be
     said. Modes share all keys of one name, the variants of other sections only those that every one of them has.
     """
@@ -420,7 +420,7 @@ def _shared_keys(section: str, chosen: str, part: dict[str, Any]) -> dict[str, A
     return {name: value for name, value in part.items() if name in kept or find_key(f"{section}.{name}") is None}
 
 
-def merge_keys(first: Any, second: Any) -> dict[str, Any]:
+def merge_keys(first: Any, second: Any) -> Tree:
     """Merge both mappings, the second wins. What it gives as {} is empty."""
     both = {
         name: merge_keys(first[name], value)

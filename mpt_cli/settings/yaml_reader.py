@@ -12,6 +12,7 @@ from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, SourcePlace, config_error, first_line, summarise_error
 from mpt_cli.files import read_file
 
+Tree = dict[str, Any]  # the sections of a recipe, with their keys
 MOST_BYTES = 2**20  # of a YAML file
 MOST_YAML_VALUES = 10_000  # values of a YAML file, with aliases expanded; the longest shipped recipe has 60
 DEEPEST = 50  # depth of nested lists and mappings
@@ -32,7 +33,7 @@ def load_yaml(path: Path) -> Any:
     return parse_yaml(read_yaml_text(path), path)
 
 
-def load_mapping(path: Path, may_be_empty: bool = False) -> dict[str, Any]:
+def load_mapping(path: Path, may_be_empty: bool = False) -> Tree:
     """Return the keys of a recipe or a group file as written; ConfigError if it must have keys and has none."""
     content = load_yaml(path)
     if not isinstance(content, dict):

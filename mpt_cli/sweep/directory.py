@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from mpt_cli.errors import BAD_DATA, OK, TERMINATED, DataError, naming, worst_code
-from mpt_cli.files import read_file, write_json
+from mpt_cli.files import JsonObject, read_file, write_json
 from mpt_cli.jobs.local_processes import Ending
 from mpt_cli.runs.directory import (
     LOCK_FILE,
@@ -133,11 +133,11 @@ class SweepDirectory:
 _PLAN = {  # the types of what stands beside the jobs
     "objective": str | None,
     "command_line": list[str],
-    "search": dict[str, Any] | None,
+    "search": JsonObject | None,
     "varied": list[str],
     "recipe": str,
     "working_directory": str,
-    "launcher": dict[str, Any] | None,
+    "launcher": JsonObject | None,
 }
 
 
@@ -178,7 +178,7 @@ class JobResult:
     exit_code: int | None = None
     reason: str = ""
     seconds: float | None = None
-    summary: dict[str, Any] = field(default_factory=dict)
+    summary: JsonObject = field(default_factory=dict)
 
     @property
     def is_good(self) -> bool:
@@ -215,7 +215,7 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
     return JobResult(job, run.path, status, exit_code, reason, seconds, summary)
 
 
-def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: Job) -> tuple[str, int | None, str]:
+def _judge(ending: Ending, summary: JsonObject, sweep: SweepDirectory, job: Job) -> tuple[str, int | None, str]:
     code, after = ending.exit_code, format_seconds(ending.seconds)
     if code == OK and summary:
         return FINISHED, OK, ""

@@ -4,8 +4,8 @@ line across all of them.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
+from mpt_cli.files import JsonObject
 from mpt_cli.settings.key_type import read_number
 from mpt_cli.sweep.directory import SweepResults
 from mpt_cli.sweep.overrides import short_key
@@ -57,7 +57,7 @@ def importances(found: SweepResults) -> list[tuple[str, float | None]]:
     return sorted(rows, key=lambda row: -(row[1] or 0.0))
 
 
-def parallel_chart(found: SweepResults) -> dict[str, Any]:
+def parallel_chart(found: SweepResults) -> JsonObject:
     """Return the data of charts.js for a line per good job across the varied keys and the objective."""
     good = [result for row in found.configurations for result in row.results if result.is_good]
     values = [(result.job, found.objective.value(result.summary)) for result in good]
@@ -74,7 +74,7 @@ def parallel_chart(found: SweepResults) -> dict[str, Any]:
     }
 
 
-def _axis(label: str, texts: list[str], values: Sequence[float]) -> dict[str, Any]:
+def _axis(label: str, texts: list[str], values: Sequence[float]) -> JsonObject:
     """Return where each job stands on it, from 0 to 1, by these values; the texts name them."""
     low, high = min(values, default=0), max(values, default=0)
     return {

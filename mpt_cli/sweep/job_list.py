@@ -5,22 +5,15 @@ import math
 import re
 import secrets
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from mpt_cli.data.paths import check_run_present
-from mpt_cli.errors import (
-    ConfigError,
-    Problem,
-    config_error,
-    did_you_mean,
-    install_command,
-    raise_problems,
-)
+from mpt_cli.errors import ConfigError, Problem, Say, config_error, did_you_mean, install_command, raise_problems
+from mpt_cli.files import JsonObject
 from mpt_cli.runs.expectations import known_values, reportable
 from mpt_cli.runs.provenance import flatten
 from mpt_cli.settings.key_type import read_number
@@ -55,7 +48,7 @@ class Objective:
     def direction(self) -> str:
         return "min" if self.falls else "max"
 
-    def value(self, summary: Mapping[str, Any]) -> float | None:
+    def value(self, summary: JsonObject) -> float | None:
         """Return the value a run reached; None where it has no such number, and nan stays nan."""
         return as_number(known_values(summary).get(self.name))
 
@@ -66,7 +59,7 @@ class Objective:
         return value if self.falls else -value
 
 
-def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -> Objective:
+def choose_objective(word: str | None, summaries: Iterable[JsonObject]) -> Objective:
     """Return the objective for `NAME`, `NAME:min` or `NAME:max`; by default the first usual metric that most runs have,
     or, if none has one, another whose name tells its direction.
 
@@ -173,7 +166,7 @@ class SweepPlan:
     recipe: str
     search: Search | None = None
     unlike: list[str] = field(default_factory=list)  # of loss, length and data: see unlike_keys
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: JsonObject = field(default_factory=dict)
 
     @property
     def wanted(self) -> int:
@@ -189,7 +182,7 @@ def make_plan(
     words: Sequence[str],
     objective: str | None = None,
     is_here: bool = True,
-    say: Callable[[str], None] = lambda sentence: None,
+    say: Say = lambda sentence: None,
     before: Sequence[Job] = (),
 ) -> SweepPlan:
     """Return the jobs in Hydra's order, the last key varied fastest, after the jobs `before`, and each configuration
@@ -267,7 +260,7 @@ def unlike_keys(jobs: Iterable[Settings]) -> list[str]:
     ]
 
 
-def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None:
+def check_here(settings: Sequence[Settings], say: Say) -> None:
     """Raise ConfigError for functions of the jobs that do not exist, else DataError for a missing file. Print a missing
     backend.
     """
@@ -284,7 +277,7 @@ def check_here(settings: Sequence[Settings], say: Callable[[str], None]) -> None
         raise_problems(each_once(problems))
 
 
-def plan_dict(plan: SweepPlan) -> dict[str, Any]:
+def plan_dict(plan: SweepPlan) -> JsonObject:
     """Return the jobs for --json, each with its command, and the search."""
     return {
         # the jobs known so far: number, name, overrides (of the varied keys), words, gpus (at most), environment (with

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mpt_cli.files import write_json
+from mpt_cli.files import JsonObject, write_json
 from mpt_cli.report.history import read_histories
 from mpt_cli.report.page import render_page, run_link, write_page
 from mpt_cli.report.picture import MOST_DRAWN, Picture
@@ -369,7 +369,7 @@ def write_results(found: SweepResults, page: Path | None = None) -> None:
     write_page(path, sweep_page(found, pictures(found), path))
 
 
-def results_dict(found: SweepResults) -> dict[str, Any]:
+def results_dict(found: SweepResults) -> JsonObject:
     """Return what results.json holds and `--json` prints."""
     best = found.best
     return {
@@ -391,7 +391,7 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
     }
 
 
-def configuration_dict(row: Configuration) -> dict[str, Any]:
+def configuration_dict(row: Configuration) -> JsonObject:
     skipped, scales = row.figures(attrgetter("skipped_share")), row.figures(methodcaller("number", "final_loss_scale"))
     difference = row.difference
     return {
@@ -413,7 +413,7 @@ def configuration_dict(row: Configuration) -> dict[str, Any]:
     }
 
 
-def job_dict(found: JobResults, result: JobResult) -> dict[str, Any]:
+def job_dict(found: JobResults, result: JobResult) -> JsonObject:
     """Return the flat columns of one job; figures are None where it left no summary."""
     return {
         "job": result.job.number,  # its number, from 1

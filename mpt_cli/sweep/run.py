@@ -10,7 +10,7 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import NUMERICAL, OK, ConfigError, DataError, Problem, config_error, raise_problems
+from mpt_cli.errors import NUMERICAL, OK, ConfigError, DataError, Problem, Say, config_error, raise_problems
 from mpt_cli.jobs.cluster import Cluster
 from mpt_cli.jobs.local_processes import (
     CannotStart,
@@ -207,9 +207,7 @@ def _run(
     return found, OK if options.detach else exit_code(stopped_by, found.results)
 
 
-def check_unchanged(
-    sweep: SweepDirectory, plan: SweepPlan, results: Sequence[JobResult], say: Callable[[str], None]
-) -> None:
+def check_unchanged(sweep: SweepDirectory, plan: SweepPlan, results: Sequence[JobResult], say: Say) -> None:
     """Raise ConfigError where those of these jobs that have begun ran under other settings than their words stand for
     by now, and say which code has changed. Of those that name the same files one stands for all.
     """

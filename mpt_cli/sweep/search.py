@@ -8,7 +8,7 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from mpt_cli.errors import ConfigError, Problem, config_error, raise_problems
+from mpt_cli.errors import ConfigError, Problem, Say, config_error, raise_problems
 from mpt_cli.jobs.local_processes import Running
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.settings.load import load_settings
@@ -106,9 +106,7 @@ def read_space(words: Sequence[str]) -> Space:
     return space
 
 
-def plan_search(
-    words: Sequence[str], search: Search, objective: str | None, is_here: bool, say: Callable[[str], None]
-) -> SweepPlan:
+def plan_search(words: Sequence[str], search: Search, objective: str | None, is_here: bool, say: Say) -> SweepPlan:
     """Return the plan of a search, without jobs. Check the edges of the space; jobs check what is inside."""
     space = read_space(words)
     settings = load_each([*space.edges] or [space.fixed])
@@ -203,12 +201,12 @@ def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 def _pruner(name: str | None) -> optuna.pruners.BasePruner:
     """Return a pruner; `asha` is what Optuna calls successive halving, which it does asynchronously."""
-    builders: dict[str | None, Callable[[], optuna.pruners.BasePruner]] = {
-        "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=3),
-        "asha": optuna.pruners.SuccessiveHalvingPruner,
-        "hyperband": optuna.pruners.HyperbandPruner,
+    pruners = {
+        "median": optuna.pruners.MedianPruner(n_startup_trials=3),
+        "asha": optuna.pruners.SuccessiveHalvingPruner(),
+        "hyperband": optuna.pruners.HyperbandPruner(),
     }
-    return builders.get(name, optuna.pruners.NopPruner)()
+    return pruners.get(name or "", optuna.pruners.NopPruner())
 
 
 @dataclass
@@ -221,7 +219,7 @@ class SearchJobs:
     plan: SweepPlan
     search: Search
     shared: dict[str, str]
-    say: Callable[[str], None]
+    say: Say
     looked_at: float = -math.inf
 
     def __post_init__(self) -> None:

@@ -5,6 +5,8 @@ import math
 from mpt_cli.precision.scale_rules import format_power
 from mpt_cli.telemetry.record_types import GradientSample
 
+Rows = list[tuple[str, str]]  # a label and a text each
+
 
 def format_scale(scale: float | None) -> str:
     return "none" if scale is None else format_power(scale)

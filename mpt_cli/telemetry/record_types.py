@@ -12,6 +12,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from mpt_cli.files import JsonObject
 from mpt_cli.precision.scale_rules import NoScale, ScaleRule
 
 # the kinds of an Event
@@ -20,6 +21,7 @@ FORWARD_PASS, BACKWARD_PASS = "forward", "backward"  # what an overflow began in
 IN_DATA, IN_LOSS = "data", "loss"  # stand for the layer of an event where no layer did it
 DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
 
+Metrics = dict[str, float]
 NEVER = 2**30  # a step or count that is not reached
 
 
@@ -183,7 +185,7 @@ class Snapshot:
     consecutive_skips: int
     applied_steps: int
     examples_per_second: float | None  # None if every call since the last line was one that compiles
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
     epoch_end: bool = False
     step_in_epoch: int = 0
     gradients: GradientSample | None = None  # on the lines at which gradients were sampled
@@ -207,8 +209,8 @@ class Summary:
     final_loss_scale: float | None
     min_loss_scale: float | None
     max_loss_scale: float | None
-    metrics: dict[str, float]
-    best_metrics: dict[str, float]
+    metrics: Metrics
+    best_metrics: Metrics
     examples_per_second: float | None
     peak_memory_bytes: int | None
     seconds: float
@@ -216,7 +218,7 @@ class Summary:
     description: str = ""  # of the recipe; of a script's training, its model or optimizer
     run_dir: str = ""
     epochs_completed: int = 0
-    gradients: dict[str, Any] | None = None  # the latest `GradientSample`
+    gradients: JsonObject | None = None  # the latest `GradientSample`
     ended_early: str = ""  # why a callback ended the run before its last epoch
     weights_fingerprint: str | None = None  # of the variables at the end; only in a deterministic run
     repeatable: bool = True  # whether config.yaml is enough to repeat the run; not with objects of a Python program
@@ -328,7 +330,7 @@ def _is_of_type(hint: Any, value: Any) -> bool:
 GRADIENT_FIELDS = tuple(field.name for field in fields(GradientSample) if field.name not in ("step", "faults"))
 
 
-def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
+def snapshot_fields(snapshot: Snapshot) -> JsonObject:
     """Return the snapshot as one flat dict: its fields, the gradient sample as `gradient_*` (None if there is none),
     then the metrics by name. A field wins over a metric of the same name.
     """

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from mpt_cli.errors import DataError
+from mpt_cli.errors import DataError, Say
 from mpt_cli.files import open_regular
 from mpt_cli.signals import unheard
 from mpt_cli.telemetry.format import format_seconds
@@ -209,7 +209,7 @@ class LineFile:
     There is no file before `open` or the first line.
     """
 
-    def __init__(self, path: Path, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path, tell: Say, clock: Callable[[], float] = time.monotonic) -> None:
         self.path, self._tell, self._clock = path, tell, clock
         self._descriptor = -1
         self._lines: list[str] = []

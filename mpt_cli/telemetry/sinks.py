@@ -6,10 +6,11 @@ The files grow only by whole lines, so that they stay readable if the run is kil
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, TextIO
 
+from mpt_cli.errors import Say
 from mpt_cli.files import strict_json
 from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.console import PrintableConsole
@@ -54,7 +55,7 @@ class JsonlSink(Sink):
     Lines reach the file within a second, at once after events and at the end of an epoch.
     """
 
-    def __init__(self, files: TelemetryFiles, tell: Callable[[str], None]) -> None:
+    def __init__(self, files: TelemetryFiles, tell: Say) -> None:
         paths = files.metrics_jsonl, files.events_jsonl, files.layers_jsonl
         self._files = self._metrics, self._events, self._layers = [LineFile(path, tell) for path in paths]
         self._common: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "attempt": 1}

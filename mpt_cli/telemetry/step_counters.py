@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpt_cli.files import JsonObject
 from mpt_cli.precision.scale_rules import FLOAT_FIELDS, INT_FIELDS
 from mpt_cli.telemetry.record_types import (
     BACKWARD_PASS,
@@ -96,12 +97,12 @@ class StepCounters:
     _loss_sum: float = 0.0
     _loss_count: int = 0
 
-    def position(self) -> dict[str, Any]:
+    def position(self) -> JsonObject:
         """Return the totals as a JSON object."""
         kept = {name: value for name, value in vars(self).items() if name != "rules"}
         return {**kept, "sample": self.sample and asdict(self.sample)}
 
-    def resume(self, position: dict[str, Any]) -> None:
+    def resume(self, position: JsonObject) -> None:
         """Continue from what `position` returned, also after a round trip through strict JSON."""
         for name, value in position.items():
             now = getattr(self, name)
@@ -199,7 +200,7 @@ class StepCounters:
         lowest, highest = np.float32(self.rules.min_scale), np.float32(self.rules.max_scale)  # as the device holds them
         events = []
         for i in np.flatnonzero(~finite | (before != after)).tolist():
-            where: dict[str, Any] = {
+            where: JsonObject = {
                 "step": self.seen + i + 1,
                 "epoch": epoch,
                 "optimizer": optimizer,
@@ -218,7 +219,7 @@ class StepCounters:
         return events
 
 
-def _overflow_fields(block: StepRecords, i: int, variables: tuple[str, ...]) -> dict[str, Any]:
+def _overflow_fields(block: StepRecords, i: int, variables: tuple[str, ...]) -> JsonObject:
     nearest, is_backward = int(block.nearest[i]), bool(np.isfinite(block.loss[i]))
     is_known = is_backward and 0 <= nearest < len(variables)  # a loss that is not finite spoils every gradient
     variable = variables[nearest] if is_known else None

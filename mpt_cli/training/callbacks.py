@@ -12,7 +12,7 @@ literals, arrays beside them: a checkpoint is data, and reading one runs no code
 import ast
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ import keras
 import numpy as np
 import optree
 
-from mpt_cli.errors import MptError, UserCodeError, config_error, summarise_error
+from mpt_cli.errors import MptError, Say, UserCodeError, config_error, summarise_error
 from mpt_cli.precision.keras_internals import idles_at_batches
 from mpt_cli.settings.checks import REFUSED_CALLBACKS
 from mpt_cli.settings.key_type import map_texts
@@ -263,7 +263,7 @@ class Callbacks:
         self._of_hook = {hook: [each for each in self.members if declares(each, hook)] for hook in HOOKS}
         self._states: dict[str, CallbackState] = {}
         self._waiting: tuple[dict[str, Any], NamedArrays] | None = None  # the state of a checkpoint, for `begin`
-        self._say: Callable[[str], None] = lambda text: None
+        self._say: Say = lambda text: None
 
     def __bool__(self) -> bool:
         return bool(self.members)
@@ -272,7 +272,7 @@ class Callbacks:
         """Return whether any callback declares one of `hooks`."""
         return any(self._of_hook[hook] for hook in hooks)
 
-    def begin(self, epochs: int, steps: int | None, say: Callable[[str], None]) -> None:
+    def begin(self, epochs: int, steps: int | None, say: Say) -> None:
         """Introduce the model and call `on_train_begin`, then restore the state of the checkpoint, if there is one.
 
         `say` receives a sentence for what can't be part of a checkpoint.

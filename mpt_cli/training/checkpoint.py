@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.errors import DataError
+from mpt_cli.errors import DataError, Say
 from mpt_cli.files import open_file, remove_file, rename_durably, strict_json, write_durably
 from mpt_cli.settings.schema import TrainerSettings
 
@@ -30,6 +30,7 @@ SCHEMA_VERSION = 1
 SPARE_BYTES = 2**16  # for the label and what the file system keeps for itself
 LABEL = "label.json"
 NamedArrays = dict[str, NDArray[Any]]
+NamedVariables = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class CheckpointStore:
 
     folder: Path
     keep: int = 1
-    say: Callable[[str], None] = print
+    say: Say = print
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint and drop what it makes obsolete; OSError where it can't be, and the others stay."""
@@ -204,7 +205,7 @@ def restore_state(model: Any, arrays: NamedArrays, other_scaling: bool = False) 
     _assign(*({name: each[name] for name in each if not name.startswith(left_out)} for each in both))
 
 
-def _assign(variables: dict[str, Any], arrays: NamedArrays) -> None:
+def _assign(variables: NamedVariables, arrays: NamedArrays) -> None:
     for name in sorted(set(variables) ^ set(arrays)):
         where = "this run" if name in variables else "the checkpoint"
         raise DataError(f"the checkpoint is of another model or optimizer: only {where} has variable {name!r}.")
@@ -219,14 +220,14 @@ def _assign(variables: dict[str, Any], arrays: NamedArrays) -> None:
         variable.assign(arrays[name])
 
 
-def _variables(model: Any) -> dict[str, Any]:
+def _variables(model: Any) -> NamedVariables:
     from mpt_cli.precision.train_step import (  # imports Keras, as this file must not
         metric_variables,
         optimizers_of,
     )
 
-    inner: dict[str, Any] = {}
-    scales: dict[str, Any] = {}
+    inner: NamedVariables = {}
+    scales: NamedVariables = {}
     for index, (attribute, optimizer) in enumerate(optimizers_of(model).items()):
         of = f"{attribute}/" if index else ""  # a run of one optimizer has no need of its name
         inner |= _numbered(f"optimizer/{of}".rstrip("/"), optimizer.inner_optimizer.variables)
@@ -235,7 +236,7 @@ def _variables(model: Any) -> dict[str, Any]:
     return _model_variables(model) | inner | _numbered("metric", metric_variables(model)) | scales
 
 
-def _model_variables(model: Any) -> dict[str, Any]:
+def _model_variables(model: Any) -> NamedVariables:
     """Return the model's variables by name.
 
     Weights are those that were made to be trained: which layers are frozen does not change their names.
@@ -248,7 +249,7 @@ def _model_variables(model: Any) -> dict[str, Any]:
     return _numbered("weight", weights) | _numbered("frozen", fixed) | _numbered("state", untracked_variables(model))
 
 
-def _numbered(kind: str, variables: Any) -> dict[str, Any]:
+def _numbered(kind: str, variables: Any) -> NamedVariables:
     """Name them by number within their kind: paths of Keras variables are not unique and change between processes."""
     return {f"{kind}/{i}": variable for i, variable in enumerate(variables)}
 

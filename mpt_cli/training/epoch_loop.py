@@ -15,7 +15,7 @@ from mpt_cli.precision.train_step import optimizers_of
 from mpt_cli.samples.gradient_samples import MOST_SECONDS_AT_END, GradientSampler
 from mpt_cli.signals import Interruption
 from mpt_cli.telemetry.health_and_verdict import FLUSHED_SHARE, HealthRules
-from mpt_cli.telemetry.record_types import Event, GradientSample
+from mpt_cli.telemetry.record_types import Event, GradientSample, Metrics
 from mpt_cli.telemetry.sink_interface import Telemetry
 from mpt_cli.telemetry.step_counters import StepCounters
 from mpt_cli.training.build_run_parts import Assembly
@@ -140,7 +140,7 @@ class Trainer(RunRecord, keras.callbacks.Callback):  # type: ignore[misc]
             self.checkpointer.save()
         raise LeaveFit
 
-    def validate(self, callbacks: Callbacks = NO_CALLBACKS) -> dict[str, float] | None:
+    def validate(self, callbacks: Callbacks = NO_CALLBACKS) -> Metrics | None:
         """Return the metrics over the validation data, with `val_` before their names.
 
         Empty without such data. None where a signal came first: then all is as before. `callbacks` have their hooks
@@ -240,7 +240,7 @@ class Trainer(RunRecord, keras.callbacks.Callback):  # type: ignore[misc]
         self.telemetry.progress(self.counters.seen, self.progress.epoch)
         if self.stop is None:
             self.checkpointer.save_if_due()
-        elif self.stop.needs_sample and self.sampler is not None and self.last_chunk is not None:
+        elif self.stop.needs_sample and self.sampler is not None:
             # the remedy depends on whether float16 made them zero
             self.take_sample(self.sampler, self._last_batch())
             self.stop = self.health.check(self.run_state()) or self.stop
@@ -330,9 +330,9 @@ class Trainer(RunRecord, keras.callbacks.Callback):  # type: ignore[misc]
             self.progress.epochs_completed, self.progress.step_in_epoch = self.progress.epoch, 0
             self.checkpointer.save_if_due()
 
-    def _log(self, metrics: dict[str, float]) -> None:
+    def _log(self, metrics: Metrics) -> None:
         self.line(self.counters.take_mean_loss(), self._of_applied(metrics), gradients=self._sample_if_due())
 
-    def _of_applied(self, metrics: dict[str, float]) -> dict[str, float]:
+    def _of_applied(self, metrics: Metrics) -> Metrics:
         """Return the metrics of the epoch so far; none where no step was applied, for which Keras gives 0."""
         return metrics if self.counters.applied_in_epoch else {}

@@ -14,8 +14,10 @@ from mpt_cli.engine.step_batches import drawn_batches, first_batch
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, config_error, raise_problems, summarise_error
 from mpt_cli.models.build import build_model, plain_message, set_trained
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_custom
+from mpt_cli.precision.gradient_check import on_jax, on_tensorflow
 from mpt_cli.precision.operations import choose_policies
 from mpt_cli.precision.train_step import (
+    Optimizers,
     OptimizerUse,
     log_names,
     optimizers_in,
@@ -139,7 +141,7 @@ def replace_optimizers(model: Any, make: Callable[[Any], Any]) -> dict[str, Any]
 def prepare_custom_steps(
     settings: Settings,
     model: Any,
-    optimizers: dict[str, LossScaleOptimizer],
+    optimizers: Optimizers,
     data: DataSet,
     batch: Any,
     scaling: Scaling,
@@ -183,8 +185,8 @@ def prepare_custom_test(model: Any, batch: Any) -> None:
         set_custom_steps(model, {}, None, logs, {})
 
 
-def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any) -> Any:
-    if keras.backend.backend() == "jax":
+def _trace_training(model: Any, optimizers: Optimizers, batch: Any) -> Any:
+    if on_jax():
         if any(optimizer is not model.optimizer for optimizer in optimizers.values()):
             rule = (
                 f"must be tensorflow: {type(model).__name__} has {len(optimizers)} optimizers "
@@ -227,7 +229,7 @@ def _step_error(model: Any, step: str, error: Exception) -> MptError:
 def loss_not_scaled_problem(model: str, optimizers: Sequence[str] = ("optimizer",)) -> Problem:
     """Return the problem of a class of models whose train_step does not scale the losses of these attributes."""
     calls = ", ".join(f"loss = self.{each}.scale_loss(loss)" for each in optimizers)
-    if keras.backend.backend() == "jax":  # elsewhere it would read the scale that was there when it was compiled
+    if on_jax():  # elsewhere it would read the scale that was there when it was compiled
         calls += ", inside of keras.StatelessScope(zip(self.optimizer.variables, optimizer_variables)),"
     return Problem(
         "model",
@@ -238,9 +240,7 @@ def loss_not_scaled_problem(model: str, optimizers: Sequence[str] = ("optimizer"
     )
 
 
-def _used_optimizers(
-    model: Any, optimizers: dict[str, LossScaleOptimizer], uses: dict[str, OptimizerUse], scaling: Scaling
-) -> dict[str, LossScaleOptimizer]:
+def _used_optimizers(model: Any, optimizers: Optimizers, uses: dict[str, OptimizerUse], scaling: Scaling) -> Optimizers:
     """Return those that the step applies, built for the variables that it applies them to."""
     used = {name: optimizer for name, optimizer in optimizers.items() if uses[name].applied}
     name = type(model).__name__
@@ -256,7 +256,7 @@ def _used_optimizers(
     if not_scaled and scaling.scales:
         raise ConfigError(loss_not_scaled_problem(name, not_scaled))
     for each, optimizer in used.items():
-        if keras.backend.backend() == "tensorflow":
+        if on_tensorflow():
             optimizer.build(uses[each].variables)
         optimizer.keep_step_log(uses[each].applied)
         if each in not_scaled:

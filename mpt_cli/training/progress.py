@@ -7,6 +7,7 @@ from signal import Signals
 from typing import NamedTuple
 
 from mpt_cli.telemetry.health_and_verdict import Stop
+from mpt_cli.telemetry.record_types import Metrics
 
 MONITORED = ("val_accuracy", "val_loss", "accuracy", "loss")  # by default the first of these that a run has
 # in the name of a metric or of a field of summary.json: lower is better
@@ -70,10 +71,10 @@ class Progress:
     epoch: int = 0
     step_in_epoch: int = 0
     epochs_completed: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    best: dict[str, float] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+    best: Metrics = field(default_factory=dict)
 
-    def update(self, metrics: dict[str, float]) -> None:
+    def update(self, metrics: Metrics) -> None:
         """Take `metrics` as the latest, and as the best where they are and the name says which way is better."""
         self.metrics = metrics
         for name, value in metrics.items():

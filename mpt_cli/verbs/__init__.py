@@ -4,9 +4,9 @@ A verb NAME is an entry of `VERBS` and `configure_NAME(parser)` in `arguments`, 
 which returns the exit code. The module is imported when the verb runs: help and completion need none.
 """
 
-import argparse
 import importlib
 import inspect
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from itertools import takewhile
 from typing import Any, TextIO
@@ -31,10 +31,10 @@ def verb_parser(verb: str) -> arguments.Parser:
     return parser
 
 
-def load_verb(verb: str) -> Callable[[argparse.Namespace], int]:
+def load_verb(verb: str) -> Callable[[Namespace], int]:
     """Import the module of a verb and return the function that runs it."""
     module = importlib.import_module(f"mpt_cli.verbs.{arguments.VERBS[verb][0]}")
-    run: Callable[[argparse.Namespace], int] = getattr(module, f"run_{verb.strip('_')}")
+    run: Callable[[Namespace], int] = getattr(module, f"run_{verb.strip('_')}")
     return run
 
 
@@ -51,7 +51,7 @@ _HYDRA_OPTIONS = {  # what Hydra's users type, and the word that does it here
 }
 
 
-def check_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
+def check_options(parser: ArgumentParser, words: list[str]) -> None:
     """Raise ConfigError for options of Hydra's and for options named like a key, and say what to write instead."""
     answers = {option: answer for options, answer in _HYDRA_OPTIONS.items() for option in options.split()}
     given = [word.partition("=")[0] for word in words]
@@ -115,7 +115,7 @@ def minimum_problems(minimum: int, **given: float | None) -> list[Problem]:
     ]
 
 
-def problems_of_jobs(arguments: argparse.Namespace) -> list[Problem]:
+def problems_of_jobs(arguments: Namespace) -> list[Problem]:
     """Return what is wrong with --jobs and --timeout."""
     problems = minimum_problems(1, jobs=arguments.jobs)
     if arguments.timeout is not None and not arguments.timeout > 0:

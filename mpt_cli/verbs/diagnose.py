@@ -1,14 +1,13 @@
 """`diagnose`: which loss scale does this model need, and which layer made a run overflow?"""
 
-import argparse
 import sys
-from collections.abc import Callable
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
 from mpt_cli.diagnose.preparation import diagnosis_directory, find_overflow, on_one_device
 from mpt_cli.engine.backend import prepare_backend, set_import_variables
-from mpt_cli.errors import MISMATCH, OK, Problem, config_error, printable_tree, raise_problems
+from mpt_cli.errors import MISMATCH, OK, Problem, Say, config_error, printable_tree, raise_problems
 from mpt_cli.files import write_json
 from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.runs.resume import stored_settings
@@ -25,8 +24,13 @@ DIAGNOSIS = "diagnosis.json"
 TRIAL_STEPS = 20
 
 
-def run_diagnose(arguments: argparse.Namespace) -> int:
-    run_dirs = [text for text in arguments.overrides if _is_run(text)]
+def run_diagnose(arguments: Namespace) -> int:
+    # neither overrides nor the names of recipes
+    run_dirs = [
+        word
+        for word in arguments.overrides
+        if "=" not in word.split("/")[0] and word[:1] != "~" and word not in recipe_paths()
+    ]
     _check(arguments, run_dirs)
     stream = sys.stderr if arguments.json else sys.stdout  # the stream for progress
     if run_dirs:
@@ -34,12 +38,7 @@ def run_diagnose(arguments: argparse.Namespace) -> int:
     return _diagnose_recipe(arguments, lambda text: say(text, stream))
 
 
-def _is_run(word: str) -> bool:
-    """Return whether a word is the path of a run, and neither an override nor the name of a recipe."""
-    return "=" not in word.split("/")[0] and word[:1] != "~" and word not in recipe_paths()
-
-
-def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+def _diagnose_recipe(arguments: Namespace, say: Say) -> int:
     settings, notes = load_with_notes(arguments.overrides)
     for note in notes:
         say(note)
@@ -61,7 +60,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
     return OK
 
 
-def _report_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, arguments: argparse.Namespace) -> int:
+def _report_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, arguments: Namespace) -> int:
     """Print that no step of the run overflowed, and its verdict if that is bad; make no directory."""
     measures = (
         "mpt.diagnose(model, x, y, batch_size=…) there, of a model compiled with its loss"
@@ -81,7 +80,7 @@ def _report_no_overflow(run: RunDirectory, run_dir: str, is_of_program: bool, ar
     return OK
 
 
-def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
+def _check(arguments: Namespace, run_dirs: list[str]) -> None:
     problems = []
     for_runs = {"--step": arguments.step, "--trial-steps": arguments.trial_steps}
     for_recipes = {"--after-steps": arguments.after_steps, "--batches": arguments.batches}
@@ -109,7 +108,7 @@ def _diagnose_command(run_dir: str) -> str:
     return shell_command("diagnose", conf_override(Path(run_dir) / "config.yaml"))
 
 
-def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+def diagnose_run(run_dir: str, arguments: Namespace, say: Say) -> int:
     """Find what overflowed in a run; return 5 where the step does not overflow again, so that no layer can be named."""
     run = RunDirectory.open(run_dir)
     overflow, stored = find_overflow(run, arguments.step), stored_settings(run)

@@ -1,17 +1,17 @@
 """Verbs that look and train nothing: `list`, `copy`, `check`, `doctor`, `plan`."""
 
-import argparse
 import inspect
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, config_error, did_you_mean, raise_problems
-from mpt_cli.files import open_file, read_file, strict_json, write_atomic
+from mpt_cli.files import JsonObject, open_file, read_file, strict_json, write_atomic
 from mpt_cli.redaction import watched_environment
 from mpt_cli.report.tables import plain_lines, print_labelled, text_columns
 from mpt_cli.settings.checks import imported_objects
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mpt_cli.training.build_run_parts import BuildCheck
 
 
-def run_list(arguments: argparse.Namespace) -> int:
+def run_list(arguments: Namespace) -> int:
     section = arguments.section
     if arguments.kind != "keys" and (arguments.schema or section is not None):
         raise config_error("KIND", "must be keys with a SECTION or --schema.", arguments.kind)
@@ -110,7 +110,7 @@ def _heading(path: Path) -> str:
     return " ".join(words)
 
 
-def _keys() -> list[dict[str, Any]]:
+def _keys() -> list[JsonObject]:
     versions: dict[tuple[str, str], list[Key]] = {}
     for key in key_versions():
         versions.setdefault((key.path, key.meaning), []).append(key)
@@ -138,7 +138,7 @@ def _format_default(key: Key) -> str:
     return f"default {format_scalar(key.default)}" if key.default != REQUIRED else "must be given"
 
 
-LISTINGS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+LISTINGS: dict[str, Callable[[], list[JsonObject]]] = {
     "recipes": _recipes,
     "models": lambda: _variants("model"),
     "data": lambda: _variants("data"),
@@ -152,7 +152,7 @@ LISTINGS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 }
 
 
-def run_copy(arguments: argparse.Namespace) -> int:
+def run_copy(arguments: Namespace) -> int:
     source = recipe_paths().get(arguments.recipe)
     if source is None:
         remedy = did_you_mean(arguments.recipe, recipe_paths()) or "`mpt list recipes` shows them."
@@ -179,7 +179,7 @@ def _copy(source: Path, target: Path) -> None:
         raise DataError(f"{source} cannot be copied: {error.filename or target}: {error.strerror}.") from None
 
 
-def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str], list[str]]:
+def _settings_of(arguments: Namespace) -> tuple[Settings, list[str], list[str]]:
     """Return the settings, the environment variables that they read, and notes on the recipe."""
     from mpt_cli.runs.expectations import applicable_expectations
     from mpt_cli.settings.load import load_with_notes
@@ -191,7 +191,7 @@ def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str], li
         return replace(settings, expect=expected), [*variables], notes
 
 
-def _show(arguments: argparse.Namespace) -> int:
+def _show(arguments: Namespace) -> int:
     from mpt_cli.settings.load import resolved_yaml
 
     settings, variables, notes = _settings_of(arguments)
@@ -216,7 +216,7 @@ def imported_functions(settings: Settings) -> dict[str, str]:
     return named
 
 
-def run_check(arguments: argparse.Namespace) -> int:
+def run_check(arguments: Namespace) -> int:
     from mpt_cli.data.paths import check_run_present
     from mpt_cli.runs.expectations import check_names
     from mpt_cli.training.run_from_settings import check_repeatable
@@ -282,7 +282,7 @@ def _build_lines(built: "BuildCheck") -> list[str]:
     ]
 
 
-def run_doctor(arguments: argparse.Namespace) -> int:
+def run_doctor(arguments: Namespace) -> int:
     if arguments.completion:
         from mpt_cli.verbs.completion import completion_script
 
@@ -299,7 +299,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     return int(report["exit_code"])
 
 
-def run_plan(arguments: argparse.Namespace) -> int:
+def run_plan(arguments: Namespace) -> int:
     from mpt_cli.plan.device import load_device
     from mpt_cli.plan.plan import plan, print_plans
     from mpt_cli.telemetry.console import PrintableConsole

@@ -1,7 +1,7 @@
 """`report`: the page of a run, of a sweep or of a comparison."""
 
-import argparse
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ _RESULT_KINDS = (
 )
 
 
-def run_report(arguments: argparse.Namespace) -> int:
+def run_report(arguments: Namespace) -> int:
     path = expanded(arguments.directory)
     page = Path(arguments.out) if arguments.out else None
     kind = result_kind(path)

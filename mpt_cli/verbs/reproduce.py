@@ -2,11 +2,11 @@
 a killed run continues as if nothing had happened. Exit code 5 if a check fails.
 """
 
-import argparse
 import os
 import signal
 import sys
 import tempfile
+from argparse import Namespace
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from mpt_cli.training_run import Reporters, train, with_drawn_seed
 from mpt_cli.verbs import minimum_problems, print_json, problems_of_jobs, say, verb_parser
 
 
-def run_reproduce(arguments: argparse.Namespace) -> int:
+def run_reproduce(arguments: Namespace) -> int:
     os.environ[DEFAULTS] = ""  # a run that is compared with an earlier one uses none of the user's default files
     junit = Path(arguments.junit or "")
     if junit.is_file() and junit.read_bytes().startswith(b"<?xml"):  # a recipe, if the file was left out, stays
@@ -85,7 +85,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     return BAD_CONFIG if found.errors else worst_code(result.exit_code for result in results)
 
 
-def _read_request(arguments: argparse.Namespace) -> Selection:
+def _read_request(arguments: Namespace) -> Selection:
     names, changes = _names_and_changes(arguments)
     checks = [
         (names or arguments.all, Problem("NAME", "give recipes, files or run directories, or --all.")),
@@ -104,13 +104,13 @@ def _read_request(arguments: argparse.Namespace) -> Selection:
     return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, options)
 
 
-def _given_options(arguments: argparse.Namespace) -> dict[str, object]:
+def _given_options(arguments: Namespace) -> dict[str, object]:
     """Return the values that differ from their defaults."""
     usual = verb_parser("reproduce")
     return {name: value for name, value in vars(arguments).items() if value != usual.get_default(name)}
 
 
-def _names_and_changes(arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
+def _names_and_changes(arguments: Namespace) -> tuple[list[str], list[str]]:
     changes = [text for text in arguments.given if "=" in text and not Path(text).exists()]
     return [text for text in arguments.given if text not in changes], changes
 
@@ -126,13 +126,13 @@ class KillAt(Sink):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run_killed(arguments: argparse.Namespace) -> int:
+def run_killed(arguments: Namespace) -> int:
     settings = load_settings(arguments.overrides)
     reporters = Reporters(sys.stderr, [KillAt(arguments.at)])
     return train(settings, ["mpt", "train", *arguments.overrides], reporters).exit_code
 
 
-def _check_resume(arguments: argparse.Namespace) -> int:
+def _check_resume(arguments: Namespace) -> int:
     """Check the resume of one recipe, given by its name or by conf=."""
     names, changes = _names_and_changes(arguments)
     allowed = {"given", "at", "output", "json", "resume_check", "config_dir"}

@@ -1,11 +1,11 @@
 """`run`: an unchanged Keras script under a policy, with loss scaling, record, health rules and verdict."""
 
-import argparse
 import os
 import re
 import runpy
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ STRICT, ALLOW_UNCHECKED = "--fail-on-verdict", "--allow-unchecked"  # anywhere b
 SCRIPT_RAISED = 1  # as Python ends for an exception that nobody caught
 
 
-def run_run(arguments: argparse.Namespace) -> int:
+def run_run(arguments: Namespace) -> int:
     module = ["-m", *arguments.module] if arguments.module is not None else []
     overrides, rest = split_script([*arguments.words, *module])
     strict = arguments.fail_on_verdict or STRICT in overrides

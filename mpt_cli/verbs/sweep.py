@@ -1,7 +1,7 @@
 """`sweep` and `compare`: many runs from one command line, ranked or compared with a baseline."""
 
-import argparse
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mpt_cli.compare.comparison import Script
 
 
-def run_sweep(arguments: argparse.Namespace) -> int:
+def run_sweep(arguments: Namespace) -> int:
     words, settings = split_launcher_overrides(arguments.overrides)
     search = _check_sweep(arguments)
     console = PrintableConsole(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
@@ -47,14 +47,14 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _launcher(arguments: argparse.Namespace, settings: dict[str, str]) -> Executor:
+def _launcher(arguments: Namespace, settings: dict[str, str]) -> Executor:
     if arguments.resume is not None and arguments.launcher is None and not settings:
         return recorded_launcher(SweepDirectory.open(arguments.resume).read_plan().facts)
     return choose_launcher(arguments.launcher or LocalExecutor.name, settings)
 
 
 def _dry_run(
-    arguments: argparse.Namespace, words: list[str], options: Options, search: Search | None, console: PrintableConsole
+    arguments: Namespace, words: list[str], options: Options, search: Search | None, console: PrintableConsole
 ) -> int:
     if arguments.resume:
         sweep = SweepDirectory.open(arguments.resume)
@@ -75,7 +75,7 @@ def _dry_run(
     return OK
 
 
-def _check_sweep(arguments: argparse.Namespace) -> Search | None:
+def _check_sweep(arguments: Namespace) -> Search | None:
     """Return the search that the options ask for; None for a grid or a resumed sweep."""
     problems = [*problems_of_jobs(arguments), *minimum_problems(1, trials=arguments.trials)]
     given = {
@@ -89,7 +89,7 @@ def _check_sweep(arguments: argparse.Namespace) -> Search | None:
     return Search(arguments.trials, **given) if is_new_search else None
 
 
-def run_compare(arguments: argparse.Namespace) -> int:
+def run_compare(arguments: Namespace) -> int:
     from mpt_cli.compare.report import comparison_dict, print_comparison  # a sweep needs none of it
     from mpt_cli.compare.run import CompareSettings, resume_compare, start_compare
 
@@ -118,7 +118,7 @@ def _script(words: list[str]) -> "tuple[list[str], Script | None]":
     return overrides, Script(rest, script_title(rest), script_settings)
 
 
-def _check_compare(arguments: argparse.Namespace) -> None:
+def _check_compare(arguments: Namespace) -> None:
     problems = [*problems_of_jobs(arguments), *minimum_problems(0, tolerance=arguments.tolerance)]
     fixed = (arguments.overrides or None, arguments.jobs, arguments.seeds, arguments.tolerance)
     if arguments.resume is not None and any(value is not None for value in fixed):

@@ -1,8 +1,8 @@
 """`train`: one run; `evaluate`: loss and metrics of the model of a finished run."""
 
-import argparse
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpt_cli.telemetry.record_types import Summary
 
 
-def run_train(arguments: argparse.Namespace) -> int:
+def run_train(arguments: Namespace) -> int:
     overrides = with_run_configuration(arguments.overrides)
     settings, notes = load_with_notes(overrides)
     if settings.distribute.name != "none" and (code := _follow_unless_first(settings)) is not None:
@@ -48,7 +48,7 @@ def _judge_strictly(summary: "Summary", allow_unchecked: bool) -> int:
 
 
 @contextmanager
-def _progress_stream(arguments: argparse.Namespace) -> Iterator[TextIO | None]:
+def _progress_stream(arguments: Namespace) -> Iterator[TextIO | None]:
     """Yield the stream for progress. It is a copy of stderr, which is redirected while a framework is imported."""
     if not arguments.quiet and not arguments.json:
         yield None
@@ -91,7 +91,7 @@ def with_run_configuration(overrides: list[str]) -> list[str]:
     return [f"conf={RunDirectory.open(resumed[-1]).config_yaml}", *overrides]
 
 
-def run_evaluate(arguments: argparse.Namespace) -> int:
+def run_evaluate(arguments: Namespace) -> int:
     from mpt_cli.trained_model import evaluate  # imports NumPy, which a wrong word of `train` needs not wait for
 
     metrics = evaluate(arguments.run_dir, arguments.split)

@@ -2,9 +2,9 @@
 whether the process still works, and changes nothing.
 """
 
-import argparse
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def watch_directory(directory: Path, seconds: float) -> Iterator[int]:
         time.sleep(seconds)
 
 
-def run_watch(arguments: argparse.Namespace) -> int:
+def run_watch(arguments: Namespace) -> int:
     path = expanded(arguments.directory)
     run = RunDirectory(path)
     begins = run.lock_file.is_file() and run.console_log.is_file()

@@ -11,9 +11,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from mpt_cli.precision.gradient_check import Tensor, on_jax
 from mpt_cli.precision.keras_internals import reading_values, variables_read
-
-Tensor = Any  # of the backend in use; keras has no common type for them
 
 
 def map_floats(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
@@ -69,7 +68,7 @@ def custom_gradient(f: Callable[..., Any] | None = None) -> Callable[..., Any]:
             return f(*keras.tree.pack_sequence_as(arguments, given), **keywords)
 
         tensors = [leaves[index] for index in indices]
-        if keras.backend.backend() == "jax":
+        if on_jax():
             return _call_on_jax(on_tensors, tensors)
         return ops.custom_gradient(on_tensors)(*tensors)
 

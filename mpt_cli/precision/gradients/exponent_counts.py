@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
-from mpt_cli.precision.gradient_check import reinterpret
-from mpt_cli.precision.gradients.custom_gradients import Tensor
+from mpt_cli.precision.gradient_check import Tensor, reinterpret
 
 SUBNORMALS, INFS, NANS, ZEROS = 0, 255, 256, 257
 SLOTS = 258

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mpt_cli.errors import NUMERICAL, printable
+from mpt_cli.errors import NUMERICAL, Say, printable
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.console import labelled_lines
 from mpt_cli.telemetry.console.table import EpochTable, model_metrics
 from mpt_cli.telemetry.format import (
+    Rows,
     format_bytes,
     format_count,
     format_number,
@@ -29,6 +30,7 @@ from mpt_cli.telemetry.record_types import (
     OVERFLOW,
     Event,
     GradientSample,
+    Metrics,
     RunHeader,
     Scaling,
     Snapshot,
@@ -40,7 +42,7 @@ LABEL_WIDTH = 13
 INDENT = 8  # of a sentence between rows: to the right of the epochs, whose column stays free for the eye
 
 
-def header_rows(header: RunHeader) -> list[tuple[str, str]]:
+def header_rows(header: RunHeader) -> Rows:
     """Return the rows that describe a run before it starts, as label and text."""
     length = f"{header.epochs} epoch{'s' * (header.epochs != 1)}"
     if header.steps_per_epoch:
@@ -57,7 +59,7 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
     ]
 
 
-def final_rows(summary: Summary) -> list[tuple[str, str]]:
+def final_rows(summary: Summary) -> Rows:
     """Return the rows on how a run ended, as label and text."""
     rows = [("verdict", summary.verdict), ("", summary.explanation)]
     if summary.status in ("interrupted", "terminated"):
@@ -70,7 +72,7 @@ def final_rows(summary: Summary) -> list[tuple[str, str]]:
     return [*rows, *(("" if index else "next", command) for index, command in enumerate(next_commands(summary)))]
 
 
-def result_rows(summary: Summary) -> list[tuple[str, str]]:
+def result_rows(summary: Summary) -> Rows:
     """Return the rows with metrics, skips, scale, speed and memory of a run, as label and text."""
     best = {name: value for name, value in summary.best_metrics.items() if value != summary.metrics.get(name)}
     rows = [("metrics", _format_metrics(summary.metrics)), ("best", _format_metrics(best))]
@@ -86,7 +88,7 @@ def result_rows(summary: Summary) -> list[tuple[str, str]]:
     return [(label, text) for label, text in rows if text]
 
 
-def _format_metrics(metrics: dict[str, float]) -> str:
+def _format_metrics(metrics: Metrics) -> str:
     return "  ".join(f"{name} {format_number(value)}" for name, value in model_metrics(metrics).items())
 
 
@@ -153,7 +155,7 @@ class PlainConsole(Sink):
     bury its epochs.
     """
 
-    def __init__(self, write_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, write_line: Say, clock: Callable[[], float] = time.monotonic) -> None:
         self._write_line, self._clock = write_line, clock
         self._header: RunHeader | None = None
         self._began = self._epoch_began = clock()
@@ -227,7 +229,7 @@ class PlainConsole(Sink):
 class ConsoleLog(PlainConsole):
     """console.log: the plain lines, whatever the screen shows."""
 
-    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, tell: Say) -> None:
         self._file = LineFile(path, tell)
         super().__init__(self._append)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from rich.cells import cell_len
 
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds
-from mpt_cli.telemetry.record_types import RunHeader, Snapshot
+from mpt_cli.telemetry.record_types import Metrics, RunHeader, Snapshot
 
 GAP = "  "
 LEAST_WIDTH = 7  # of a column, so that a longer value seldom moves those after it
@@ -14,7 +14,7 @@ HEADING_ROWS = 40  # rows under one heading
 OPTIMIZER_PREFIXES = ("loss_scale/", "skipped_steps/", "applied_steps/")
 
 
-def model_metrics(metrics: dict[str, float]) -> dict[str, float]:
+def model_metrics(metrics: Metrics) -> Metrics:
     """Return the metrics of the model, without the counters of further optimizers."""
     return {name: value for name, value in metrics.items() if not name.startswith(OPTIMIZER_PREFIXES)}
 
