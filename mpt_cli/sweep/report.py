@@ -127,7 +127,7 @@ _NUMERICS = (
     TableColumn("final scale", _scale("final_loss_scale")),
     TableColumn("min scale", _scale("min_loss_scale")),
     TableColumn("max scale", _scale("max_loss_scale")),
-    TableColumn("verdict", format_verdict, is_number=False),
+    TableColumn("verdict", format_verdict, is_number=False, wraps=True),
     TableColumn("examples/s", _figure(methodcaller("number", "examples_per_second"), format_count, fmean)),
     MEMORY,
     TableColumn("seconds", _figure(attrgetter("seconds"), format_seconds, fmean)),
@@ -187,7 +187,10 @@ def lead_sentence(found: SweepResults) -> str:
     if not found.rivals:
         return "No other configuration has a result to compare it with."
     keys = [key for key in found.plan.unlike if not key.startswith(LOSS_KEYS)]
-    unlike = f"The jobs differ in {_named(keys)}: longer training (see steps) or other validation data may explain the order."
+    unlike = (
+        f"The jobs differ in {_named(keys)}: longer training (see steps) or other validation data may explain the "
+        "order."
+    )
     return _standing(found) + (f"\n{unlike}" if keys else "")
 
 
