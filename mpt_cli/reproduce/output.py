@@ -48,6 +48,7 @@ class ResultPrinter:
 
     def show_result(self, result: Reproduction) -> None:
         words = result.failure or ("reproduced" if result.target.recipe else "reproduced from its config.yaml")
+        words = "; ".join(filter(None, [words, result.target.code]))
         verdict = (result.child.summary or {}).get("verdict", "")
         if result.passed and "verdict" not in result.target.expect and verdict not in ("", *GOOD_VERDICTS, UNCHECKED):
             words += f", though its verdict is {verdict}"
@@ -110,6 +111,8 @@ def _details(result: Reproduction) -> Iterator[str]:
         return
     if not result.unlike and 1 < result.attempts == len(ended) and (child.summary or {}).get(FINGERPRINT):
         yield f"{result.attempts} attempts gave the same values: probably not flaky"
+    if result.target.code:
+        yield result.target.code
     if child.run_dir:
         yield f"run: {child.run_dir}"
         if child.timeout:
@@ -180,6 +183,7 @@ def _add_result(root: ElementTree.Element, result: Reproduction) -> None:
         attempts=result.attempts,
         flaky="true" if result.is_flaky else "",
         repeatable="false" if result.unlike else "",
+        code=target.code,
         exit_code=child.code,
     )
     if result.is_flaky:

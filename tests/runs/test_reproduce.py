@@ -139,6 +139,17 @@ def test_an_earlier_run_is_repeated_as_it_was_and_held_against_its_own_summary(o
     assert outcome["cores"] is None
 
 
+def test_a_repeated_run_names_code_of_other_folders_and_asks_for_what_is_gone(outcome, earlier, capsys):
+    config = earlier / "config.yaml"
+    text = config.read_text()
+    for file, code, said in (
+        (__file__, 0, f"it ran the code of {__file__}, which"),
+        ("/a/b.py", 2, "add trainer.loss=PATH/TO/b.py:named to"),
+    ):
+        config.write_text(text.replace("loss: auto", f"loss: {file}:named"))
+        assert main(["reproduce", "earlier"]) == code and said in "".join(capsys.readouterr())
+
+
 def test_runs_and_their_configurations_are_collected(earlier: Path):
     named("all/mine.yaml")
     for name in ("first", "second"):
