@@ -209,6 +209,7 @@ class Reproduction:
             "seed": self.target.seed,
             "run_dir": self.child.run_dir or None,
             "exit_code": self.child.code,
+            "code": self.target.code,
             "checks": [vars(check) for check in self.checks],
             "environment_differences": self.differences,
         }

@@ -282,7 +282,7 @@ def describe_unmoved(found: UnmovedWeights, computes_in_float16: bool) -> str:
             "known which."
         )
     if not found.has_gradients:
-        return f"{words}, because no gradient reaches them, not even in float32. Look for {_NO_GRADIENT}."
+        return f"{words}: no gradient reached them in a sampled batch, not even in float32. Look for {_NO_GRADIENT}."
     return (
         f"{words}, though the gradients are not 0: at learning rate {found.learning_rate:g} updates are less than half "
         "a unit in the last place of the weights (2**-25 to 2**-24 of one in float32) and are rounded away. Raise the "

@@ -136,7 +136,7 @@ def test_where_no_gradient_reaches_the_kernels_none_is_rounded_away(tmp_path):
     words = [*WORDS[:3], *WORDS[4:], *model, "trainer.epochs=1", f"run_dir={tmp_path}/r"]
     summary = train(load_settings(words))
     assert (summary.verdict, summary.applied_steps) == ("never trained", 16)
-    assert "since the start, because no gradient reaches them" in summary.explanation
+    assert "since the start: no gradient reached them" in summary.explanation
 
 
 @pytest.mark.long
