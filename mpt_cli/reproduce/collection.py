@@ -18,8 +18,10 @@ from mpt_cli.machine import nvidia_gpus
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.expectations import check_names
 from mpt_cli.runs.provenance import ENVIRONMENT
+from mpt_cli.settings.checks import imported_objects
 from mpt_cli.settings.load import load_settings, missing_backend, placed
 from mpt_cli.settings.overrides import resume_command
+from mpt_cli.settings.python_references import file_of
 from mpt_cli.settings.search_path import (
     expanded,
     explicit_path,
@@ -27,6 +29,7 @@ from mpt_cli.settings.search_path import (
     recipe_paths,
 )
 from mpt_cli.training.run_from_settings import check_repeatable
+from mpt_cli.user_code import missing_problem
 
 # What has to be the same again in a repeated run. Speed and memory needn't be, nor the verdict: it rests on samples,
 # and after which steps a short run has time for one depends on its speed.
@@ -47,7 +50,8 @@ FINGERPRINT = "weights_fingerprint"
 @dataclass(frozen=True)
 class ReproduceTarget:
     """What to run and what to expect. `environment` is that of the run to repeat, `recipe` the file of a recipe,
-    `missing` says why it can't run here, `options` are those that decide the result.
+    `missing` says why it can't run here, `options` are those that decide the result,
+    `code` is a remark on functions that lie outside of the current folder.
     """
 
     name: str
@@ -59,6 +63,7 @@ class ReproduceTarget:
     seed: int | None = None
     missing: str = ""
     options: Sequence[str] = ()
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -235,6 +240,13 @@ def _run_target(run: RunDirectory, request: Selection) -> ReproduceTarget:
     words = [f"conf={run.config_yaml}", *request.changes]
     settings = load_settings(words)
     check_repeatable(settings, str(run.path))
+    here, named = Path.cwd(), imported_objects(settings)
+    raise_problems(
+        replace(problem, remedy=f"For the code of this checkout, add {key}=PATH/TO/{Path(name).name} to the command.")
+        for key, name in named
+        if ".py:" in name and (problem := missing_problem(name, key))
+    )
+    files = {str(file) for _, name in named if (file := file_of(name, here)) and not file.is_relative_to(here)}
     if run.is_unfinished:
         status = run.ending.get("status")
         reason = f"was {status}" if status else "still trains, or was killed"
@@ -243,7 +255,14 @@ def _run_target(run: RunDirectory, request: Selection) -> ReproduceTarget:
         )
     expect = expectations_from(read_summary(run.summary_json), request.rtol)
     environment = read_json(run.environment_json, ENVIRONMENT)
-    return ReproduceTarget(str(run.path), words, expect, environment=environment, missing=missing_backend(settings))
+    return ReproduceTarget(
+        str(run.path),
+        words,
+        expect,
+        environment=environment,
+        missing=missing_backend(settings),
+        code=f"it ran the code of {', '.join(sorted(files))}, which is not in the current folder" if files else "",
+    )
 
 
 def _within_rtol(value: Any, rtol: float) -> Any:

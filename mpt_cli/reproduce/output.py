@@ -11,13 +11,7 @@ from mpt_cli.files import write_atomic
 from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import print_table, text_columns
 from mpt_cli.reproduce.collection import FINGERPRINT, Collection, ReproduceTarget
-from mpt_cli.reproduce.reproduction import (
-    CAUSES_IN_DATA,
-    CAUSES_IN_TRAINING,
-    Outcomes,
-    Reproduction,
-    first_recorded_difference,
-)
+from mpt_cli.reproduce.reproduction import Outcomes, Reproduction, first_difference, recorded
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.overrides import resume_command
 from mpt_cli.settings.search_path import shell_command
@@ -54,6 +48,7 @@ class ResultPrinter:
 
     def show_result(self, result: Reproduction) -> None:
         words = result.failure or ("reproduced" if result.target.recipe else "reproduced from its config.yaml")
+        words = "; ".join(filter(None, [words, result.target.code]))
         verdict = (result.child.summary or {}).get("verdict", "")
         if result.passed and "verdict" not in result.target.expect and verdict not in ("", *GOOD_VERDICTS, UNCHECKED):
             words += f", though its verdict is {verdict}"
@@ -96,36 +91,28 @@ class ResultPrinter:
 
 
 def _outcome(result: Reproduction) -> str:
-    if result.crash:
-        return "without a result"
     if not result.passed:
-        return "missed"
+        return ("without a result" if result.crash else "missed") + " and not repeatable" * bool(result.unlike)
     failed = " as a run that failed" if result.child.code and not result.target.recipe else ""
     return "reproduced only at a later attempt (flaky)" if result.is_flaky else f"reproduced{failed}"
 
 
 def _details(result: Reproduction) -> Iterator[str]:
     """Yield why attempts failed, facts about a failed run, and the command that runs it again."""
-    child, attempts = result.child, (*result.earlier, result)
+    child, ended = result.child, result.ended
     for attempt, each in enumerate(result.earlier, 1):
         yield f"attempt {attempt}: {each.failure}{f' (run: {each.child.run_dir})' if each.child.run_dir else ''}"
-    data = {each.child.data for each in attempts} - {""}
-    ended = [each for each in attempts if not each.crash]
-    weights = {(each.child.summary or {}).get(FINGERPRINT) for each in ended}
-    values = {repr([check.got for check in each.checks]) for each in ended}
-    if len(data) > 1:
-        yield f"the data was different from attempt to attempt; {CAUSES_IN_DATA}"
-    elif len(weights) > 1:
-        yield f"attempts gave different values; {CAUSES_IN_TRAINING}"
-    elif len(values) > 1:
-        yield "attempts gave the same weights, but other values: metrics or validation data are not repeatable"
-    parted = (first_recorded_difference(ended[0].child.run, each.child.run) for each in ended[1:])
+    if result.unlike:
+        yield f"{'beside that, ' * (len(ended) < result.attempts)}{result.unlike}"
+    parted = (first_difference(ended[0].child.run, each.child.run, recorded) for each in ended[1:])
     if difference := next(filter(None, parted), None):
         yield f"first recorded difference of two attempts: {difference}"
     if result.passed:
         return
-    if len(data) < 2 and len(weights) == len(values) == 1 < result.attempts == len(ended) and all(weights):
+    if not result.unlike and 1 < result.attempts == len(ended) and (child.summary or {}).get(FINGERPRINT):
         yield f"{result.attempts} attempts gave the same values: probably not flaky"
+    if result.target.code:
+        yield result.target.code
     if child.run_dir:
         yield f"run: {child.run_dir}"
         if child.timeout:
@@ -195,6 +182,8 @@ def _add_result(root: ElementTree.Element, result: Reproduction) -> None:
         tags=", ".join(target.tags),
         attempts=result.attempts,
         flaky="true" if result.is_flaky else "",
+        repeatable="false" if result.unlike else "",
+        code=target.code,
         exit_code=child.code,
     )
     if result.is_flaky:
@@ -216,8 +205,9 @@ def _add_suite(
     for key, value in properties.items():
         if value != "":
             _add(group, "property", name=key, value=value)
-    for index, (case_name, kind, lines) in enumerate(cases):  # the run takes the time, and a look at its summary none
-        case = _add(suite, "testcase", classname=name, name=case_name, time=0 if index else seconds)
+    each = round(seconds / len(cases), 3)  # no case took longer than another: all look at one run
+    for case_name, kind, lines in cases:
+        case = _add(suite, "testcase", classname=name, name=case_name, time=each)
         if kind:
             _add(case, kind, "\n".join(lines), message=lines[0].partition("\n")[0])
     return suite

@@ -17,7 +17,7 @@ from mpt_cli.errors import BAD_CONFIG, BAD_DATA, MISMATCH, OK, TERMINATED, DataE
 from mpt_cli.files import JsonObject
 from mpt_cli.jobs.local_processes import Command, Ending, Limits, LocalExecutor, module_command
 from mpt_cli.jobs.queue import Queue, run_one
-from mpt_cli.reproduce.collection import ReproduceTarget
+from mpt_cli.reproduce.collection import FINGERPRINT, ReproduceTarget
 from mpt_cli.runs.directory import RunDirectory, numbered_path, read_lines, read_summary
 from mpt_cli.runs.expectations import ExpectationCheck, check_expectations
 from mpt_cli.runs.provenance import (
@@ -33,11 +33,13 @@ from mpt_cli.training.checkpoint import CheckpointStore
 
 CAUSES_IN_DATA = (
     "usual causes: random numbers drawn without the run's seed (mpt fills a loader's parameter `seed`), hash() or the "
-    "order of a set, the order in which files are listed, the time"
+    "order of a set, the order in which files are listed, the time, threads that race, a file or cache that an earlier "
+    "attempt left"
 )
 CAUSES_IN_TRAINING = (
     "usual causes: random numbers that a fixed `seed` does not set, in the model, its training or a stream (only its "
-    "first batch is compared), hash() or the order of a set, the time, or a GPU that adds in another order"
+    "first batch is compared), hash() or the order of a set, the time, threads that race, a file or cache that an "
+    "earlier attempt left, or a GPU that adds in another order"
 )
 
 
@@ -84,14 +86,16 @@ class FinishedProcess:
             return self.timeout
         if self.summary is not None and self.summary["status"] != "failed":
             return ""
-        return signal_name(-self.exit_code) if self.exit_code < 0 else f"exit code {self.exit_code}"
+        if self.exit_code == OK:
+            return "ended with exit code 0 before the run was over"
+        return signal_name(-self.exit_code) if self.exit_code < 0 else f"the run's exit code {self.exit_code}"
 
     @property
     def crash_sentence(self) -> str:
         """Return `crash` with the message of the run."""
-        reason = self.words.partition("\n")[0].removeprefix("mpt train: ")
+        reason = self.words.partition("\n")[0].removeprefix("mpt train: ").removeprefix("mpt: ")
         begun = "did not finish" if self.run_dir else "did not run"
-        return f"{begun}: {self.crash}{': ' if reason else ''}{reason}"
+        return ": ".join(filter(None, [begun, self.crash, reason]))
 
 
 def command_in(
@@ -109,12 +113,15 @@ def read_finished(command: Command, ending: Ending) -> FinishedProcess:
     """Return how the process ended; one that could not be started counts as failed by a missing file or memory."""
     if ending.exit_code is None:
         return FinishedProcess(command.subject, BAD_DATA, ending.note, 0.0)
-    if ending.cause == "timeout":
-        why = f"ended after {ending.seconds:.3g} s (--timeout)"
-        return FinishedProcess(command.subject, ending.exit_code, "", ending.seconds, why)
+    timeout = (
+        f"ended after {ending.seconds:.3g} s (--timeout, and the time it needed to end)"
+        if ending.cause == "timeout"
+        else ""
+    )
     lines = command.log.read_text(encoding="utf-8", errors="replace").splitlines() if command.log else []
-    own = next((index for index, line in enumerate(lines) if line.startswith("mpt ")), -1)  # with a traceback below it
-    return FinishedProcess(command.subject, ending.exit_code, "\n".join(lines[own:]), ending.seconds)
+    # with a traceback below it
+    own = next((index for index, line in enumerate(lines) if line.startswith(("mpt ", "mpt:"))), -1)
+    return FinishedProcess(command.subject, ending.exit_code, "\n".join(lines[own:]), ending.seconds, timeout)
 
 
 @dataclass(frozen=True)
@@ -169,6 +176,23 @@ class Reproduction:
             return OK if self.passed else MISMATCH
         return BAD_DATA if self.child.code in (OK, BAD_CONFIG) else self.child.code
 
+    @cached_property
+    def unlike(self) -> str:
+        """Return what differed between attempts, with usual causes; empty where nothing did."""
+        weights = {(each.child.summary or {}).get(FINGERPRINT) for each in self.ended}
+        if len({each.child.data for each in (*self.earlier, self)} - {""}) > 1:
+            return f"the data was different from attempt to attempt; {CAUSES_IN_DATA}"
+        if len(weights) > 1:
+            return f"attempts gave different values; {CAUSES_IN_TRAINING}"
+        if len({repr([check.got for check in each.checks]) for each in self.ended}) > 1:
+            return "attempts gave the same weights, but other values: metrics or validation data are not repeatable"
+        return ""
+
+    @property
+    def ended(self) -> list["Reproduction"]:
+        """Return the attempts that have a result."""
+        return [each for each in (*self.earlier, self) if not each.crash]
+
     @property
     def is_flaky(self) -> bool:
         """Return whether it passed, though not at the first attempt."""
@@ -185,6 +209,7 @@ class Reproduction:
             "seed": self.target.seed,
             "run_dir": self.child.run_dir or None,
             "exit_code": self.child.code,
+            "code": self.target.code,
             "checks": [vars(check) for check in self.checks],
             "environment_differences": self.differences,
         }
@@ -261,30 +286,10 @@ _TIME_DEPENDENT = {
 }
 
 
-def first_difference(one: RunDirectory, other: RunDirectory) -> str | None:
-    """Return where the runs first differ, as a sentence about `other`; None when they are identical.
-
-    Compared are every event (the scale sequence), every line of metrics, every variable of the last checkpoints, bit by
-    bit, and the summary; not what depends on the clock. DataError when a checkpoint is missing or damaged.
-    """
-    return _first_unlike(_facts(one), _facts(other))
+Facts = Iterator[tuple[str, Any]]
 
 
-def first_recorded_difference(one: RunDirectory, other: RunDirectory) -> str | None:
-    """Return as `first_difference` where the events or metrics first differ."""
-    return _first_unlike(_recorded(one), _recorded(other))
-
-
-def _first_unlike(facts: Iterator[tuple[str, Any]], other_facts: Iterator[tuple[str, Any]]) -> str | None:
-    for mine, its in zip_longest(facts, other_facts, fillvalue=("nothing more", None)):
-        if mine[0] != its[0]:
-            return f"it has {its[0]} where the other has {mine[0]}"
-        if mine != its:
-            return f"{its[0]} is {its[1]} instead of {mine[1]}"
-    return None
-
-
-def _recorded(run: RunDirectory) -> Iterator[tuple[str, Any]]:
+def recorded(run: RunDirectory) -> Facts:
     """Yield the compared events and metrics of a run, each with its name, by step: causes before their consequences."""
     lines = [(line, path.name) for path in (run.events_jsonl, run.metrics_jsonl) for line in read_lines(path)]
     for line, file in sorted(lines, key=lambda pair: int(pair[0]["step"])):
@@ -295,9 +300,12 @@ def _recorded(run: RunDirectory) -> Iterator[tuple[str, Any]]:
                 yield f"{name} at step {line['step']} ({file})", line[name]
 
 
-def _facts(run: RunDirectory) -> Iterator[tuple[str, Any]]:
-    """Yield every compared fact of a run."""
-    yield from _recorded(run)
+def _facts(run: RunDirectory) -> Facts:
+    """Yield every compared fact of a run: every event (the scale sequence), every line of metrics, every variable of
+    the last checkpoint, bit by bit, and the summary; not what depends on the clock. DataError when a checkpoint is
+    missing or damaged.
+    """
+    yield from recorded(run)
 
     def refuse(sentence: str) -> None:
         raise DataError(f"{run.path}: {sentence}")
@@ -311,6 +319,18 @@ def _facts(run: RunDirectory) -> Iterator[tuple[str, Any]]:
     summary = read_summary(run.summary_json)
     for name in sorted(summary.keys() - _TIME_DEPENDENT):
         yield f"{name} in {run.summary_json.name}", summary[name]
+
+
+def first_difference(
+    one: RunDirectory, other: RunDirectory, facts: Callable[[RunDirectory], Facts] = _facts
+) -> str | None:
+    """Return which of their facts first differs, as a sentence about `other`; None when they are identical."""
+    for mine, its in zip_longest(facts(one), facts(other), fillvalue=("nothing more", None)):
+        if mine[0] != its[0]:
+            return f"it has {its[0]} where the other has {mine[0]}"
+        if mine != its:
+            return f"{its[0]} is {its[1]} instead of {mine[1]}"
+    return None
 
 
 @dataclass(frozen=True)

@@ -263,25 +263,30 @@ def _describe_dead(run_state: RunState) -> str | None:
     )
 
 
-def describe_unmoved(found: UnmovedWeights, is_checked: bool = True) -> str:
-    """Return a sentence that no weight has changed, why, and what to do; `is_checked` says whether a sample showed that
-    float16 did not flush their gradients.
+_NO_GRADIENT = "stop_gradient, a loss that does not depend on them, or dead units"
 
-    >>> describe_unmoved(UnmovedWeights(0, 1e-9))[:53]
+
+def describe_unmoved(found: UnmovedWeights, computes_in_float16: bool) -> str:
+    """Return a sentence that no weight has changed, why, and what to do.
+
+    >>> describe_unmoved(UnmovedWeights(0, 1e-9), True)[:53]
     'Not one bit of any kernel has changed since the start'
     """
     since = f"step {format_count(found.since_step)}" if found.since_step else "the start"
-    if not is_checked:
+    words = f"Not one bit of any kernel has changed since {since}"
+    if found.has_gradients is None:
+        flushed = "float16 flushes their gradients to 0 (loss_scale=dynamic keeps more of them), "
         return (
-            f"Not one bit of any kernel has changed since {since}. Either float16 flushes their gradients to 0, which "
-            "was not checked (loss_scale=dynamic keeps more of them), or updates at learning rate "
-            f"{found.learning_rate:g} are too small for the weights (raise it)."
+            f"{words}. Either {flushed * computes_in_float16}no gradient reaches them at all ({_NO_GRADIENT}), or "
+            f"updates at learning rate {found.learning_rate:g} are too small for the weights (raise it). It is not "
+            "known which."
         )
+    if not found.has_gradients:
+        return f"{words}: no gradient reached them in a sampled batch, not even in float32. Look for {_NO_GRADIENT}."
     return (
-        f"Not one bit of any kernel has changed since {since}, though the gradients are not 0: at learning rate "
-        f"{found.learning_rate:g} updates are less than half a unit in the last place of the weights (2**-25 to "
-        "2**-24 of one in float32) and are rounded away. Raise the learning rate, unless the model met its targets "
-        "from the start."
+        f"{words}, though the gradients are not 0: at learning rate {found.learning_rate:g} updates are less than half "
+        "a unit in the last place of the weights (2**-25 to 2**-24 of one in float32) and are rounded away. Raise the "
+        "learning rate, unless the model met its targets from the start."
     )
 
 
@@ -292,8 +297,7 @@ def _ends_as_it_began(run_state: RunState) -> str | None:
         return f"{words}: {advise(run_state, 0, ZERO_CAUSES)}"
     if run_state.unmoved is None or run_state.layers_that(FLUSHED):
         return None
-    may_be_flushed = run_state.scaling.is_needed and bool(run_state.unchecked)
-    return describe_unmoved(run_state.unmoved, is_checked=not may_be_flushed)
+    return describe_unmoved(run_state.unmoved, run_state.scaling.is_needed)
 
 
 def _ends_unmoved(run_state: RunState) -> str | None:
@@ -551,8 +555,9 @@ class HealthRules:
         At the end of an epoch, check the rules for epochs: nan in the weights can hide behind a relu and leave the
         loss finite.
         """
-        asked = ((rule, limit) for rule, limit in self._active(run_state) if rule.at_epoch_end == at_epoch_end)
-        return next(filter(None, (rule.check(run_state, limit) for rule, limit in asked)), None)
+        asked = self._active(run_state)
+        stops = (rule.check(run_state, limit) for rule, limit in asked if rule.at_epoch_end == at_epoch_end)
+        return next(filter(None, stops), None)
 
     def stop_limits(self, run_state: RunState) -> StopLimits:
         """Return the counts at which the next call ends, at the very step that breaks a rule."""
@@ -561,5 +566,8 @@ class HealthRules:
 
     def _active(self, run_state: RunState) -> list[tuple[HealthRule, float]]:
         """Return the rules that are turned on, with their limits; the limit is 1 for one that is only on or off."""
-        limits = ((rule, attrgetter(rule.key)(self)) for rule in RULES if rule.key and rule.applies(run_state))
-        return [(rule, limit) for rule, limit in limits if limit]
+        return [
+            (rule, limit)
+            for rule in RULES
+            if rule.key and rule.applies(run_state) and (limit := attrgetter(rule.key)(self))
+        ]

@@ -161,10 +161,13 @@ class GradientSample:
 
 @dataclass(frozen=True)
 class UnmovedWeights:
-    """No bit of any kernel examined has changed since `since_step`, at this learning rate."""
+    """No bit of any kernel examined has changed since `since_step`, at this learning rate. `has_gradients` says whether
+    a sample showed that some of these kernels have a gradient; None where none tells.
+    """
 
     since_step: int
     learning_rate: float
+    has_gradients: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mpt_cli.precision.gradient_check import are_finite, is_overwritten
 from mpt_cli.samples.gradient_samples import GradientSampler, SampleResult
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health_and_verdict import HealthRules, Stop, describe_unmoved
-from mpt_cli.telemetry.record_types import Event, Summary, UnmovedWeights
+from mpt_cli.telemetry.record_types import WEIGHT_GRADIENTS, Event, LayerSample, Summary, UnmovedWeights
 from mpt_cli.telemetry.run_state import WIDE, RunState, build_run_state
 from mpt_cli.telemetry.sink_interface import Telemetry
 from mpt_cli.telemetry.step_counters import StepCounters, StepRecords
@@ -40,6 +40,7 @@ class WeightWatch:
         self._begun = [] if has_moved else [(kernel, _checksum(kernel)) for kernel in _kernels(optimizers)]
         self._applied_before = self._applied()  # last, as a loop may go on in the meantime
         self.found: UnmovedWeights | None = None  # as of the latest look; None where all is well
+        self.has_gradients: bool | None = None  # whether samples show a gradient of these kernels; None: not known
 
     def check(self, rate: float) -> UnmovedWeights | None:
         """Return a finding at the end of an epoch, unless an earlier epoch had it; None if weights move at this
@@ -52,8 +53,17 @@ class WeightWatch:
         is_known = rate > 0 or rate == self.since == 0  # a schedule may have come to 0 after steps that moved them
         if self.has_moved or not is_known or self._applied() - self._applied_before < LEAST_UPDATES:
             return None
-        self.found = UnmovedWeights(self.since, rate)
+        self.found = UnmovedWeights(self.since, rate, self.has_gradients)
         return None if was_known else self.found
+
+    def note_gradients(self, rows: Sequence[LayerSample]) -> None:
+        """Note whether a kernel has a gradient: one row shows that some has, only the rows of all that none has."""
+        kernels = [getattr(kernel, "path", "") for kernel, _ in self._begun]
+        own = [row for row in rows if row.kind == WEIGHT_GRADIENTS and row.variable in kernels]
+        is_shown = any(row.values and row.flushed < 1.0 for row in own)
+        if is_shown or (self.has_gradients is None and [row.values for row in own] == [0] * len(kernels)):
+            self.has_gradients = is_shown
+        self.found = self.found and replace(self.found, has_gradients=self.has_gradients)
 
     def has_moved_in(self, layer: str) -> bool:
         """Return whether a kernel of the layer has changed since the watch began."""
@@ -134,6 +144,8 @@ class RunRecord:
         else:
             self.telemetry.layers(self.counters.seen, self.counters.scale, look.layers)
             self.counters.sample = look.sample or self.counters.sample
+            if self.weight_watch is not None and not sampler.is_seeded:  # not the loss that the weights are trained by
+                self.weight_watch.note_gradients(look.layers)
         return look
 
     def check_epoch(self, weights: Sequence[Any]) -> Stop | None:
@@ -147,8 +159,7 @@ class RunRecord:
         if watch is None or counters.streaks.zero_steps:  # without gradients nothing is to move
             return
         if (found := watch.check(counters.learning_rate)) is not None:
-            is_checked = counters.sample is not None or not self.health.scaling.is_needed
-            self.telemetry.message(f"step {counters.seen}: {describe_unmoved(found, is_checked)}")
+            self.telemetry.message(f"step {counters.seen}: {describe_unmoved(found, self.health.scaling.is_needed)}")
 
     def line(self, loss: float | None, metrics: Mapping[str, float], **others: Any) -> None:
         """Write a line of the log; `others` are further fields of a `Snapshot`."""

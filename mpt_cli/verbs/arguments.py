@@ -451,7 +451,9 @@ def configure_copy(parser: Parser) -> None:
     """Copy a recipe to a file that you can edit, and mpt.schema.json, which tells
     editors its keys. Overwrites nothing."""
     parser.add_argument("recipe", metavar="RECIPE", help="its name, as `mpt list` shows it")
-    parser.add_argument("destination", metavar="DEST", nargs="?", help="a file or folder; default: ./RECIPE.yaml")
+    parser.add_argument(
+        "destination", metavar="DEST", nargs="?", help="a file, a folder or - (print it); default: ./RECIPE.yaml"
+    )
     parser.epilog = "example:\n  mpt copy digits_cnn mine.yaml\n  mpt train conf=./mine.yaml"
 
 

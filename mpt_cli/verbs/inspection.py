@@ -157,6 +157,9 @@ def run_copy(arguments: Namespace) -> int:
     if source is None:
         remedy = did_you_mean(arguments.recipe, recipe_paths()) or "`mpt list recipes` shows them."
         raise config_error("RECIPE", "no recipe has this name.", arguments.recipe, remedy)
+    if arguments.destination == "-":
+        say(read_file(source).rstrip())
+        return OK
     target = expanded(arguments.destination or ".")
     target = target / source.name if target.is_dir() else target
     _copy(source, target)

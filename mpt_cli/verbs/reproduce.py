@@ -55,7 +55,7 @@ def run_reproduce(arguments: Namespace) -> int:
     write()  # for the case that this process is killed
     printer = ResultPrinter(sys.stderr if arguments.json or not found.targets else sys.stdout, found)
     if not (found.targets or found.errors):
-        raise config_error("reproduce", "must have a recipe or run to run: with none, it would always pass.")
+        raise config_error("NAME", f"nothing to run: {len(found.left_out)} left out, see above.")
     for error in found.errors:
         printer.line(f"error: {error}")
     if arguments.dry_run:

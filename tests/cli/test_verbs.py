@@ -85,6 +85,7 @@ def test_a_copy_is_a_recipe_of_ones_own(mpt):
     Path("sub").mkdir()
     assert mpt("copy", "digits_cnn", "sub").code == 0 and Path("sub/digits_cnn.yaml").is_file()
     assert Path("sub/mpt.schema.json").is_file()
+    assert mpt("copy", "digits_cnn", "-").out.encode() == shipped
 
 
 def test_a_copy_overwrites_nothing(mpt):

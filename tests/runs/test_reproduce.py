@@ -62,9 +62,9 @@ def junit_verdicts() -> list[tuple[str, str, str, str]]:
     return found
 
 
-def run_dirs() -> list[str | None]:
-    properties = ElementTree.parse("out.xml").getroot().iter("property")
-    return [each.get("value") for each in properties if each.get("name") == "run_dir"]
+def properties(name: str) -> list[str | None]:
+    found = ElementTree.parse("out.xml").iter("property")
+    return [each.get("value") for each in found if each.get("name") == name]
 
 
 def test_a_missed_expectation_is_five_in_the_table_as_json_and_for_junit(outcome, capsys, recipe: Path):
@@ -80,7 +80,8 @@ def test_a_missed_expectation_is_five_in_the_table_as_json_and_for_junit(outcome
     assert found["results"][1]["checks"][0] == check
     suites = ElementTree.parse("out.xml").getroot().findall("testsuite")
     assert [(suite.get("tests"), suite.get("time")) for suite in suites] == [("3", "1.0")] * 2
-    assert [case.get("name") for case in suites[0].findall("testcase")] == ["val_accuracy", "val_loss", "steps_seen"]
+    times = {case.get("name"): case.get("time") for case in suites[0].iter("testcase")}
+    assert times == dict.fromkeys(["val_accuracy", "val_loss", "steps_seen"], "0.333")
     (failure,) = suites[0].iter("failure")
     assert failure.get("message") == "MISS val_accuracy: expected at least 0.99, got 0.98"
 
@@ -136,6 +137,17 @@ def test_an_earlier_run_is_repeated_as_it_was_and_held_against_its_own_summary(o
     assert main(["reproduce", "earlier", "--rtol", "0.01", "--output", "2"]) == 0
     assert "earlier: reproduced from its config.yaml" in capsys.readouterr().out
     assert outcome["cores"] is None
+
+
+def test_a_repeated_run_names_code_of_other_folders_and_asks_for_what_is_gone(outcome, earlier, capsys):
+    config = earlier / "config.yaml"
+    text = config.read_text()
+    for file, code, said in (
+        (__file__, 0, f"it ran the code of {__file__}, which"),
+        ("/a/b.py", 2, "add trainer.loss=PATH/TO/b.py:named to"),
+    ):
+        config.write_text(text.replace("loss: auto", f"loss: {file}:named"))
+        assert main(["reproduce", "earlier"]) == code and said in "".join(capsys.readouterr())
 
 
 def test_runs_and_their_configurations_are_collected(earlier: Path):
@@ -239,6 +251,8 @@ def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome,
     named("mine/typo.yaml", RECIPE.replace("val_accuracy:", "val_acuracy:"))
     assert told(capsys, "unreadable", "mine", "-k", "a.yaml") == 2  # whose tags nobody knows
     assert [words[0] for words in outcome["words"]] == ["conf=mine/a.yaml"]
+    named("bare/base.yaml", "seed: 1\n")
+    assert main(["reproduce", "bare"]) == 2 and "nothing to run: 1 left out, see" in capsys.readouterr().err
     assert main(["reproduce", "mine", "-k", "nothing"]) == 2 and "is never closed" in capsys.readouterr().err
     assert main(["check", "conf=mine/typo.yaml"]) == 2
     assert "no run of this recipe reports it. Did you mean val_accuracy?" in (said := capsys.readouterr().err)
@@ -252,13 +266,16 @@ def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys):
     assert "words" not in outcome and not Path("out.xml").exists()
 
 
-@pytest.mark.parametrize("case", ["flaky", "flaky-data", "flaky-metric"])
-def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch, case: str):
+@pytest.mark.parametrize("case", ["flaky", "flaky-data", "flaky-metric", "never"])
+def test_what_passes_at_a_second_attempt_is_flaky_and_what_differs_not_repeatable(
+    outcome, capsys, monkeypatch, case: str
+):
     run, good = StubExecutor.run, outcome["summary"]
 
     def fails_first(command: Command) -> int:
         is_second = command.name.endswith("-2")
-        outcome["summary"] = {**good, "steps_seen": 345 if is_second else 1, "weights_fingerprint": command.name}
+        steps = 345 if is_second and case != "never" else 1
+        outcome["summary"] = {**good, "steps_seen": steps, "weights_fingerprint": command.name}
         if case == "flaky-metric":
             outcome["summary"]["weights_fingerprint"] = "the same"
         outcome["environment"] |= {"dataset_fingerprint": str(is_second and case == "flaky-data")}
@@ -269,9 +286,9 @@ def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch, 
         return code
 
     monkeypatch.setattr(StubExecutor, "run", staticmethod(fails_first), raising=False)
-    assert told(capsys, case, "./mine.yaml", "--retries", "2") == 0
+    assert told(capsys, case, "./mine.yaml", f"--retries={2 - (case == 'never')}") == 5 * (case == "never")
+    assert properties("flaky") == ["true"] * (case != "never") and properties("repeatable") == ["false"]
     (suite,) = ElementTree.parse("out.xml").getroot()
-    assert {each.get("name"): each.get("value") for each in suite.iter("property")}["flaky"] == "true"
     assert suite.get("time") == "2.0"  # both attempts
 
 
@@ -284,7 +301,7 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch,
     """It writes a summary all the same, of a run that was terminated: an error, and no missed expectation."""
 
     def never_ends(command: Command) -> None:
-        command.log.touch()
+        command.log.write_text("mpt: terminated while loading the data")
         if "mine" in command.name:
             command.subject.path.mkdir(parents=True)
             write_json(command.subject.summary_json, {**SUMMARY, "status": "terminated", "exit_code": 143})
@@ -293,16 +310,13 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch,
     assert told(capsys, "too-long", "./mine.yaml", "digits_mlp", "--timeout", "0.05") == 143
 
 
-@pytest.mark.parametrize(("code", "exit_code"), [(3, 3), (-9, 143), (2, 3)])
+@pytest.mark.parametrize(("code", "exit_code"), [(3, 3), (-9, 143), (2, 3), (0, 3)])
 def test_a_run_that_left_no_summary_is_told_as_what_it_was_and_its_code_is_the_answer(
     outcome, code: int, exit_code: int, capsys
 ) -> None:
     outcome |= {"summary": None, "code": code}
     assert told(capsys, f"no-summary{code}", "./mine.yaml", "--retries", "1") == exit_code
-    properties = ElementTree.parse("out.xml").getroot().iter("property")
-    assert [each.get("value") for each in properties if each.get("name") == "exit_code"] == [
-        str(143 if code < 0 else code)
-    ]
+    assert properties("exit_code") == [str(143 if code < 0 else code)]
 
 
 def test_a_crash_while_training_is_no_missed_expectation_unless_the_recipe_expects_it(outcome, recipe, capsys):
@@ -331,7 +345,7 @@ def test_after_an_interruption_the_results_so_far_are_shown_and_written(outcome,
     def is_interrupted(command: Command) -> int | None:
         if "digits" in command.name:
             written.extend(junit_verdicts())
-            begun.extend(run_dirs())
+            begun.extend(properties("run_dir"))
             run(command)
             os.kill(os.getpid(), signal.SIGINT)
             return None
@@ -340,7 +354,7 @@ def test_after_an_interruption_the_results_so_far_are_shown_and_written(outcome,
     monkeypatch.setattr(StubExecutor, "run", staticmethod(is_interrupted), raising=False)
     assert told(capsys, "interrupted", "./mine.yaml", "./mine.yaml", "digits_mlp", "digits_cnn") == 130
     assert [(suite, kind) for suite, _, kind, _ in written] == [("digits_mlp", "error"), ("digits_cnn", "error")]
-    assert begun == run_dirs() == ["out/1-mine", "out/2-digits_mlp"]  # digits_cnn had not begun
+    assert begun == properties("run_dir") == ["out/1-mine", "out/2-digits_mlp"]  # digits_cnn had not begun
     texts = [error.text for error in ElementTree.parse("out.xml").iter("error")]
     assert "mpt train conf=out/2-digits_mlp/config.yaml resume=" in texts[0] and texts[1].endswith("had not begun")
 

@@ -126,6 +126,19 @@ def test_a_run_that_trained_nothing_is_no_success(tmp_path, capsys):
     assert "never trained: Not one bit of any kernel" in said and "no layer is bad" not in said
 
 
+def cut_off():
+    return keras.Sequential([layers.Flatten(), layers.Lambda(lambda x: 0 * x), layers.Dense(10)])
+
+
+def test_where_no_gradient_reaches_the_kernels_none_is_rounded_away(tmp_path):
+    # a bias moves
+    model = ["model=builder", f"model.builder={__file__}:cut_off", "policy=mixed_float16"]
+    words = [*WORDS[:3], *WORDS[4:], *model, "trainer.epochs=1", f"run_dir={tmp_path}/r"]
+    summary = train(load_settings(words))
+    assert (summary.verdict, summary.applied_steps) == ("never trained", 16)
+    assert "since the start: no gradient reached them" in summary.explanation
+
+
 @pytest.mark.long
 def test_a_run_that_trained_and_goes_on_at_a_rate_of_nothing_is_healthy(tmp_path):
     """What moved before the checkpoint has moved; without it the last 32 steps would be a run that trained nothing."""
