@@ -493,7 +493,7 @@ def _optimizers(seen: ScriptRun) -> Iterator[Patch]:
             module, scales = _calling_module(), isinstance(optimizer, scaling)
             by_wrapper = not scales and module.startswith(("mpt_cli.precision", scaling.__module__))
             if by_wrapper or (module.startswith("mpt_cli.") and not module.startswith("mpt_cli.precision")):
-                if seen.passes is None and by_wrapper and id(optimizer) not in seen.wrappers:
+                if seen.passes is None and not seen.fits and by_wrapper and id(optimizer) not in seen.wrappers:
                     seen.note(OWN_LOOP)
             elif seen.passes is not None:
                 seen.step(optimizer, grads, trainable_variables)

@@ -18,7 +18,15 @@ from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.causes import keep_in_float32
 from mpt_cli.telemetry.format import Rows, format_fraction, format_scale
 from mpt_cli.telemetry.health_and_verdict import name_layers
-from mpt_cli.telemetry.record_types import ACTIVATIONS, DEAD, FLUSHED, OVERFLOWED, VANISHED, LayerSample
+from mpt_cli.telemetry.record_types import (
+    ACTIVATION_GRADIENTS,
+    ACTIVATIONS,
+    DEAD,
+    FLUSHED,
+    OVERFLOWED,
+    VANISHED,
+    LayerSample,
+)
 from mpt_cli.training.run_from_settings import RunDefinition
 
 ROUNDS = 5  # attempts to find the layers to keep in float32
@@ -147,7 +155,10 @@ def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Say
         more += examination.layers_around([*lost], [*_beyond_float16(again).intersection(lost)])
         more = [name for name in more if name not in kept]
         if not more and not again.is_safe:
-            more = examination.output_layers()
+            bad = [row.layer for row in again.layer_samples if row.kind == ACTIVATION_GRADIENTS and row.overflowed]
+            # the backward pass of what takes the last of these outputs spoils the gradients
+            takers = [] if again.forward_overflows else examination.layers_around([], bad[-1:])
+            more = [name for name in takers if name not in kept] or examination.output_layers()
         if not more:
             break
         kept += dict.fromkeys(more)
@@ -302,7 +313,9 @@ def lead_sentences(found: Diagnosis) -> Rows:
 def _measured(found: Diagnosis) -> str:
     """Return on what, and with the dtypes of which door."""
     kept = dict.fromkeys(found.owners.get(x.name, x.name) for x in found.layers if x.compute_dtype != "float16")
-    words = f"{found.batches} batches of {found.settings.trainer.batch_size} under {found.policy.name}"
+    # a model with layers of several dtypes has the policy of most
+    policy = found.policy.name if found.policy.name.endswith("ed_float16") else "the dtypes of its layers"
+    words = f"{found.batches} batches of {found.settings.trainer.batch_size} under {policy}"
     words += f", with {name_layers([*kept])} not in float16" if kept else ""
     if found.policy.head and isinstance(found.settings.model, GivenModel):
         words += ", as mpt.fit trains it (to measure what mpt run trains, build the model under its policy)"

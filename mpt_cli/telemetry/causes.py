@@ -126,8 +126,8 @@ OTHER_POLICY = "the policy mixed_bfloat16 or float32"
 KEPT_BY_MORE = "a higher loss scale keeps what float16 flushes: "
 
 A_BUG = (
-    "the model or data has a bug. Look at the layer that events.jsonl names for a square root, norm or division whose "
-    "gradient is not defined at 0, a masked logarithm, or inputs above 65504 before a tanh or sigmoid, inf in float16."
+    "the model or data has a bug. Look at the layer that events.jsonl names, and those after it, for a square root, norm or "
+    "division whose gradient is not defined at 0, a masked logarithm, or inputs above 65504 before a tanh or sigmoid, inf in float16."
 )
 
 SPOILED_STATE = Cause(

@@ -205,6 +205,22 @@ def test_a_layer_that_only_meets_an_overflow_in_a_plain_operation_stays_in_float
     assert found.keep_in_float32 == ["big"] and found.is_safe
 
 
+class Lengths(keras.Layer):
+    """1e-12 is 0 in float16, and the square root has no gradient at 0."""
+
+    def call(self, x):
+        return ops.sqrt(ops.square(x) + 1e-12)
+
+
+def test_a_layer_without_weights_whose_gradient_is_nan_in_float16_alone_is_named():
+    inputs = keras.Input((6,))
+    first = keras.layers.Dense(6, use_bias=False, kernel_initializer="identity", name="first")(inputs)
+    outputs = keras.layers.Dense(2)(keras.layers.Dense(4)(Lengths(name="lengths")(first)))
+    x = np.where(np.arange(6) == 0, 0, X)
+    found = mpt.diagnose(compiled(keras.Model(inputs, outputs)), x, Y, **QUIET)
+    assert found.keep_in_float32 == ["lengths"] and found.is_safe
+
+
 @pytest.mark.slow
 def test_a_batch_that_lost_its_loss_on_the_way_is_measured_though_it_is_rare():
     x = np.full((64, 6), 1e-3, "float32")
