@@ -89,9 +89,11 @@ def keep_in_float32(layers: Sequence[str], is_of_program: bool | None = None) ->
     >>> keep_in_float32(["norm", "head"])
     'policy.overrides={norm: float32, head: float32}, in a script dtype="float32" where you make layers norm, head'
     """
-    key = f"policy.overrides={{{', '.join(f'{layer}: float32' for layer in layers)}}}"
-    made = f'dtype="float32" where you make layer{"s" * (len(layers) > 1)} {", ".join(layers)}'
-    return by_door(key, made, is_of_program)
+    return by_door(
+        f"policy.overrides={{{', '.join(f'{layer}: float32' for layer in layers)}}}",
+        f'dtype="float32" where you make layer{"s" * (len(layers) > 1)} {", ".join(layers)}',
+        is_of_program,
+    )
 
 
 def by_door(key: str, made: str, is_of_program: bool | None) -> str:
