@@ -232,7 +232,7 @@ class ScriptRun:
     @property
     def ended_runs(self) -> list[Run]:
         """Return the runs that ended normally, or by a health rule."""
-        return [run for run in self.runs if run.summary["status"] in ("finished", "stopped")]
+        return [run for run in self.runs if run.status in ("finished", "stopped")]
 
     def why_not_good(self, allow_unchecked: bool) -> str:
         """Return a sentence on the verdicts that are not good; empty if all are."""
@@ -282,7 +282,8 @@ class ScriptRun:
         bad = [run for run in self.ended_runs if run.verdict not in (*GOOD_VERDICTS, UNCHECKED)]
         guide = "; see docs/guides/script-overflow.md" if bad else ""
         shown = self._shown([*bad, self.runs[-1]][0])
-        return [*found, f"{skipped} of {seen} steps skipped", f"next: mpt report {shown}{guide}"]
+        together = " in all runs together" * (len(self.runs) > 1)
+        return [*found, f"{skipped} of {seen} steps skipped{together}", f"next: mpt report {shown}{guide}"]
 
 
 def _outside(make: Callable[[], Any]) -> Any:

@@ -27,7 +27,7 @@ def overall_sentence(comparison: Comparison) -> str:
     first = comparison.results[0]
     second = numbered_path(first.run_dir, "", 2)
     judged = (
-        f"This judges only the first training of the script, {first.summary.get('description')}; "
+        f"This judges only the first of the trainings or optimizers of the script, {first.summary.get('description')}; "
         f"`{shell_command('report', second)}` shows the next. "
     )
     return judged * second.is_dir() + _verdict(comparison) + _empty_equality(comparison)
@@ -82,7 +82,7 @@ def _pays_sentence(comparison: Comparison) -> str:
     told = [
         f"{entry.label} {_pays_words(entry)}: {_speed_up_cell(entry)} the speed of {entry.baseline.label}, "
         f"its quality {_quality_words(entry)} over {entry.quality.seeds} of {comparison.seeds} seeds, "
-        f"its verdict {format_verdict(entry)}."
+        f"its verdict{'s:' * (',' in format_verdict(entry))} {format_verdict(entry)}."
         for entry in measured
         if entry.baseline
     ]
@@ -136,8 +136,8 @@ def sentences(comparison: Comparison) -> list[str]:
         if any(entry.ignores_seed for entry in comparison.entries if entry.baseline is None)
         else "",
         "Of a script the first training is compared: a fit by its last epoch, also if EarlyStopping restores another; "
-        "a loop by its mean loss at the end. Rounding alone may change a loss that is computed in half precision: keep "
-        "the outputs in float32."
+        "a loop by its mean loss at the end, over the steps of its first optimizer. Rounding alone may change a loss "
+        "that is computed in half precision: keep the outputs in float32."
         if comparison.plan.jobs[0].verb == "run"
         else "",
         _other_objectives(comparison),
@@ -216,6 +216,8 @@ def compare_page(comparison: Comparison, page: Path) -> str:
         for entry in comparison.entries
         for job in entry.results
     )
+    objective = f"{comparison.objective.name}:{comparison.objective.direction}"
+    report = shell_command("report", comparison.directory.path, "--objective", objective)
     return render_page(
         "compare.html",
         f"Comparison {comparison.directory.path.name}",
@@ -231,7 +233,7 @@ def compare_page(comparison: Comparison, page: Path) -> str:
         ),
         sentences=sentences(comparison),
         failures=[job for job in comparison.results if not job.is_good],
-        command=shlex.join(comparison.plan.facts["command_line"]),
+        again=[shlex.join(comparison.plan.facts["command_line"]), report],
         job_commands=[job.job.command for entry in comparison.entries for job in entry.results],
     )
 

@@ -17,13 +17,16 @@ from mpt_cli.settings.model_data_optimizer_keys import GivenModel
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.causes import keep_in_float32
 from mpt_cli.telemetry.format import Rows, format_fraction, format_scale
-from mpt_cli.telemetry.health_and_verdict import name_layers
+from mpt_cli.telemetry.health_and_verdict import NOT_CAST, head_in_float32, name_layers
 from mpt_cli.telemetry.record_types import (
     ACTIVATION_GRADIENTS,
     ACTIVATIONS,
+    ALL_LAYERS,
     DEAD,
     FLUSHED,
+    INPUTS,
     OVERFLOWED,
+    TARGETS,
     VANISHED,
     LayerSample,
 )
@@ -104,7 +107,12 @@ class Diagnosis:
     @property
     def loses_digits(self) -> bool:
         """Return whether half precision takes digits that the model needs."""
-        return self.digits is not None and bool(self.digits.layers or self.digits.stale)
+        return bool(self.lost_by or (self.digits and self.digits.stale))
+
+    @property
+    def lost_by(self) -> tuple[str, ...]:
+        """Return what loses digits, as `LostDigits.layers` has it."""
+        return self.digits.layers if self.digits else ()
 
     @property
     def forward_overflows(self) -> bool:
@@ -134,7 +142,7 @@ def diagnose(
     say(f"measuring {batches} batches after {after_steps} steps of training")
     examination.measure_at(after_steps)
     digits = examination.digits
-    if kept := [] if digits is None else digits.remedy:
+    if kept := digits.remedy if digits else []:
         examination.keep_in_float32(kept)
     return replace(_with_layers_in_float32(examination, _verify(examination, kept, say), say), digits=digits)
 
@@ -265,8 +273,7 @@ def recommended_scale(window: SafeScales, lowest: float, highest: float) -> floa
     """
     power = max(window.highest_power - 1, window.lowest_power) if not window.empty else window.highest_power - 1
     within = min(max(power, ceil(log2(lowest))), floor(log2(highest)))
-    is_safe = is_within(within, window)
-    return 2.0 ** (within if is_safe else min(max(power, -126), 127))
+    return 2.0 ** (within if is_within(within, window) else min(max(power, -126), 127))
 
 
 def safest_power(windows: Mapping[str, SafeScales]) -> tuple[int, list[str]]:
@@ -287,7 +294,10 @@ def is_within(power: int, window: SafeScales | None) -> bool:
 def lead_sentences(found: Diagnosis) -> Rows:
     """Return three sentences, with labels: what is wrong, what to set, how sure that is."""
     kept, scaling = found.keep_in_float32, config_sections(found).get("loss_scale", {})
-    words = [keep_in_float32(kept, isinstance(found.settings.model, GivenModel))] if kept else []
+    is_of_program = isinstance(found.settings.model, GivenModel)
+    words = [keep_in_float32(kept, is_of_program)] if kept else []
+    remedies = {INPUTS: NOT_CAST, TARGETS: head_in_float32(is_of_program)}
+    words += [remedies[what] for what in remedies if what in found.lost_by]
     keys = ", ".join([*words, *(f"loss_scale.{name}={value}" for name, value in scaling.items())])
     tried = next((trial for trial in found.trials if trial.scale == found.recommended), None)
     trial = "not tried in float16"
@@ -299,7 +309,9 @@ def lead_sentences(found: Diagnosis) -> Rows:
         f"--after-steps) and other batches (batches=, --batches) may differ. Lost digits were looked for in at most "
         f"{MOST_EXAMPLES} examples"
     )
-    if found.is_well:
+    if ALL_LAYERS in found.lost_by:
+        keys = "policy=float32: no loss scale brings lost digits back"
+    elif found.is_well:
         keys = f"nothing needs to change; {keys} leaves the most room above and below"
     elif not keys:
         remedy = f"{found.float32}; " if found.float32 else ""
@@ -324,7 +336,7 @@ def _measured(found: Diagnosis) -> str:
 
 def _finding(found: Diagnosis) -> str:
     met = found.trial_of_run
-    if found.digits is not None and found.loses_digits:
+    if found.digits and found.loses_digits:
         return found.digits.sentence
     if met is None:
         return "nothing is wrong: no gradient is in float16"
@@ -363,8 +375,11 @@ def _describe_clash(found: Diagnosis, window: SafeScales) -> str:
 
 def config_sections(found: Diagnosis) -> dict[str, dict[str, Any]]:
     """Return the recommendation as sections of a recipe; a power of two is written as such."""
+    if ALL_LAYERS in found.lost_by:
+        return {"policy": {"name": "float32"}}
     kept = dict.fromkeys(found.keep_in_float32, "float32")
-    sections: dict[str, dict[str, Any]] = {"policy": {"overrides": kept}} if kept else {}
+    policy = ({"overrides": kept} if kept else {}) | ({"head": "float32"} if TARGETS in found.lost_by else {})
+    sections: dict[str, dict[str, Any]] = {"policy": policy} if policy else {}
     if found.recommended is None:
         return sections
     rule, scale = found.settings.loss_scale.rule, format_power(found.recommended)

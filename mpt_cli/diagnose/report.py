@@ -23,6 +23,8 @@ from mpt_cli.precision.gradients.exponent_counts import SafeScales, share_flushe
 from mpt_cli.report.tables import TableColumn, print_labelled, print_table
 from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import Rows, format_fraction, format_scale
+from mpt_cli.telemetry.health_and_verdict import NOT_CAST
+from mpt_cli.telemetry.record_types import INPUTS
 
 
 def sentences(found: Diagnosis) -> Rows:
@@ -38,7 +40,8 @@ def sentences(found: Diagnosis) -> Rows:
 def config_lines(found: Diagnosis) -> list[str]:
     """Return the YAML that a recipe needs for the recommendation."""
     sections = config_sections(found)
-    return yaml.safe_dump(sections, sort_keys=False, width=1000).splitlines() if sections else []
+    lines = yaml.safe_dump(sections, sort_keys=False, width=1000).splitlines() if sections else []
+    return [*lines, f"# and {NOT_CAST}"] if INPUTS in found.lost_by else lines
 
 
 def _safe(found: Diagnosis) -> str:
@@ -80,7 +83,7 @@ def diagnosis_content(found: Diagnosis) -> JsonObject:
             "highest_safe_scale": None if found.highest_safe is None else 2.0**found.highest_safe,
             "trials": [vars(trial) for trial in found.trials],
         },
-        "digits": None if found.digits is None else found.digits._asdict(),
+        "digits": found.digits and found.digits._asdict(),
         "advice": [text for _, text in sentences(found)],
         "layers": [
             {"name": row.name, "compute_dtype": row.compute_dtype, "safe_window": _window_content(row.window)}

@@ -6,8 +6,8 @@ batch in float32, over their variance between examples. Healthy rounding gives 1
 net); at 1 the outputs say nothing about their example.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import keras
@@ -15,13 +15,13 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision.gradient_check import NARROW
+from mpt_cli.precision.gradient_check import NARROW, on_jax
 from mpt_cli.precision.gradients.custom_gradients import is_float_tensor
 from mpt_cli.precision.keras_internals import computing_in_float32, outputs_noted
 from mpt_cli.precision.policy import layers_of, name_of
 from mpt_cli.samples.gradient_pass import call_sampled, pure_loss, wide
-from mpt_cli.telemetry.health_and_verdict import SMALL_NOISE, describe_digits, describe_stale
-from mpt_cli.telemetry.record_types import ALL_LAYERS, TARGETS
+from mpt_cli.telemetry.health_and_verdict import SMALL_NOISE, describe_digits, describe_stale, last_names
+from mpt_cli.telemetry.record_types import ALL_LAYERS, INPUTS, TARGETS
 
 Outputs = list[NDArray[np.float64]]  # each of shape (examples, values)
 MOST_EXAMPLES, MOST_OUTPUT_VALUES = 256, 4096  # values of an output: a language model has 50 million for each example
@@ -37,8 +37,9 @@ SMALLEST_SPREAD = 1e-6  # of the size of the outputs: float32 itself tells no mo
 
 class LostDigits(NamedTuple):
     """The `noise` of the outputs and, if it is too high, the layers that reduce it to `noise_left` when kept in
-    float32: their names, TARGETS if the dtype of the outputs rounds the targets, or ALL_LAYERS if a few layers do not
-    help. `stale` are the user's layers whose own state, such as a running mean, half precision keeps from moving.
+    float32: their names, after INPUTS if the model must not cast its inputs either, or TARGETS if the dtype of the
+    outputs rounds the targets. ALL_LAYERS stands before the layer around which no few layers help. `stale` are the
+    user's layers whose own state, such as a running mean, half precision keeps from moving.
     """
 
     noise: float
@@ -47,10 +48,15 @@ class LostDigits(NamedTuple):
     stale: tuple[str, ...] = ()
 
     @property
-    def remedy(self) -> list[str]:
+    def paths(self) -> list[str]:
         """Return the layers that are to be in float32."""
-        named = [layer for layer in self.layers if layer not in (TARGETS, ALL_LAYERS)]
-        return [layer.rpartition("/")[2] for layer in dict.fromkeys([*named, *self.stale])]
+        named = [] if ALL_LAYERS in self.layers else [each for each in self.layers if each not in (TARGETS, INPUTS)]
+        return [*dict.fromkeys([*named, *self.stale])]
+
+    @property
+    def remedy(self) -> list[str]:
+        """Return their names."""
+        return last_names(self.paths)
 
     @property
     def sentence(self) -> str:
@@ -69,13 +75,24 @@ def measure_digits(model: Any, batches: Sequence[Any], has_loss: bool = True) ->
     Returns None if all examples have the same outputs, if there is only one, or if the model draws random numbers in
     inference or can't be called for it.
     """
-    with suppress(Exception):  # an error of the model's code: a sample must never end the run
+    casts = model.autocast and not on_jax()  # where a step runs `call` itself, which casts nothing
+    with suppress(Exception), _casting(model, casts):  # an error of the model's code must never end the run
         cut = lambda array: None if array is None else array[:MOST_EXAMPLES]  # noqa: E731
         alike = [keras.tree.map_structure(cut, each) for each in batches if _shapes(each) == _shapes(batches[0])]
         used = alike[-max(1, MOST_EXAMPLES // _shapes(batches[0])[0][0]) :]
         found, stale = _measure(model, used, has_loss and model.compiled), _stale_layers(model, used[:1])
         return (found or LostDigits(0.0))._replace(stale=stale) if stale else found
     return None
+
+
+@contextmanager
+def _casting(model: Any, casts: bool) -> Iterator[None]:
+    """Let a subclassed model cast its inputs, or not; in other models that changes nothing."""
+    before, model.autocast = model.autocast, casts
+    try:
+        yield
+    finally:
+        model.autocast = before
 
 
 def _shapes(batch: Any) -> list[tuple[int, ...]]:
@@ -89,7 +106,7 @@ def _measure(model: Any, batches: Sequence[Any], has_loss: bool) -> LostDigits |
     rounded, exact = map(_joined, by_batch)
     noise = _noise(rounded, exact)
     of_targets = _noise_of_targets(dtypes[0] & set(NARROW), y[0])
-    if of_targets is not None and of_targets > max(LOST, noise or 0.0):
+    if of_targets > max(LOST, noise or 0.0):
         return LostDigits(of_targets, (TARGETS,))
     if noise is None:
         return None
@@ -102,23 +119,27 @@ def _measure(model: Any, batches: Sequence[Any], has_loss: bool) -> LostDigits |
     (_, rounded_layers), (again, exact_layers) = _both_ways(model, lambda: _outputs_of_layers(model, x[worst]))
     pairs = zip(rounded_layers, exact_layers, strict=False)
     of_layers = [(index, _noise(one, other) or 0.0) for (index, one), (_, other) in pairs]
-    loses_a_layer = any(found > LOST_IN_LAYER for _, found in of_layers)
-    hides_error = _hides_error(_joined(map(_numbers, y)), rounded, exact)
-    harms = noise <= LOST and (loses_a_layer or hides_error or (has_loss and _raises_loss(model, batches)))
+    harms = noise <= LOST and (
+        any(found > LOST_IN_LAYER for _, found in of_layers)
+        or _hides_error(_joined(map(_numbers, y)), rounded, exact)
+        or (has_loss and _raises_loss(model, batches))
+    )
     least = SMALL_NOISE if harms else LOST
     if noise <= least:
         return LostDigits(noise)
     if (_noise(again, by_batch[1][worst]) or 0.0) > CURED * noise:
         return None
-    for suspects in _suspects(model, of_layers, least):
+    suspects = _suspects(model, of_layers, least)
+    uncast = [(model, *group) for group in [(), *suspects] if model.autocast and model.compute_dtype in NARROW]
+    for parts in [*suspects, *uncast]:
         left = None
         with suppress(Exception), ExitStack() as stack:  # layers that can't take its outputs make it no remedy
-            for layer in suspects:
-                stack.enter_context(computing_in_float32(layer))
+            for part in parts:  # the model among them stands for its inputs
+                stack.enter_context(_casting(model, False) if part is model else computing_in_float32(part))
             left = _noise(_joined(_outputs(model, x, [])), exact)
         if left is not None and left <= min(LOST, CURED * noise):
-            return LostDigits(noise, tuple(map(name_of, suspects)), left)
-    return LostDigits(noise, (ALL_LAYERS,), noise)
+            return LostDigits(noise, tuple(INPUTS if part is model else name_of(part) for part in parts), left)
+    return LostDigits(noise, (ALL_LAYERS, *(name_of(group[0]) for group in suspects[:1])), noise)
 
 
 def _stale_layers(model: Any, batches: Sequence[Any]) -> tuple[str, ...]:
@@ -142,9 +163,9 @@ def _stale_layers(model: Any, batches: Sequence[Any]) -> tuple[str, ...]:
         return [wide(variable.value) for _, variable in named]
 
     rounded, exact = _both_ways(model, lambda: list(map(ops.convert_to_numpy, call_sampled(model, after, batches)[0])))
-    moves = [(one == old, other != old) for one, other, old in zip(rounded, exact, before, strict=True)]
+    rows = zip(named, before, rounded, exact, strict=True)
     stale = [
-        name for (name, _), (stays, moved) in zip(named, moves, strict=True) if 2 * (stays & moved).sum() > moved.sum()
+        name for (name, _), old, one, other in rows if 2 * ((one == old) & (other != old)).sum() > (other != old).sum()
     ]
     return tuple(dict.fromkeys(stale))
 
@@ -153,9 +174,8 @@ def _hides_error(targets: Outputs, rounded: Outputs, exact: Outputs) -> bool:
     """Return whether rounding changes the outputs as much as their error, if targets have their shape."""
     if [array.shape for array in targets] != [array.shape for array in rounded]:
         return False
-    pairs = zip(targets, rounded, exact, strict=True)
-    errors = [(np.square(y - out).sum(), np.square(out - other).sum()) for y, out, other in pairs]
-    return any(error < LEAST_ERROR * of_rounding for error, of_rounding in errors)
+    rows = zip(targets, rounded, exact, strict=True)
+    return any(np.square(y - out).sum() < LEAST_ERROR * np.square(out - other).sum() for y, out, other in rows)
 
 
 def _raises_loss(model: Any, batches: Sequence[Any]) -> bool:
@@ -239,7 +259,7 @@ def _noise_of(rounded: NDArray[np.float64], exact: NDArray[np.float64]) -> float
     return float(np.square(rounded - exact).sum()) / spread
 
 
-def _suspects(model: Any, of_layers: Sequence[tuple[int, float]], least: float) -> list[list[Any]]:
+def _suspects(model: Any, of_layers: Sequence[tuple[int, float]], least: float) -> list[tuple[Any, ...]]:
     """Return groups of half-precision layers to try in float32, the smallest first: the first layer whose outputs lost
     digits, with up to three before it, which may have cast their inputs, and the one after it.
 
@@ -254,13 +274,13 @@ def _suspects(model: Any, of_layers: Sequence[tuple[int, float]], least: float) 
         called[max(0, first + start) : first + end]
         for start, end in ((0, 1), (-1, 0), (1, 2), (-1, 1), (0, 2), (-2, 1), (-3, 1))
     ]
-    halves = [[layer for layer in dict.fromkeys(run) if layer.compute_dtype in NARROW] for run in runs]
-    return [run for index, run in enumerate(halves) if run and run not in halves[:index]]
+    halves = [tuple(layer for layer in dict.fromkeys(run) if layer.compute_dtype in NARROW) for run in runs]
+    return list(filter(None, dict.fromkeys(halves)))
 
 
-def _noise_of_targets(narrow: set[str], y: Any) -> float | None:
+def _noise_of_targets(narrow: set[str], y: Any) -> float:
     """Return the noise of targets that are cast to the outputs' half precision before the loss compares them."""
     floats = list(filter(is_float_tensor, keras.tree.flatten(y)))
     if not narrow or not floats:
-        return None
-    return _noise(_numbers([ops.cast(array, next(iter(narrow))) for array in floats]), _numbers(floats))
+        return 0.0
+    return _noise(_numbers([ops.cast(array, next(iter(narrow))) for array in floats]), _numbers(floats)) or 0.0

@@ -50,7 +50,7 @@ def format_verdict(row: Configuration) -> str:
 
 
 def _counted(words: Sequence[str]) -> str:
-    return ", ".join(f"{count} {word}" for word, count in Counter(words).items())
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())
 
 
 def _job_verdict(result: JobResult) -> str:
@@ -187,11 +187,12 @@ def lead_sentence(found: SweepResults) -> str:
     if not found.rivals:
         return "No other configuration has a result to compare it with."
     keys = [key for key in found.plan.unlike if not key.startswith(LOSS_KEYS)]
-    unlike = (
-        f"The jobs differ in {_named(keys)}: longer training (see steps) or other validation data may explain the "
+    return _standing(found) + (
+        f"\nThe jobs differ in {_named(keys)}: longer training (see steps) or other validation data may explain the "
         "order."
+        if keys
+        else ""
     )
-    return _standing(found) + (f"\n{unlike}" if keys else "")
 
 
 def _standing(found: SweepResults) -> str:

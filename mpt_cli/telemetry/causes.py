@@ -89,9 +89,11 @@ def keep_in_float32(layers: Sequence[str], is_of_program: bool | None = None) ->
     >>> keep_in_float32(["norm", "head"])
     'policy.overrides={norm: float32, head: float32}, in a script dtype="float32" where you make layers norm, head'
     """
-    key = f"policy.overrides={{{', '.join(f'{layer}: float32' for layer in layers)}}}"
-    made = f'dtype="float32" where you make layer{"s" * (len(layers) > 1)} {", ".join(layers)}'
-    return by_door(key, made, is_of_program)
+    return by_door(
+        f"policy.overrides={{{', '.join(f'{layer}: float32' for layer in layers)}}}",
+        f'dtype="float32" where you make layer{"s" * (len(layers) > 1)} {", ".join(layers)}',
+        is_of_program,
+    )
 
 
 def by_door(key: str, made: str, is_of_program: bool | None) -> str:
@@ -126,8 +128,9 @@ OTHER_POLICY = "the policy mixed_bfloat16 or float32"
 KEPT_BY_MORE = "a higher loss scale keeps what float16 flushes: "
 
 A_BUG = (
-    "the model or data has a bug. Look at the layer that events.jsonl names, and those after it, for a square root, norm or "
-    "division whose gradient is not defined at 0, a masked logarithm, or inputs above 65504 before a tanh or sigmoid, inf in float16."
+    "the model or data has a bug. Look at the layer that events.jsonl names, and those after it, for a square root, "
+    "norm or division whose gradient is not defined at 0, a masked logarithm, or inputs above 65504 before a tanh or "
+    "sigmoid, inf in float16."
 )
 
 SPOILED_STATE = Cause(

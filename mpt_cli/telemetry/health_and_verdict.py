@@ -43,6 +43,7 @@ from mpt_cli.telemetry.record_types import (
     DEAD,
     DIGITS,
     FLUSHED,
+    INPUTS,
     NO_LIMITS,
     STALE,
     TARGETS,
@@ -182,22 +183,36 @@ def describe_digits(
     if not layers:
         return words
     words = f"Half precision loses what tells examples apart: {words}"
-    if layers[0] == TARGETS:
-        made = 'dtype="float32" where you make the output layers'
-        head = by_door("policy.head=float32", made, is_of_program)
-        return f"{words}, because the targets are cast to the dtype of the outputs. Use {head}."
-    if layers[0] == ALL_LAYERS:
-        return f"{words}; the few layers tried in float32 were not enough. Use policy=float32, or normalise the data."
-    names = _last_names(layers)
-    kept = keep_in_float32(names, is_of_program)
+    if TARGETS in layers:
+        why = "because the targets are cast to the dtype of the outputs"
+        return f"{words}, {why}. Use {head_in_float32(is_of_program)}."
+    names = last_names([layer for layer in layers if layer not in (ALL_LAYERS, INPUTS)])
+    if ALL_LAYERS in layers:
+        tried = f"; up to four layers around {names[0]} in float32 were tried without success" if names else ""
+        return f"{words}{tried}. Use policy=float32. {BEFORE_THE_MODEL}"
+    kept = {f"{name_layers(names)} in float32": keep_in_float32(names, is_of_program)} if names else {}
+    why = "Numbers are rounded there, or an operation inside overflows, such as a sum of squares for large inputs."
+    if INPUTS in layers:
+        kept["the inputs not cast"] = NOT_CAST
+        why = "The model casts its inputs to half precision before any layer reads them."
     return (
-        f"{words}; with {name_layers(names)} in float32 only {left} is left, tried on the same examples. Numbers are "
-        "rounded there, or an operation inside overflows, such as a sum of squares for large inputs. "
-        f"Use {kept}, or give the model smaller numbers: normalise the data, or use integers for identifiers."
+        f"{words}; with {' and '.join(kept)} only {left} is left, tried on the same examples. {why} "
+        f"Use {', and '.join(kept.values())}. {BEFORE_THE_MODEL}"
     )
 
 
-def _last_names(layers: Sequence[str]) -> list[str]:
+NOT_CAST = "autocast=False where you make the model, or in its super().__init__()"
+BEFORE_THE_MODEL = (
+    "Or, not tried: take a common offset off the inputs, compute phases or differences in float32 before the model, or "
+    "give identifiers as integers. Smaller numbers alone bring no digits back; they only mend an overflow in a layer."
+)
+
+
+def head_in_float32(is_of_program: bool | None) -> str:
+    return by_door("policy.head=float32", 'dtype="float32" where you make the output layers', is_of_program)
+
+
+def last_names(layers: Sequence[str]) -> list[str]:
     return [layer.rpartition("/")[2] for layer in layers]
 
 
@@ -207,7 +222,7 @@ def describe_stale(layers: Sequence[str], is_of_program: bool | None = None) -> 
     >>> describe_stale(["norm"])[:72]
     'The state that layer norm keeps itself, such as a running mean, does not'
     """
-    names = _last_names(layers)
+    names = last_names(layers)
     return (
         f"The state that {name_layers(names)} keeps itself, such as a running mean, does not move: half precision "
         "rounds its updates away, which float32 keeps. Compute them in float32: "
@@ -555,9 +570,9 @@ class HealthRules:
         At the end of an epoch, check the rules for epochs: nan in the weights can hide behind a relu and leave the
         loss finite.
         """
-        asked = self._active(run_state)
-        stops = (rule.check(run_state, limit) for rule, limit in asked if rule.at_epoch_end == at_epoch_end)
-        return next(filter(None, stops), None)
+        active = self._active(run_state)
+        checked = (rule.check(run_state, limit) for rule, limit in active if rule.at_epoch_end == at_epoch_end)
+        return next(filter(None, checked), None)
 
     def stop_limits(self, run_state: RunState) -> StopLimits:
         """Return the counts at which the next call ends, at the very step that breaks a rule."""
@@ -566,8 +581,5 @@ class HealthRules:
 
     def _active(self, run_state: RunState) -> list[tuple[HealthRule, float]]:
         """Return the rules that are turned on, with their limits; the limit is 1 for one that is only on or off."""
-        return [
-            (rule, limit)
-            for rule in RULES
-            if rule.key and rule.applies(run_state) and (limit := attrgetter(rule.key)(self))
-        ]
+        active = [rule for rule in RULES if rule.key and rule.applies(run_state)]
+        return [(rule, limit) for rule in active if (limit := attrgetter(rule.key)(self))]

@@ -84,7 +84,8 @@ UPDATES = "updates"
 # the faults of a layer
 VANISHED, OVERFLOWED, FLUSHED, DEAD, UNMOVED = "vanished", "overflowed", "flushed", "dead", "unmoved"
 DIGITS, STALE = "digits", "stale"
-TARGETS, ALL_LAYERS = "targets", "*"  # what loses digits where it is no single layer
+# what loses digits where it is no single layer; of the inputs, as the model casts them
+TARGETS, ALL_LAYERS, INPUTS = "targets", "*", "the inputs"
 NEARLY_ALL = 0.9  # of the elements, and half of their sum: a softmax over many classes has most of its values near 0
 MOST_OF_SUM = 0.5
 
@@ -140,8 +141,9 @@ class GradientSample:
     `faults` maps the layers that do not train as in float32, in forward order, to what is wrong. vanished: nearly all
     outputs are 0. overflowed: outputs are inf or nan. flushed: the gradients of the weights became 0. dead: these
     gradients are 0 in float32 too. unmoved: weights in half precision stay as they are, whatever the optimizer adds.
-    digits: the rounding of this layer (`targets` or `*` if it is no single layer) leaves the outputs of the model too
-    few digits. stale: half precision rounds away the updates of the layer's own state.
+    digits: the rounding of this layer leaves the outputs of the model too few digits. `targets`, or `the inputs` with
+    the layers that read them, stand for no layer; `*` says that no few layers are the cause, those around the next one
+    neither. stale: half precision rounds away the updates of the layer's own state.
     """
 
     step: int

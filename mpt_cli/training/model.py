@@ -83,9 +83,9 @@ def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> No
         chosen = choose_policies(model, policy, batch.x)
         digits = measure_digits(model, drawn_batches(data.train, batch_size, MOST_EXAMPLES) or [batch])
         if digits is not None and digits.remedy:
-            overrides = {**dict.fromkeys(digits.layers, "float32"), **policy.overrides}
+            overrides = {**dict.fromkeys(digits.paths, "float32"), **policy.overrides}
             chosen = choose_policies(model, replace(policy, overrides=overrides), batch.x)
-            chosen.reasons.update(dict.fromkeys(digits.layers, "float16 loses its digits"))
+            chosen.reasons.update(dict.fromkeys(digits.paths, "float16 loses its digits"))
     except MptError:
         raise
     except ValueError as error:

@@ -131,7 +131,8 @@ def test_a_comparison_is_read_from_its_directory_alone(outcomes, tmp_path):
     assert [name[:3] for name in outcomes.started] == ["001", "002", "004", "003", "005", "006"]
     content, verdict = json.loads((tmp_path / "c" / "results.json").read_text()), overall_sentence(found)
     assert content["verdict"] == verdict == overall_sentence(read_comparison(CompareDirectory.open("c")))
-    assert content["seeds"] == 3 and verdict in (tmp_path / "c" / "report.html").read_text()
+    assert content["seeds"] == 3 and verdict in (page := (tmp_path / "c" / "report.html").read_text())
+    assert "mpt report c --objective val_accuracy:max" in page
     base, row = content["configurations"]
     assert (base["baseline"], row["baseline"]) == (None, "float32")
     assert row["quality"]["kind"] == "unclear"
@@ -160,12 +161,13 @@ def test_a_comparison_can_be_judged_by_the_best_epoch_and_without_its_metric_the
     assert cells(found, "float32")["best_metrics.val_accuracy"] == "0.6000"
     for job in found.results:
         job.summary["metrics"] = {"con": 0.1}
+    found.entries[1].results[0].summary["verdict"] = "not checked"
     sound = [replace(entry, quality=Quality(UNKNOWN)) for entry in found.entries]
     assert overall_sentence(replace(found, entries=sound)) == (
         "No run has best_metrics.val_accuracy, to show its quality. "
         "`mpt report c --objective NAME` judges by another: con:min (or :max). On CPU: mixed_float16 does not pay: "
-        "1.01× (0.99× … 1.04×) the speed of float32, its quality unknown over 0 of 3 seeds, its verdict healthy. "
-        "On a GPU this may differ: compare there."
+        "1.01× (0.99× … 1.04×) the speed of float32, its quality unknown over 0 of 3 seeds, its verdicts: 2 healthy, 1 "
+        "not checked. On a GPU this may differ: compare there."
     )
 
 
@@ -174,5 +176,5 @@ def test_of_a_script_the_first_training_is_compared_by_what_its_fit_reports(outc
     jobs = [replace(job, verb="run") for job in found.plan.jobs]
     found = replace(found, plan=replace(found.plan, jobs=jobs))
     Path(f"{found.results[0].run_dir}-2").mkdir()
-    assert overall_sentence(found).startswith("This judges only the first training of the script, ")
+    assert overall_sentence(found).startswith("This judges only the first of the trainings or optimizers of")
     assert sentences(found)[-2].startswith("Of a script the first training is compared: a fit by its last epoch")

@@ -1,9 +1,13 @@
 """A window is safe only where every layer is: what real float16 passes lose names the layer, not the average."""
 
+from dataclasses import replace
+
 import pytest
 from examined import diagnosed
 
 from mpt_cli.diagnose.report import config_lines, diagnosis_content, sentences
+from mpt_cli.samples.lost_digits import LostDigits
+from mpt_cli.telemetry.health_and_verdict import NOT_CAST
 
 
 def said(found, label):
@@ -34,6 +38,15 @@ def test_a_loss_that_alone_overflows_is_the_finding():
         said(found, "set")
         == "no loss scale alone helps; mixed_bfloat16, or inputs and targets scaled to about 1, may (not tried)"
     )
+
+
+def test_what_to_set_is_what_mends_the_lost_digits():
+    found = replace(diagnosed("penalised", batches=1), recommended=512.0, digits=LostDigits(0.3, ("*",)))
+    assert said(found, "set") == "policy=float32: no loss scale brings lost digits back"
+    assert config_lines(found) == ["policy:", "  name: float32"]
+    found = replace(found, digits=LostDigits(0.3, ("the inputs", "targets")))
+    assert said(found, "set").startswith(f"{NOT_CAST}, policy.head=float32, loss_scale.")
+    assert config_lines(found)[1:] == ["  head: float32", "loss_scale:", "  initial_scale: 2**9", f"# and {NOT_CAST}"]
 
 
 @pytest.mark.slow

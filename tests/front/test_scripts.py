@@ -179,7 +179,7 @@ SCALED = {
 }
 SAID = {  # of loops of their own
     "loop": ["1 of 12 steps skipped", "not recorded: epochs, metrics, validation"],
-    "two_optimizers": ["2 of 24 steps skipped", "next: mpt report run-2"],
+    "two_optimizers": ["2 of 24 steps skipped in all runs together", "next: mpt report run-2"],
     "batches": ["not recorded: train_on_batch on JAX, whose steps are scaled and skipped"],
 }
 BY_HAND = {

@@ -57,7 +57,7 @@ def test_seeds_are_one_row_with_mean_sample_deviation_and_count_and_a_failed_one
     stubs.manners = {1: "overflows"}
     found, _ = stubs.start([*GRID[:-1], "sweep_dir=t"])
     shown = cells(found, "2**8")
-    told = {"n": "2 of 3", "rank": "2", "verdict": "1 failed: never trained, 2 healthy", "skipped": "3%"}
+    told = {"n": "2 of 3", "rank": "2", "verdict": "2 healthy, 1 failed: never trained", "skipped": "3%"}
     assert told.items() <= shown.items()
     assert report.lead_sentence(found).startswith("No other configuration has a result")
 

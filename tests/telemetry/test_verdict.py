@@ -151,7 +151,9 @@ CASES = {
     "a dead layer, not met": replace(SAMPLED, faults={"gate": "dead"}, loss=0.9),
     "a dead layer, met": replace(SAMPLED, faults={"gate": "dead"}, loss=0.06),
     "digits": replace(SAMPLED, faults={"net/day": DIGITS}, output_noise=5.2, output_noise_left=2e-4),
-    "digits everywhere": replace(SAMPLED, faults={"*": DIGITS}, output_noise=0.3, output_noise_left=0.3),
+    "digits of inputs": replace(SAMPLED, faults={"the inputs": DIGITS}, output_noise=5.2),
+    "digits of inputs too": replace(SAMPLED, faults={"net/day": DIGITS, "the inputs": DIGITS}, output_noise=5.2),
+    "digits everywhere": replace(SAMPLED, faults={"*": DIGITS, "net/day": DIGITS}, output_noise=0.3),
     "digits of targets": replace(SAMPLED, faults={"targets": DIGITS}, output_noise=0.3, output_noise_left=0.0),
     "few digits lost": replace(SAMPLED, output_noise=0.006, sample_step=100),
 }

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from backends import only_on
+from backends import BACKEND, only_on
 from keras import layers
 from strict import lines
 
@@ -13,6 +13,10 @@ from mpt_cli.samples.lost_digits import measure_digits
 
 DIGITS_LOST = "digits lost"
 QUIET = {"logger.console": "quiet", "trainer.save_model": False}
+
+
+def normal(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype("float32")
 
 
 def fit(tmp_path, net, x, y, loss="mse", epochs=1, policy="mixed_bfloat16", rate=0.01, **others):
@@ -86,7 +90,7 @@ def test_a_layer_of_which_nothing_is_left_is_named_though_the_outputs_hardly_dep
 
 def test_of_a_recurrent_layer_its_maker_is_named_not_its_cell():
     """The layer casts what its cell reads."""
-    x = 100 + 0.1 * np.random.default_rng(0).normal(size=(64, 5, 2)).astype("float32")
+    x = 100 + 0.1 * normal(64, 5, 2)
     keras.utils.set_random_seed(0)
     gru = layers.GRU(4, kernel_initializer=keras.initializers.RandomNormal(0.0, 0.01), dtype="mixed_bfloat16")
     model = keras.Sequential([keras.Input((5, 2)), gru, layers.Dense(1, dtype="float32")])
@@ -111,7 +115,7 @@ class Centred(layers.Layer):
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float32"])
 def test_a_running_mean_that_half_precision_stops_is_named(policy):
     """The mean of the data is 29: 0.005 is lost beside 28, where float16 has steps of 2^-6 and bfloat16 of 2^-3."""
-    x = 29 + np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    x = 29 + normal(64, 4)
     model = keras.Sequential([keras.Input((4,)), Centred(dtype=policy, name="centred"), layers.Dense(1)])
     model.compile("sgd", "mse")
     found = measure_digits(model, [(x, x[:, :1])])
@@ -130,7 +134,7 @@ def test_auto_float16_computes_the_layer_in_float32_from_the_start(tmp_path):
 
 def test_a_few_examples_that_overflow_inside_a_layer_are_found(tmp_path):
     """None of them is in the last batch, and no output is inf or nan: their sum of squares is inf."""
-    x = np.random.default_rng(0).normal(size=(512, 16)).astype("float32")
+    x = normal(512, 16)
     x[:30] *= 200
     y = x[:, :1] / np.linalg.norm(x, axis=1, keepdims=True)
     net = [layers.UnitNormalization(name="level"), layers.Dense(1)]
@@ -140,7 +144,7 @@ def test_a_few_examples_that_overflow_inside_a_layer_are_found(tmp_path):
 
 @pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.long)])
 def test_a_net_that_trains_as_in_float32_loses_none(tmp_path, policy):
-    x = np.random.default_rng(0).normal(size=(512, 16)).astype("float32")
+    x = normal(512, 16)
     hidden = [layers.Dense(32, "tanh") for _ in range(8)]
     run = fit(tmp_path, [*hidden, layers.Dense(1)], x, x[:, :1] * x[:, 1:2], policy=policy)
     assert run.verdict == "healthy", run.explanation
@@ -155,7 +159,7 @@ def test_a_model_that_draws_random_numbers_in_inference_is_not_blamed(tmp_path):
 
 
 def test_a_short_run_is_sampled_at_its_end(tmp_path):
-    x = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")
+    x = normal(256, 8)
     net = [*[layers.Dense(8, "tanh") for _ in range(3)], layers.Dense(1)]
     run = fit(
         tmp_path,
@@ -180,14 +184,14 @@ def test_moving_statistics_that_are_still_far_off_lose_no_digits_of_training(tmp
 
 
 def test_a_short_run_that_compiles_its_sample_has_one_too(tmp_path):
-    x = np.random.default_rng(0).normal(size=(64, 5, 2)).astype("float32")
+    x = normal(64, 5, 2)
     run = fit(tmp_path, [layers.GRU(4), layers.Dense(1)], x, x[:, 0, :1], policy="mixed_float16")
     assert run.summary["steps_seen"] == 1 and run.verdict == "healthy", run.explanation
     assert run.summary["gradients"]["output_noise"] < 0.002
 
 
 def test_augmentation_that_has_no_gradient_in_bfloat16_is_sampled(tmp_path):
-    x = np.random.default_rng(0).normal(size=(64, 8, 8, 1)).astype("float32")
+    x = normal(64, 8, 8, 1)
     net = [layers.Rescaling(1e-3), layers.RandomRotation(0.1, fill_mode="nearest"), layers.Flatten(), layers.Dense(1)]
     run = fit(tmp_path, net, x, x.mean((1, 2)))
     assert run.verdict == "healthy" and run.summary["gradients"]["step"] == 1, run.explanation
@@ -238,13 +242,13 @@ def test_a_head_without_a_loss_weight_is_not_dead(tmp_path):
     shared = layers.Dense(4, "relu")(inputs)
     model = keras.Model(inputs, [layers.Dense(1, name="kept")(shared), layers.Dense(1, name="idle")(shared)])
     model.compile("sgd", ["mse", "mse"], loss_weights=[1.0, 0.0], jit_compile=False)
-    x = np.random.default_rng(0).normal(size=(64, 2)).astype("float32")
+    x = normal(64, 2)
     run = mpt.fit(model, x, [x[:, :1], x[:, 1:]], policy="mixed_float16", run_dir=tmp_path / "run", settings=QUIET)
     assert run.verdict == "healthy" and run.summary["gradients"]["faults"] == {}, run.explanation
 
 
 def test_targets_of_a_million_flush_nothing_and_are_not_said_to(tmp_path):
-    x = np.random.default_rng(0).normal(size=(512, 2)).astype("float32")
+    x = normal(512, 2)
     run = mpt.fit(
         compiled(rate=1e-7),
         x,
@@ -268,7 +272,7 @@ def test_a_fault_that_is_over_by_the_end_is_looked_at_again(tmp_path, monkeypatc
             if self.mends:
                 first.kernel.assign(np.eye(4))
 
-    x = np.random.default_rng(0).normal(size=(100, 4)).astype("float32")
+    x = normal(100, 4)
     for Mend.mends, found in ((False, ("vanishing activations", 200)), (True, ("healthy", 200))):
         keras.utils.set_random_seed(0)
         first = layers.Dense(4, kernel_initializer=keras.initializers.Constant(1e-9), name="first")
@@ -303,7 +307,25 @@ def test_a_subclassed_model_that_makes_layers_in_its_call_is_measured(offset, ve
         model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
         run = mpt.fit(model, offset + x, x.sum(1), run_dir=tmp_path / "run", settings=QUIET)
     assert run.verdict == verdict and run.summary["gradients"]["output_noise"] is not None, run.explanation
+    assert ("up to four layers around first in float32 were tried without" in run.explanation) == (offset > 0)
     assert (run.summary["applied_steps"], run.summary["skipped_steps"]) == (4, 0)
+
+
+class Clock(keras.Model):
+    def __init__(self, **kw):
+        super().__init__(**kw)
+        self.phase = layers.Lambda(lambda hours: keras.ops.sin(0.2617994 * hours), dtype="mixed_float16", name="phase")
+
+    def call(self, x):
+        return self.phase(x)
+
+
+def test_a_subclassed_model_that_casts_its_inputs_is_told_not_to():
+    x = np.random.default_rng(0).uniform(0, 17520, (128, 1)).astype("float32")
+    model = Clock(dtype="mixed_float16")
+    found = measure_digits(model, [(x, x)], has_loss=False)
+    uncast = ["the inputs"] if BACKEND == "tensorflow" else []  # a step on JAX runs `call`, which casts none
+    assert [*found.layers] == [*uncast, "clock/phase"] and found.remedy == ["phase"] and model.autocast, found
 
 
 def test_digits_that_could_not_be_measured_are_said_to_be_unknown(tmp_path):
