@@ -45,7 +45,7 @@ def _at(checkpointer: Checkpointer, step: int, epochs: int = 0, in_epoch: int = 
     return checkpointer
 
 
-def test_it_saves_by_steps(tmp_path: Path, said):
+def test_it_saves_by_steps(tmp_path, said):
     checkpointer = _checkpointer(tmp_path / "c", said)
     saved = []
     for step, epochs, in_epoch in ((9, 0, 9), (10, 0, 10), (12, 0, 12), (20, 1, 5)):
@@ -55,7 +55,7 @@ def test_it_saves_by_steps(tmp_path: Path, said):
     assert checkpointer.steps_until_due(13) == 7
 
 
-def test_a_failed_save_is_said_once_and_so_is_the_first_that_works_again(tmp_path: Path, said, monkeypatch):
+def test_a_failed_save_is_said_once_and_so_is_the_first_that_works_again(tmp_path, said, monkeypatch):
     checkpointer = _checkpointer(tmp_path / "c", said)
     _at(checkpointer, 10).save()
 
@@ -74,7 +74,7 @@ def test_a_failed_save_is_said_once_and_so_is_the_first_that_works_again(tmp_pat
     assert (checkpointer.failure, checkpointer.store.steps()) == (None, [10, 30])
 
 
-def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path: Path, said):
+def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path, said):
     checkpointer = _checkpointer(tmp_path / "c", said)
     _at(checkpointer, 10).save()
     _at(checkpointer, 20).record.counters.is_sound = False
@@ -85,7 +85,7 @@ def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path: Path, said):
     assert checkpointer.store.steps() == [10]
 
 
-def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path: Path, said):
+def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path, said):
     def cannot_flush() -> None:
         raise DataError("metrics.jsonl can't be written: No space left on device.")
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path: Path, said):
     assert said == [f"a checkpoint could not be written ({why}); there is none before it, training continues"]
 
 
-def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, said):
+def test_a_checkpoint_of_other_data_is_refused(tmp_path, said):
     checkpointer = _checkpointer(tmp_path / "c", said)
     _at(checkpointer, 10).save()
     found = checkpointer.store.newest()
@@ -128,5 +128,5 @@ def test_progress_comes_back_from_strict_json_with_its_nan():
         ("accuracy", math.nan, math.nan, False),
     ],
 )
-def test_what_is_better(name: str, new: float, old: float, better: bool):
+def test_what_is_better(name, new, old, better):
     assert is_better(name, new, old) is better

@@ -52,7 +52,7 @@ def killed_after(words: list[str], folder: Path, count: int, seconds: float) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("backend", "more"), [("tensorflow", []), ("jax", []), ("tensorflow", MORE), ("jax", MORE)])
-def test_kills_at_random_moments_and_the_same_end(tmp_path: Path, backend: str, more: list[str]):
+def test_kills_at_random_moments_and_the_same_end(tmp_path, backend, more):
     compiled = "trainer.jit_compile=" + ("true" if backend == "jax" else "false")
     words, chance = [*WORDS, f"backend={backend}", compiled, *more], random.Random(f"{backend}{len(more)}")
     done = mpt("train", *words, "run_dir=whole", cwd=tmp_path)

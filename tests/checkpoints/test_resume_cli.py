@@ -29,7 +29,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_a_finished_run_says_so_and_nothing_of_it_changes(folder: Path):
+def test_a_finished_run_says_so_and_nothing_of_it_changes(folder):
     before = _files(folder / "run")
     done = mpt("train", "resume=run", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def test_a_finished_run_says_so_and_nothing_of_it_changes(folder: Path):
 
 
 @pytest.mark.long
-def test_a_killed_run_goes_on_from_its_newest_whole_checkpoint_to_the_same_end(folder: Path):
+def test_a_killed_run_goes_on_from_its_newest_whole_checkpoint_to_the_same_end(folder):
     """Killed by kill -9 after step 51; the checkpoint of step 40 is damaged, so from that of step 20."""
     process = start_mpt("__killed", "--at=51", *TINY, *SAVED, "run_dir=killed", cwd=folder)
     said = process.communicate(timeout=200)
@@ -61,7 +61,7 @@ def test_a_killed_run_goes_on_from_its_newest_whole_checkpoint_to_the_same_end(f
     assert none == 0.0 < up_to_step_20 < summary["seconds"]
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_the_record_stays_as_it_was(folder: Path):
+def test_a_checkpoint_of_another_model_is_refused_and_the_record_stays_as_it_was(folder):
     smaller = ["model.hidden_units=[8]", "trainer.max_steps=5"]  # so that lines lie after its checkpoint
     other = mpt("train", *TINY, *smaller, "run_dir=smaller", cwd=folder)
     assert other.returncode == 0, other.stderr

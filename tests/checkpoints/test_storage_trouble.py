@@ -2,7 +2,6 @@
 
 import io
 import resource
-from pathlib import Path
 
 import pytest
 from strict import lines
@@ -44,7 +43,7 @@ def limit(size: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path):
+def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path):
     before, said = resource.getrlimit(resource.RLIMIT_FSIZE)[0], io.StringIO()
     settings = load_settings([*WORDS, f"run_dir={tmp_path}/run"])
     try:

@@ -39,7 +39,7 @@ def _checkpoint(step: int) -> Checkpoint:
     return Checkpoint(step, arrays, {"progress": {"epoch": 1, "best": {"loss": "NaN"}}})
 
 
-def test_every_bit_and_dtype_comes_back(store: CheckpointStore):
+def test_every_bit_and_dtype_comes_back(store):
     store.save(_checkpoint(7))
     found = store.newest()
     assert found is not None and found.position == _checkpoint(7).position and found.step == 7
@@ -49,7 +49,7 @@ def test_every_bit_and_dtype_comes_back(store: CheckpointStore):
         assert found.arrays[name].tobytes() == array.tobytes()
 
 
-def test_the_last_few_are_kept_what_a_killed_run_left_goes_and_files_of_others_stay(store: CheckpointStore):
+def test_the_last_few_are_kept_what_a_killed_run_left_goes_and_files_of_others_stay(store):
     store.folder.mkdir()
     for name in (".step-000000004.npz.partial", "notes.txt", "step-latest.npz"):
         (store.folder / name).write_text("mine")
@@ -87,7 +87,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(store, said, kind: str):
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(store, said, kind):
     store.save(_checkpoint(10))
     store.save(_checkpoint(20))
     DAMAGE[kind](store.folder / "step-000000020.npz")
@@ -108,7 +108,7 @@ def test_none_whole_is_an_error_and_never_a_silent_restart(store, said):
     assert len(said) == 2
 
 
-def test_a_later_version_is_not_guessed_at(store, said, monkeypatch: pytest.MonkeyPatch):
+def test_a_later_version_is_not_guessed_at(store, said, monkeypatch):
     monkeypatch.setattr(checkpoint, "SCHEMA_VERSION", 2)
     store.save(_checkpoint(10))
     monkeypatch.undo()
@@ -117,7 +117,7 @@ def test_a_later_version_is_not_guessed_at(store, said, monkeypatch: pytest.Monk
     assert "it has schema_version 2, this mpt reads 1" in said[0]
 
 
-def test_a_damaged_later_one_never_pushes_out_what_is_saved_now(tmp_path: Path, said):
+def test_a_damaged_later_one_never_pushes_out_what_is_saved_now(tmp_path, said):
     store = CheckpointStore(tmp_path, 1, said.append)
     store.save(_checkpoint(10))
     store.save(_checkpoint(30))
@@ -127,7 +127,7 @@ def test_a_damaged_later_one_never_pushes_out_what_is_saved_now(tmp_path: Path, 
     assert found is not None and found.step == 20 and said == []
 
 
-def test_a_failed_write_leaves_the_others_and_no_half_files(store, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_write_leaves_the_others_and_no_half_files(store, monkeypatch):
     store.save(_checkpoint(10))
 
     def full(*_: object, **__: object) -> None:
@@ -142,7 +142,7 @@ def test_a_failed_write_leaves_the_others_and_no_half_files(store, monkeypatch: 
         assert not list(store.folder.glob(".*"))
 
 
-def test_room_is_asked_for_before_the_disk_is_filled(store, monkeypatch: pytest.MonkeyPatch):
+def test_room_is_asked_for_before_the_disk_is_filled(store, monkeypatch):
     store.save(_checkpoint(10))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**20, 2**20, 1000))
     with pytest.raises(OSError, match=r"No space left on device: 0.0 MiB needed, 0.0 MiB free"):
@@ -164,7 +164,7 @@ def _kill_at(call: int, patched: pytest.MonkeyPatch) -> None:
         patched.setattr(where, name, until_killed)
 
 
-def test_a_kill_while_a_step_is_saved_again_leaves_the_old_one_or_the_new(tmp_path: Path, said):
+def test_a_kill_while_a_step_is_saved_again_leaves_the_old_one_or_the_new(tmp_path, said):
     """As at the end of an epoch, whose last step is saved before it and after, and kept alone."""
     ends = []
     for call in range(100):

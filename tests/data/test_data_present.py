@@ -61,7 +61,7 @@ def test_a_function_that_a_file_does_not_have_is_named_without_running_it():
         check_present(Loader(loader="task:laod"))
 
 
-def test_what_else_a_run_names_is_looked_for_before_keras_is_imported(monkeypatch: pytest.MonkeyPatch):
+def test_what_else_a_run_names_is_looked_for_before_keras_is_imported(monkeypatch):
     """All functions that are nowhere at once; then files."""
     monkeypatch.setattr(RunDefinition, "prepare_backend", lambda self: pytest.fail("Keras would be imported"))
     own = ["model.builder=./nets.py:build", "trainer.loss=losses:mine", "optimizer.object=optims:Own"]

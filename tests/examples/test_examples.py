@@ -118,7 +118,7 @@ def test_there_is_an_entry_for_each_recipe():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
-def test_it_trains(work: Path, name: str):
+def test_it_trains(work, name):
     done = mpt(*words_of(name, "tensorflow", "whole"), cwd=work)
     assert done.returncode == 0, done.stdout + done.stderr
     check_steps(RunDirectory(work / "whole"), EXAMPLES[name])
@@ -127,7 +127,7 @@ def test_it_trains(work: Path, name: str):
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "backend"), CASES)
-def test_it_trains_is_killed_resumed_and_evaluated(work: Path, name: str, backend: str):
+def test_it_trains_is_killed_resumed_and_evaluated(work, name, backend):
     if first := EXAMPLES[name].after:
         done = mpt(*words_of(first, backend, "runs/head"), cwd=work)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -167,7 +167,7 @@ def kill_after_a_checkpoint(words: list[str], work: Path) -> int | None:
     ("name", "backend"),
     [case for case in CASES if case.values[0] in (PLAIN if case.values[1] == "tensorflow" else PLAIN_ON_JAX)],
 )
-def test_its_weights_are_those_of_plain_keras(work: Path, name: str, backend: str):
+def test_its_weights_are_those_of_plain_keras(work, name, backend):
     """float32, the same seed and order. XLA adds up in another order than the op by op programs of plain Keras do,
     and so may a loop around the step: hence a tolerance of some roundings of float32 (2^-23) a step, more in a deep
     net of convolutions and normalizations, where Adam divides gradients by what is no larger than their rounding."""

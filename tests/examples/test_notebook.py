@@ -16,7 +16,7 @@ def _outputs(cells, key: str) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_notebook_runs_and_shows_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_notebook_runs_and_shows_its_runs(tmp_path, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel"), pytest.importorskip("pandas")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -246,7 +246,7 @@ def _is_touched(folder: Path) -> bool:
 
 @drawn
 @given(verb=VERBS, words=st.lists(st.tuples(st.sampled_from(["", "+", "~"]), KEYS, st.sampled_from(TEXTS)), max_size=3))
-def test_any_words_are_answered(verb: str, words: list[tuple[str, str, str]], here: Path):
+def test_any_words_are_answered(verb, words, here):
     given_words = [f"{sign}{key}={text}" for sign, key, text in words]
     assert not (wrong := fault(*verb.split(), "conf=digits_mlp", *given_words)), wrong
 
@@ -254,7 +254,7 @@ def test_any_words_are_answered(verb: str, words: list[tuple[str, str, str]], he
 @pytest.mark.slow
 @drawn
 @given(verb=VERBS, content=st.dictionaries(KEYS, TREES, max_size=3))
-def test_any_values_under_keys_of_ours_are_answered(verb: str, content: dict[str, Any], here: Path):
+def test_any_values_under_keys_of_ours_are_answered(verb, content, here):
     tree: dict[str, Any] = {}
     for path, value in content.items():
         *above, last = path.split(".")
@@ -271,7 +271,7 @@ def test_any_values_under_keys_of_ours_are_answered(verb: str, content: dict[str
 @pytest.mark.slow
 @drawn
 @given(verb=VERBS, lines=st.lists(st.tuples(st.sampled_from(LINES), st.sampled_from(TEXTS)), min_size=1, max_size=2))
-def test_any_text_of_a_recipe_is_answered(verb: str, lines: list[tuple[str, str]], here: Path):
+def test_any_text_of_a_recipe_is_answered(verb, lines, here):
     text = "".join(line.format(value=value) + "\n" for line, value in lines)
     (here / "x.yaml").write_bytes(text.encode(errors="surrogateescape"))
     assert not (wrong := fault(*verb.split(), "conf=./x.yaml")), f"{text}\n{wrong}"
@@ -317,7 +317,7 @@ ENDINGS = st.sampled_from([b"", b"[" * 9999, b"\xff\0", b'{"a": "\\u202e"}', b"n
 @pytest.mark.slow
 @drawn
 @given(data=st.data())
-def test_any_damage_to_a_directory_is_named(shelf: Path, here: Path, data: st.DataObject):
+def test_any_damage_to_a_directory_is_named(shelf, here, data):
     """A number or a text that became something else, a file cut off, one that is something else, or a link."""
     kind = data.draw(st.sampled_from(sorted(READING)))
     shutil.rmtree(here / kind, ignore_errors=True)

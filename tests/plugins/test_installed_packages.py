@@ -59,7 +59,7 @@ def mpt(tmp_path: Path) -> Mpt:
 
 
 @pytest.mark.long
-def test_a_run_of_another_packages_mode_is_killed_and_goes_on(mpt: Mpt, tmp_path: Path):
+def test_a_run_of_another_packages_mode_is_killed_and_goes_on(mpt, tmp_path):
     words = "train", "conf=./own.yaml", "run_dir=run", "trainer.checkpoint_every_steps=1", "fault=overflow"
     run = tmp_path / "run"
     mpt(*words, code=-9, until=lambda: [*run.glob("checkpoints/step-*.npz")])
@@ -76,7 +76,7 @@ def test_a_run_of_another_packages_mode_is_killed_and_goes_on(mpt: Mpt, tmp_path
 
 
 @pytest.mark.slow
-def test_it_is_listed_shown_completed_and_checked_as_ours_are(mpt: Mpt):
+def test_it_is_listed_shown_completed_and_checked_as_ours_are(mpt):
     assert "linear   Halved by every overflow, and raised by the same amount" in mpt("list", "modes")
     keys = mpt("list", "keys")
     assert "added to the scale by an applied step (default 64.0; > 0 and <= 2**20; only linear)" in keys
@@ -113,7 +113,7 @@ REASONS = {
 
 
 @pytest.mark.long
-def test_a_broken_one_is_not_listed_says_why_where_it_is_chosen_and_is_in_nobodys_way(mpt: Mpt, tmp_path: Path):
+def test_a_broken_one_is_not_listed_says_why_where_it_is_chosen_and_is_in_nobodys_way(mpt, tmp_path):
     rules = {"absent": "no_such_module:f", "three": "bad_mpt:Three", "named": "bad_mpt:Named", "bad": "bad_mpt:Bad"}
     install(tmp_path / "lib", "bad-mpt", rules, BROKEN)
     listed = {each["name"] for each in json.loads(mpt("list", "modes", "--json"))["modes"]}

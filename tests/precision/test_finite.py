@@ -22,7 +22,7 @@ SIZES = (1, 17)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_a_single_nan_or_inf_is_seen_wherever_it_stands(dtype: str, mode: str):
+def test_a_single_nan_or_inf_is_seen_wherever_it_stands(dtype, mode):
     if dtype == "float64" and keras.backend.backend() == "jax":
         pytest.skip("JAX has no float64 unless a run asks for it")
     of = compiled(magnitude, mode)
@@ -36,7 +36,7 @@ def test_a_single_nan_or_inf_is_seen_wherever_it_stands(dtype: str, mode: str):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_it_is_the_largest_magnitude_of_either_sign(mode: str):
+def test_it_is_the_largest_magnitude_of_either_sign(mode):
     of = compiled(magnitude, mode)
     assert float(of(keras.ops.convert_to_tensor(np.float32([1.0, -3.5, 2.0])))) == 3.5
     assert float(of(keras.ops.convert_to_tensor(np.float32([0.0, -0.0])))) == 0.0
@@ -59,7 +59,7 @@ def describe_bad(gradients, ranks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_the_description_counts_the_bad_ones_and_says_when_all_are_zero(mode: str):
+def test_the_description_counts_the_bad_ones_and_says_when_all_are_zero(mode):
     variables = [keras.Variable(np.zeros(3, "float32")) for _ in range(3)]
 
     def describe(a, b):
@@ -94,7 +94,7 @@ IN_ORDER, BY_LAYERS = [3, 1, 6, 0, 2, 5, 4], [0, 0, 1, 1, 2, 2, 2]
         (BY_LAYERS, [0, 1], 0),
     ],
 )
-def test_the_nearest_bad_one_is_found_among_small_and_large_and_empty_ones(mode: str, ranks, bad, nearest):
+def test_the_nearest_bad_one_is_found_among_small_and_large_and_empty_ones(mode, ranks, bad, nearest):
     """inf and nan spread from it to all that are used before it."""
     values = [np.ones(shape, "float32") for shape in ((2,), (3, 3), (), (0,), (5,), (1, 4), (2, 2))]
     for i in bad:

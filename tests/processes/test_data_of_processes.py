@@ -1,7 +1,5 @@
 """The data of several processes: the same in each, and sent to the devices without a word to the other processes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from pair import two_seen
@@ -14,7 +12,7 @@ slow = pytest.mark.slow
 
 @pytest.mark.long
 @slow
-def test_streamed_data_gives_the_weights_of_resident_data(tmp_path: Path):
+def test_streamed_data_gives_the_weights_of_resident_data(tmp_path):
     words = ["trainer.epochs=3", "trainer.steps_per_execution=3"]  # 8 chunks an epoch, each sent ahead of its steps
     first, second = two_seen(tmp_path, *words, "trainer.feed=stream")
     resident, _ = two_seen(tmp_path, *words, "trainer.feed=resident")
@@ -22,7 +20,7 @@ def test_streamed_data_gives_the_weights_of_resident_data(tmp_path: Path):
     assert (first["seen"], first["skips"]) == (69, [])
 
 
-def test_different_data_is_an_error_in_each_process(monkeypatch: pytest.MonkeyPatch):
+def test_different_data_is_an_error_in_each_process(monkeypatch):
     multihost_utils = pytest.importorskip("jax.experimental.multihost_utils")
     other = np.frombuffer(b"b" * 64, np.uint8)
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda own: np.stack([own, other]))

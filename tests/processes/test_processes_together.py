@@ -1,7 +1,6 @@
 """Two real processes on this machine train one model: same steps, same scales, one writer; one lost ends the other."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,7 +80,7 @@ print(found.rank, found.world_size, found.coordinator)
 
 
 @slow
-def test_the_processes_of_a_tpu_pod_are_recognised_as_jax_recognises_them(tmp_path: Path):
+def test_the_processes_of_a_tpu_pod_are_recognised_as_jax_recognises_them(tmp_path):
     pod = {
         "JAX_FORCE_TPU_INIT": "1",
         "TPU_WORKER_HOSTNAMES": "a,b",
@@ -112,7 +111,7 @@ def test_a_task_of_a_slurm_step_says_what_its_settings_lack():
 
 
 @pytest.mark.long
-def test_both_processes_see_the_same_and_end_with_the_same_weights(tmp_path: Path):
+def test_both_processes_see_the_same_and_end_with_the_same_weights(tmp_path):
     words = ["trainer.epochs=2", "fault=overflow", "fault.at_steps=[3,7]", "loss_scale.growth_steps=15"]
     first, second = two_seen(tmp_path, *words)
     assert first == second
@@ -122,7 +121,7 @@ def test_both_processes_see_the_same_and_end_with_the_same_weights(tmp_path: Pat
 
 
 @pytest.mark.long
-def test_the_result_is_that_of_one_process_with_the_whole_batch(tmp_path: Path):
+def test_the_result_is_that_of_one_process_with_the_whole_batch(tmp_path):
     """Within rounding: the sum over a batch is taken in another order."""
     words = [*TINY, "trainer.epochs=2", "logger.console=quiet"]
     train_two(tmp_path, *words[len(TINY) :], "run_dir=both")
@@ -135,7 +134,7 @@ def test_the_result_is_that_of_one_process_with_the_whole_batch(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_one_process_killed_ends_the_other_with_a_sentence_and_the_run_resumes(tmp_path: Path):
+def test_one_process_killed_ends_the_other_with_a_sentence_and_the_run_resumes(tmp_path):
     words = ["trainer.epochs=2000", "trainer.checkpoint_every_steps=20", "run_dir=run"]
     first, second = start_two("mpt_cli", "train", *TINY, *TWO, *words, cwd=tmp_path)
     wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists() and lines(tmp_path / "run/metrics.jsonl"), seconds=120.0)

@@ -42,7 +42,7 @@ def _run(path: Path, **changes: Any) -> RunDirectory:
     return run
 
 
-def test_the_first_difference_is_named(tmp_path: Path):
+def test_the_first_difference_is_named(tmp_path):
     whole = _run(tmp_path / "whole", weight=0.0)
     cases: list[tuple[dict[str, Any], str | None]] = [
         ({}, None),
@@ -83,7 +83,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return plan
 
 
-def test_a_difference_is_five_and_none_is_zero_and_each_is_said(children, tmp_path: Path, capsys):
+def test_a_difference_is_five_and_none_is_zero_and_each_is_said(children, tmp_path, capsys):
     assert main(["reproduce", "--resume-check", "conf=digits_mlp"]) == 0
     assert "identical: weights, optimizer, loss scale" in capsys.readouterr().out
     children["changes"] = {"weight": 3.0}
@@ -95,7 +95,7 @@ def test_a_difference_is_five_and_none_is_zero_and_each_is_said(children, tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "killed", "again", "whole-2", "killed-2", "again-2"}
 
 
-def test_what_cannot_be_proved_says_why(children, tmp_path: Path):
+def test_what_cannot_be_proved_says_why(children, tmp_path):
     with pytest.raises(ConfigError, match=r"--at: must be a step of the run before its last, 10. Received: 10"):
         verify_resume(["conf=x"], _new(tmp_path, "late"), 10)
     children |= {"changes": {"weight": 3.0}, "changed": ("again", "killed")}

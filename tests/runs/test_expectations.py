@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 from command import mpt
 
@@ -50,7 +48,7 @@ def test_an_expectation_is_met_or_missed():
         ("val_rmse", "Its metrics are val_accuracy, val_loss, loss, of_20, huge."),
     ],
 )
-def test_a_metric_that_the_run_did_not_report_is_named_with_those_it_has(name: str, hint: str):
+def test_a_metric_that_the_run_did_not_report_is_named_with_those_it_has(name, hint):
     (check,) = check_expectations(SUMMARY, {name: 1})
     assert (check.passed, check.got, check.got_text) == (False, None, "not reported")
     assert str(check) == f"MISS {name}: expected exactly 1, but the run reported no {name}. {hint}"
@@ -101,7 +99,7 @@ def closeness(y_true, y_pred):
 
 
 @pytest.mark.slow
-def test_what_a_model_of_ones_own_does_not_report_is_found_where_it_is_built(tmp_path: Path):
+def test_what_a_model_of_ones_own_does_not_report_is_found_where_it_is_built(tmp_path):
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "mine.yaml").write_text(
         "defaults: [{data: digits}]\nmodel: {builder: 'net.py:build'}\ntrainer: {metrics: ['net.py:closeness']}\n"

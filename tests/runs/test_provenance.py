@@ -58,7 +58,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_changed_file_of_a_checkout_is_named_with_its_own_hash(checkout: Path):
+def test_each_changed_file_of_a_checkout_is_named_with_its_own_hash(checkout):
     state = git_state(checkout)
     assert state is not None
     assert (len(state["commit"]), state["modified"], state["changes"]) == (40, False, {})
@@ -74,7 +74,7 @@ def test_each_changed_file_of_a_checkout_is_named_with_its_own_hash(checkout: Pa
 
 
 @pytest.mark.slow
-def test_a_resumed_run_says_that_the_code_has_changed(checkout: Path):
+def test_a_resumed_run_says_that_the_code_has_changed(checkout):
     words = ["train", "conf=digits_mlp", "run_dir=r", "resume=auto", "backend=tensorflow"]
     first, same = (mpt(*words, f"trainer.max_steps={steps}", cwd=checkout) for steps in (2, 4))
     (checkout / "a.py").write_text("2\n")
@@ -84,13 +84,13 @@ def test_a_resumed_run_says_that_the_code_has_changed(checkout: Path):
     assert said in changed.stdout and "changed since: git" not in first.stdout + same.stdout
 
 
-def test_without_a_checkout_or_without_git_there_is_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_checkout_or_without_git_there_is_no_state(tmp_path, monkeypatch):
     assert git_state(tmp_path) is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state(Path(__file__).parent) is None
 
 
-def test_gpus_come_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_gpus_come_from_nvidia_smi(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine.nvidia_gpus() == []
     script = tmp_path / "nvidia-smi"
@@ -100,7 +100,7 @@ def test_gpus_come_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert machine.nvidia_gpus() == [{"name": "NVIDIA X", "driver": "570.1", "memory": "81559 MiB"}]
 
 
-def test_the_model_and_the_instructions_of_the_cpu_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_model_and_the_instructions_of_the_cpu_are_read(tmp_path, monkeypatch):
     info = tmp_path / "cpuinfo"
     info.write_text("model name\t: A CPU\nflags\t\t: fpu sse f16c avx512_bf16\n")
     monkeypatch.setattr(machine, "CPU_INFO", info)

@@ -67,7 +67,7 @@ def properties(name: str) -> list[str | None]:
     return [each.get("value") for each in found if each.get("name") == name]
 
 
-def test_a_missed_expectation_is_five_in_the_table_as_json_and_for_junit(outcome, capsys, recipe: Path):
+def test_a_missed_expectation_is_five_in_the_table_as_json_and_for_junit(outcome, capsys, recipe):
     recipe.write_text(RECIPE.replace("0.97", "0.99"))
     outcome["summary"] = {**SUMMARY, "weights_fingerprint": "0123456789abcdef"}
     assert told(capsys, "missed", "./mine.yaml", "--retries", "1", "-j", "2", "--config-dir=.") == 5
@@ -150,7 +150,7 @@ def test_a_repeated_run_names_code_of_other_folders_and_asks_for_what_is_gone(ou
         assert main(["reproduce", "earlier"]) == code and said in "".join(capsys.readouterr())
 
 
-def test_runs_and_their_configurations_are_collected(earlier: Path):
+def test_runs_and_their_configurations_are_collected(earlier):
     named("all/mine.yaml")
     for name in ("first", "second"):
         shutil.copytree(earlier, Path("all") / name)
@@ -175,7 +175,7 @@ def test_runs_and_their_configurations_are_collected(earlier: Path):
 
 
 @pytest.mark.slow
-def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome, earlier: Path):
+def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome, earlier):
     earlier.rename("digits_mlp")
     assert [target.recipe for target in collect(Selection(["digits_mlp"])).targets] == [recipe_paths()["digits_mlp"]]
     assert [target.expect["steps_seen"] for target in collect(Selection(["./digits_mlp"])).targets] == [345]
@@ -194,7 +194,7 @@ def test_counters_stay_exact_under_a_tolerance_and_weights_are_held_bit_for_bit_
 
 
 @pytest.mark.slow
-def test_what_cannot_run_here_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_what_cannot_run_here_is_left_out_with_the_reason(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     named("recipes/own.yaml")
     collected = collect(Selection(takes_all=True))
@@ -207,7 +207,7 @@ def test_what_cannot_run_here_is_left_out_with_the_reason(monkeypatch: pytest.Mo
     assert "gpt2_small_synthetic" in {target.name for target in collect(Selection(takes_all=True)).targets}
 
 
-def test_a_run_that_can_not_be_started_says_why(monkeypatch: pytest.MonkeyPatch):
+def test_a_run_that_can_not_be_started_says_why(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/program")
     command = command_in("train", ["conf=x"], RunDirectory(Path("run")), Path("log"))
     child = read_finished(command, run_one(command, LocalExecutor()))
@@ -267,9 +267,7 @@ def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys):
 
 
 @pytest.mark.parametrize("case", ["flaky", "flaky-data", "flaky-metric", "never"])
-def test_what_passes_at_a_second_attempt_is_flaky_and_what_differs_not_repeatable(
-    outcome, capsys, monkeypatch, case: str
-):
+def test_what_passes_at_a_second_attempt_is_flaky_and_what_differs_not_repeatable(outcome, capsys, monkeypatch, case):
     run, good = StubExecutor.run, outcome["summary"]
 
     def fails_first(command: Command) -> int:
@@ -311,9 +309,7 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch,
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(3, 3), (-9, 143), (2, 3), (0, 3)])
-def test_a_run_that_left_no_summary_is_told_as_what_it_was_and_its_code_is_the_answer(
-    outcome, code: int, exit_code: int, capsys
-) -> None:
+def test_a_run_that_left_no_summary_is_told_as_what_it_was_and_its_code_is_the_answer(outcome, code, exit_code, capsys):
     outcome |= {"summary": None, "code": code}
     assert told(capsys, f"no-summary{code}", "./mine.yaml", "--retries", "1") == exit_code
     assert properties("exit_code") == [str(143 if code < 0 else code)]

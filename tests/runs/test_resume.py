@@ -73,7 +73,7 @@ def test_auto_takes_the_newest_unfinished_run_that_fits():
         (["trainer.max_steps=40"], {"epochs_completed": 2, "steps_seen": 39}, False),
     ],
 )
-def test_a_run_is_done_where_its_epochs_or_steps_are(words: list[str], facts: dict[str, object], is_done: bool):
+def test_a_run_is_done_where_its_epochs_or_steps_are(words, facts, is_done):
     found = finished_summary(_run(Path("run"), *words, **facts), _settings(*words))
     assert (found is not None) == is_done
     assert found is None or found.epochs_completed == facts["epochs_completed"]
@@ -127,7 +127,7 @@ def test_a_lock_that_is_a_pipe_or_a_device_is_said_and_not_waited_for():
             pass
 
 
-def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch: pytest.MonkeyPatch):
+def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch):
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 

@@ -1,5 +1,4 @@
 import math
-from pathlib import Path
 
 import pytest
 from strict import loads
@@ -18,7 +17,7 @@ def _summary(**metrics: float) -> Summary:
     return Summary("failed", 4, "collapsed", "why", 10, 7, 3, 4.0, 2.0, 8.0, metrics, {}, None, None, 1.5)
 
 
-def test_a_summary_reads_back_with_the_fields_scripts_rely_on(tmp_path: Path):
+def test_a_summary_reads_back_with_the_fields_scripts_rely_on(tmp_path):
     """NaN is written so that strict parsers read it."""
     write_summary(tmp_path / "summary.json", _summary(val_loss=0.5, loss=math.nan))
     found = read_summary(tmp_path / "summary.json")
@@ -28,7 +27,7 @@ def test_a_summary_reads_back_with_the_fields_scripts_rely_on(tmp_path: Path):
     assert found["metrics"] == {"val_loss": 0.5, "loss": "NaN"}
 
 
-def test_a_summary_that_cannot_be_used_says_why(tmp_path: Path):
+def test_a_summary_that_cannot_be_used_says_why(tmp_path):
     path = tmp_path / "summary.json"
     with pytest.raises(DataError, match="can't be read: No such file"):
         read_summary(path)
@@ -42,7 +41,7 @@ def test_a_summary_that_cannot_be_used_says_why(tmp_path: Path):
             read_summary(path)
 
 
-def test_what_no_file_or_terminal_should_get_is_written_out(tmp_path: Path):
+def test_what_no_file_or_terminal_should_get_is_written_out(tmp_path):
     write_json(tmp_path / "x.json", {"text": "half \ud800, code \x9b2J, turned \u202e"})
     assert "half \\ud800, code \\u009b2J, turned \\u202e" in (tmp_path / "x.json").read_text()
     found = read_json(tmp_path / "x.json")

@@ -18,12 +18,12 @@ from mpt_cli.settings.key_type import read_number
         ("0**0", 1),
     ],
 )
-def test_a_number_is_read(text: str, number: float):
+def test_a_number_is_read(text, number):
     read = read_number(text)
     assert read == number
     assert type(read) is type(number)
 
 
 @pytest.mark.parametrize("text", ["", "high", "2**", "**2", "2**2**2", "2**99999", "0**-1", "1e300**3", "2**0.5"])
-def test_a_text_is_no_number(text: str):
+def test_a_text_is_no_number(text):
     assert read_number(text) is None

@@ -1,6 +1,6 @@
 """Many command lines, composed once where they differ in plain values alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,13 +42,13 @@ def said(outcome: Settings | ConfigError) -> str | list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("grid", GRIDS)
-def test_each_has_the_settings_or_the_problems_that_it_has_alone(grid: str, here: Path):
+def test_each_has_the_settings_or_the_problems_that_it_has_alone(grid, here):
     Path("linked.yaml").write_text(LINKED)
     points = [*read_grid(f"conf={grid}".split()).combinations]
     assert [*map(said, load_variations(points))] == [said(loaded(words)) for words in points]
 
 
-def test_those_that_differ_in_plain_values_are_composed_once(write_recipe: Callable[..., str]):
+def test_those_that_differ_in_plain_values_are_composed_once(write_recipe):
     def lines() -> Iterator[list[str]]:
         own = write_recipe("trainer: {epochs: 3}\n")
         yield [own, "seed=1"]

@@ -73,7 +73,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_console_suits_the_stream(monkeypatch: pytest.MonkeyPatch):
+def test_the_console_suits_the_stream(monkeypatch):
     def kinds(mode: str, stream: io.StringIO, term: str = "xterm-256color") -> list[type[Sink]]:
         monkeypatch.setenv("TERM", term)
         return [type(sink) for sink in console_sinks(mode, stream)]

@@ -18,8 +18,8 @@ def sink(tmp_path: Path, header) -> JsonlSink:
 
 
 def test_a_loss_of_nan_and_an_interval_without_loss_stay_apart_and_no_metric_takes_a_fields_place(
-    tmp_path: Path, sink, snapshot
-) -> None:
+    tmp_path, sink, snapshot
+):
     sink.snapshot(replace(snapshot, loss=math.nan))
     sink.snapshot(replace(snapshot, loss=None, metrics={"step": 0.5, "val_loss": 0.1}))
     sink.close()
@@ -27,7 +27,7 @@ def test_a_loss_of_nan_and_an_interval_without_loss_stay_apart_and_no_metric_tak
     assert (first["loss"], second["loss"], second["step"], second["val_loss"]) == ("NaN", None, 30, 0.1)
 
 
-def test_layers_have_a_file_at_once_where_there_are_some(tmp_path: Path, sink):
+def test_layers_have_a_file_at_once_where_there_are_some(tmp_path, sink):
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "events.jsonl"}
     row = LayerSample("dense", "activations", "float16", 8, 0.25, 0.5, 0.0, 0.75, -27, (2, 0, 6))
     sink.layers(100, 2.0**15, [row])
@@ -37,7 +37,7 @@ def test_layers_have_a_file_at_once_where_there_are_some(tmp_path: Path, sink):
     assert row.predicted_flushed == 0.25  # two of eight values lie below 2^-25
 
 
-def test_a_resumed_run_appends_and_says_which_attempt(tmp_path: Path, sink, header, snapshot):
+def test_a_resumed_run_appends_and_says_which_attempt(tmp_path, sink, header, snapshot):
     sink.snapshot(snapshot)
     sink.close()
     sink = JsonlSink(TelemetryFiles(tmp_path), print)

@@ -1,6 +1,5 @@
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,7 @@ from mpt_cli.telemetry import sink_interface
 from mpt_cli.telemetry.sink_interface import LineFile, repair_tail
 
 
-def test_a_partial_last_line_is_cut_off_and_whole_lines_stay(tmp_path: Path):
+def test_a_partial_last_line_is_cut_off_and_whole_lines_stay(tmp_path):
     path, long = tmp_path / "a.jsonl", b"x" * 5000 + b"\n"
     for whole, partial in (
         (b"", b""),
@@ -23,7 +22,7 @@ def test_a_partial_last_line_is_cut_off_and_whole_lines_stay(tmp_path: Path):
         assert repair_tail(path) == len(partial) and path.read_bytes() == whole
 
 
-def test_lines_reach_the_file_within_a_second_of_polling_or_where_they_are_many(tmp_path: Path, clock):
+def test_lines_reach_the_file_within_a_second_of_polling_or_where_they_are_many(tmp_path, clock):
     file = LineFile(tmp_path / "a", print, clock)
     file.add("one")
     clock.now += 0.9
@@ -37,7 +36,7 @@ def test_lines_reach_the_file_within_a_second_of_polling_or_where_they_are_many(
         assert file.path.stat().st_size == written
 
 
-def test_closing_twice_writes_once_and_closes_no_file_opened_since(tmp_path: Path):
+def test_closing_twice_writes_once_and_closes_no_file_opened_since(tmp_path):
     file = LineFile(tmp_path / "a", print)
     file.add("one")
     file.close()
@@ -47,7 +46,7 @@ def test_closing_twice_writes_once_and_closes_no_file_opened_since(tmp_path: Pat
     assert [(tmp_path / name).read_text() for name in "ab"] == ["one\n", "two"]
 
 
-def test_a_full_disk_is_named_where_all_must_be_written_and_where_too_much_waits(tmp_path: Path, monkeypatch):
+def test_a_full_disk_is_named_where_all_must_be_written_and_where_too_much_waits(tmp_path, monkeypatch):
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -67,12 +66,12 @@ def test_a_full_disk_is_named_where_all_must_be_written_and_where_too_much_waits
         file.poll(now=True)
 
 
-def test_a_folder_in_the_way_is_named(tmp_path: Path):
+def test_a_folder_in_the_way_is_named(tmp_path):
     with pytest.raises(DataError, match="can't be written: Is a directory"):
         LineFile(tmp_path, print).open()
 
 
-def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_path: Path, monkeypatch):
+def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_path, monkeypatch):
     said: list[str] = []
     file, real, room = LineFile(tmp_path / "a", said.append), os.write, [0]
     file.open()

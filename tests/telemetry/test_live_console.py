@@ -101,7 +101,7 @@ def test_a_run_that_was_interrupted_while_it_compiled_has_no_verdict(header, sum
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_the_cursor_is_back_after_an_exception(header, error: type[BaseException]):
+def test_the_cursor_is_back_after_an_exception(header, error):
     live, terminal = _live()
     with pytest.raises(error), Telemetry([live]) as telemetry:
         telemetry.start(header)

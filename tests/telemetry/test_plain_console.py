@@ -109,9 +109,7 @@ ENDS = {
 }
 
 
-def test_the_end_names_what_can_be_done_with_the_run_and_never_the_same_again(
-    console, written, header, summary
-) -> None:
+def test_the_end_names_what_can_be_done_with_the_run_and_never_the_same_again(console, written, header, summary):
     console.start(header)
     written.clear()
     for name, changes in ENDS.items():

@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import ANY, Mock
 
 import pytest
@@ -44,7 +43,7 @@ def check_scalars(first: dict, second: dict) -> None:
     assert second["epoch/val_loss"] == 0.25 and "loss_scale" not in second
 
 
-def test_tensorboards_own_reader_finds_every_scalar(tmp_path: Path, use):
+def test_tensorboards_own_reader_finds_every_scalar(tmp_path, use):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -61,7 +60,7 @@ def test_tensorboards_own_reader_finds_every_scalar(tmp_path: Path, use):
     )
 
 
-def test_mlflow_has_every_scalar_and_how_it_ended(tmp_path: Path, modules, use):
+def test_mlflow_has_every_scalar_and_how_it_ended(tmp_path, modules, use):
     modules.entities.Metric = lambda *point: point
     use("mlflow")
     modules.mlflow.MlflowClient.assert_called_once_with((tmp_path / "mlflow").as_uri())
@@ -74,7 +73,7 @@ def test_mlflow_has_every_scalar_and_how_it_ended(tmp_path: Path, modules, use):
     client.set_terminated.assert_called_once_with(ANY, "FINISHED")
 
 
-def test_wandb_has_every_scalar_offline(tmp_path: Path, modules, use):
+def test_wandb_has_every_scalar_offline(tmp_path, modules, use):
     run = modules.wandb.init.return_value
     run.summary = {}
     use("wandb")
@@ -87,7 +86,7 @@ def test_wandb_has_every_scalar_offline(tmp_path: Path, modules, use):
 
 
 @pytest.mark.parametrize("name", OPEN)
-def test_asked_for_and_not_installed_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_asked_for_and_not_installed_names_the_extra(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"logger.{name}: needs the package {name}.*pip install 'mpt-cli\[{name}\]'"):
         chosen_trackers(LoggerSettings(**{name: True}))
@@ -102,7 +101,7 @@ def test_what_a_tracker_refuses_names_it(modules, use):
         use("mlflow")
 
 
-def test_secrets_and_control_codes_of_a_header_are_not_sent(tmp_path: Path, modules, header):
+def test_secrets_and_control_codes_of_a_header_are_not_sent(tmp_path, modules, header):
     TrackerSink("wandb", tmp_path / "wandb").start(replace(header, facts={"data": "https://me:hunter2@host \x1b[2J"}))
     sent = modules.wandb.init.call_args.kwargs["config"]["data"]
     assert "hunter2" not in sent and "\x1b" not in sent and "@host" in sent

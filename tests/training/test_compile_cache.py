@@ -6,7 +6,7 @@ from pathlib import Path
 from command import start_mpt
 
 
-def test_a_run_fills_the_folder_of_this_processor_and_drops_what_is_old(tmp_path: Path):
+def test_a_run_fills_the_folder_of_this_processor_and_drops_what_is_old(tmp_path):
     folder = tmp_path / "mpt" / "compiled"
     words = ["conf=digits_mlp", "backend=jax", "model.hidden_units=[4]", "trainer.max_steps=1", "run_dir="]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}

@@ -33,7 +33,7 @@ def attended(query: Any, key: Any, value: Any, seen: Any, bias: Any = 0.0) -> An
 
 
 @pytest.mark.parametrize("kind", ["both", "bias", "grouped"])
-def test_it_is_attention_to_the_precision_of_float16(attention: Any, kind: str):
+def test_it_is_attention_to_the_precision_of_float16(attention, kind):
     import jax.numpy as jnp
 
     rng = np.random.default_rng(3)
@@ -60,7 +60,7 @@ def test_it_is_attention_to_the_precision_of_float16(attention: Any, kind: str):
     np.testing.assert_allclose(np.asarray(found), wanted, atol=4 * 2.0**-10)
 
 
-def test_gradients_of_the_logits_flush_and_overflow_as_float16(attention: Any):
+def test_gradients_of_the_logits_flush_and_overflow_as_float16(attention):
     import jax
     import jax.numpy as jnp
 
@@ -77,7 +77,7 @@ def test_gradients_of_the_logits_flush_and_overflow_as_float16(attention: Any):
     assert (np.asarray(gradient(2.0**-30)) == 0).all()
 
 
-def test_other_dtypes_go_to_jax_itself_and_other_arguments_with_them(attention: Any):
+def test_other_dtypes_go_to_jax_itself_and_other_arguments_with_them(attention):
     import jax.numpy as jnp
 
     wide, narrow = (jnp.ones((1, 3, 1, 4), dtype) for dtype in ("float32", "float16"))
@@ -86,7 +86,7 @@ def test_other_dtypes_go_to_jax_itself_and_other_arguments_with_them(attention: 
 
 
 @pytest.mark.slow
-def test_a_transformer_trains_in_float16(tmp_path: Any):
+def test_a_transformer_trains_in_float16(tmp_path):
     small = ["data.limit=128", "data.sequence_length=16", "model.layers=1", "model.width=16", "model.heads=2"]
     words = ["backend=jax", *small, "trainer.max_steps=4", "optimizer.schedule.warmup_steps=2", "run_dir=run"]
     done = mpt("train", "conf=char_transformer", *words, cwd=tmp_path)

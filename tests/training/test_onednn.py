@@ -60,7 +60,7 @@ def test_a_gpu_and_the_users_own_variable_keep_it(cpu):
     assert variables("policy=mixed_float16", "backend.device=cpu", environment={"CUDA_VISIBLE_DEVICES": "0"}) == OFF
 
 
-def test_what_was_done_is_said_and_what_can_no_longer_be_done(cpu, monkeypatch: pytest.MonkeyPatch):
+def test_what_was_done_is_said_and_what_can_no_longer_be_done(cpu, monkeypatch):
     cpu("avx512_fp16")
     settings = load_settings(["conf=digits_mlp", "policy=mixed_float16"])
     (too_late,) = backend.onednn_notices(settings)
@@ -72,7 +72,7 @@ def test_what_was_done_is_said_and_what_can_no_longer_be_done(cpu, monkeypatch: 
 
 
 @pytest.mark.long
-def test_tensorflow_is_imported_with_it(tmp_path: Path):
+def test_tensorflow_is_imported_with_it(tmp_path):
     """In a process of its own, which takes the CPU for one of that kind; the header says so."""
     info = tmp_path / "cpuinfo"
     info.write_text("model name\t: A CPU\nflags\t\t: fpu avx512_fp16\n")

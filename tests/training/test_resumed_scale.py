@@ -1,6 +1,5 @@
 """The loss scale of a run that is gone on with: what its settings say now, or what it had."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,7 +64,7 @@ def test_the_scale_is_set_and_new_growth_steps_act():
 
 
 @pytest.mark.long
-def test_a_lower_fixed_scale_acts_when_the_run_goes_on(tmp_path: Path):
+def test_a_lower_fixed_scale_acts_when_the_run_goes_on(tmp_path):
     _, run_dir = train(tmp_path, *FIXED, "trainer.max_steps=30")
     lower = [*TINY, "policy=mixed_float16", *FIXED, "loss_scale.initial_scale=2**7", f"resume={run_dir}"]
     summary = training_run.train(load_settings(lower))

@@ -40,13 +40,13 @@ def newest_step(run_dir: Path) -> int | None:
     return None if found is None else found.step
 
 
-def test_a_run_terminated_at_a_step_without_gradients_is_saved_there(tmp_path: Path):
+def test_a_run_terminated_at_a_step_without_gradients_is_saved_there(tmp_path):
     summary = terminated(tmp_path / "run", "fault=overflow", "fault.kind=zero", "fault.at_steps=[30]")
     assert (summary.exit_code, summary.steps_seen, summary.applied_steps) == (TERMINATED, 30, 30)
     assert newest_step(tmp_path / "run") == 30
 
 
-def test_a_run_terminated_in_a_spoiled_state_does_not_promise_that_it_was_saved(tmp_path: Path):
+def test_a_run_terminated_in_a_spoiled_state_does_not_promise_that_it_was_saved(tmp_path):
     spoiled = ["fault=overflow", "fault.at_steps=[25]", "trainer.checkpoint_every_steps=20"]
     summary = terminated(tmp_path / "run", *NAN_TO_THE_END, *spoiled)
     assert (summary.exit_code, summary.steps_seen, summary.applied_steps) == (BAD_DATA, 30, 30)
@@ -54,7 +54,7 @@ def test_a_run_terminated_in_a_spoiled_state_does_not_promise_that_it_was_saved(
     assert newest_step(tmp_path / "run") == 20
 
 
-def test_a_finished_run_whose_end_could_not_be_saved_says_so(tmp_path: Path):
+def test_a_finished_run_whose_end_could_not_be_saved_says_so(tmp_path):
     summary, run_dir = train(tmp_path, *NAN_TO_THE_END, "fault=overflow", "fault.at_steps=[25]")
     assert (summary.status, summary.exit_code, summary.applied_steps) == ("finished", NUMERICAL, 80)
     ending = f" Its last state could not be saved ({UNSAVED}): more epochs would repeat steps."
@@ -63,7 +63,7 @@ def test_a_finished_run_whose_end_could_not_be_saved_says_so(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_the_fingerprint_of_the_weights_is_of_every_bit_of_a_deterministic_run(tmp_path: Path):
+def test_the_fingerprint_of_the_weights_is_of_every_bit_of_a_deterministic_run(tmp_path):
     first, again, other, free = (
         train(tmp_path / str(number), *words)[0]
         for number, words in enumerate([(), (), ("seed=5",), ("trainer.deterministic=false",)])
