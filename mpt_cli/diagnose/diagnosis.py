@@ -95,11 +95,15 @@ class Diagnosis:
         return next((trial for trial in self.trials if trial.scale == self.loss_scale), None)
 
     @property
+    def is_of_other_policy(self) -> bool:
+        """Return whether a model without float16 was measured under mixed_float16."""
+        return self.policy.name != self.settings.policy.name
+
+    @property
     def is_well(self) -> bool:
         """Return whether the run has float16 already and its scale suits every layer, as tried."""
         tried, window = self.trial_of_run, self.window
-        is_as_run = self.policy.name == self.settings.policy.name  # else its model was put under mixed_float16
-        if tried is None or window is None or not is_as_run or not self.is_safe:
+        if tried is None or window is None or self.is_of_other_policy or not self.is_safe:
             return False
         is_bad = self.loses_digits or self.keep_in_float32 or tried.overflows or self.faults
         return not is_bad and is_within(floor(log2(tried.scale)), window)
@@ -315,9 +319,13 @@ def lead_sentences(found: Diagnosis) -> Rows:
         keys = f"nothing needs to change; {keys} leaves the most room above and below"
     elif not keys:
         remedy = f"{found.float32}; " if found.float32 else ""
-        remedy += "mixed_bfloat16, or inputs and targets scaled to about 1, may (not tried)"
+        remedy += (
+            f"{found.settings.policy.name} needs none"
+            if found.is_of_other_policy
+            else "mixed_bfloat16, or inputs and targets scaled to about 1, may (not tried)"
+        )
         keys = "nothing: no loss scale is needed" if found.window is None else f"no loss scale alone helps; {remedy}"
-    elif found.recommended and found.policy.name != found.settings.policy.name:
+    elif found.recommended and found.is_of_other_policy:
         keys += f" for {found.policy.name}, which was measured; {found.settings.policy.name} needs no loss scale"
     return [("finding", _finding(found)), ("set", keys), ("evidence", sure)]
 
@@ -341,6 +349,8 @@ def _finding(found: Diagnosis) -> str:
     if met is None:
         return "nothing is wrong: no gradient is in float16"
     scale = "without loss scaling" if met.scale == 1 else f"at loss scale {format_scale(met.scale)}"
+    if found.is_of_other_policy:
+        scale = f"under {found.policy.name} {scale}"
     if found.is_well:
         flushed = f"{format_fraction(met.flushed)} of the gradients become zero"
         return (

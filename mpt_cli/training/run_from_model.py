@@ -130,6 +130,7 @@ def model_kept(model: Any, data: DataSet, batch_size: int) -> Iterator[None]:
         for variable, value in zip(model.variables, kept, strict=True):
             variable.assign(value)
         model.optimizer, model.train_function = own, None
+        vars(model).pop("mpt_half_output", None)  # as of the measured dtypes
 
 
 def check_trainable(model: Any) -> None:
