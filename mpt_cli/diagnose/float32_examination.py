@@ -244,7 +244,7 @@ class Examination:
         exact = add_up([self._in_float32(batch, scale) for batch in self._batches])
         total, _ = self._pass_at(scale)
         rows = self.range_map.layer_samples(total, exact)
-        faults = self.range_map.faults(rows)
+        faults = self.range_map.faults(rows, exact.loss)
         for index in self._in_float16.probes.order:
             part = self._in_float16.probes.parts[index]
             inside = layers_of(part) if isinstance(part, keras.Layer) else []

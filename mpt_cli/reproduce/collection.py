@@ -242,7 +242,9 @@ def _run_target(run: RunDirectory, request: Selection) -> ReproduceTarget:
     check_repeatable(settings, str(run.path))
     here, named = Path.cwd(), imported_objects(settings)
     raise_problems(
-        replace(problem, remedy=f"For the code of this checkout, add {key}=PATH/TO/{Path(name).name} to the command.")
+        problem
+        if file_of(name, here)
+        else replace(problem, remedy=f"For code of this checkout, add {key}=PATH/TO/{Path(name).name} to the command.")
         for key, name in named
         if ".py:" in name and (problem := missing_problem(name, key))
     )

@@ -104,9 +104,9 @@ def _details(result: Reproduction) -> Iterator[str]:
         yield f"attempt {attempt}: {each.failure}{f' (run: {each.child.run_dir})' if each.child.run_dir else ''}"
     if result.unlike:
         yield f"{'beside that, ' * (len(ended) < result.attempts)}{result.unlike}"
-    parted = (first_difference(ended[0].child.run, each.child.run, recorded) for each in ended[1:])
-    if difference := next(filter(None, parted), None):
-        yield f"first recorded difference of two attempts: {difference}"
+    for each in ended[:-1]:
+        if difference := first_difference(each.child.run, ended[-1].child.run, recorded):
+            yield f"first difference of attempt {ended[-1].attempts} from {each.attempts}: {difference}"
     if result.passed:
         return
     if not result.unlike and 1 < result.attempts == len(ended) and (child.summary or {}).get(FINGERPRINT):
@@ -117,16 +117,17 @@ def _details(result: Reproduction) -> Iterator[str]:
         yield f"run: {child.run_dir}"
         if child.timeout:
             yield _to_finish(child.run)
-    if child.summary and child.summary["explanation"] not in child.words:  # as it is where a rule ended the run
+    if child.summary and not (result.crash or child.summary["explanation"] in child.words):  # a rule ended the run
         yield f"verdict {child.summary['verdict']}: {child.summary['explanation']}"
     yield from (f"{check.name} was expected, {check.unreported}" for check in result.checks if check.unreported)
     if child.exit_code:
         yield from child.words.splitlines()[-MOST_OUTPUT_LINES:]
     if result.differences:
-        yield "changed since the first run, if it is repeatable at all (of your code, only what git tracks is known):"
+        yield "changed since the first run (the cause only if it is repeatable; of code, what git tracks is known):"
         yield from (f"  {difference}" for difference in result.differences[:12])
-    elif result.target.environment and child.environment:
-        yield "no commit, package or data changed since the first run: untracked code has, or it is not repeatable"
+    elif result.target.environment:
+        what = ", package or data" if child.environment else " or package"
+        yield f"no commit{what} changed since the first run: untracked code has, or the run is not repeatable"
     yield f"again: {_command(result.target)}"
 
 

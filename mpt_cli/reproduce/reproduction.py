@@ -21,6 +21,8 @@ from mpt_cli.reproduce.collection import FINGERPRINT, ReproduceTarget
 from mpt_cli.runs.directory import RunDirectory, numbered_path, read_lines, read_summary
 from mpt_cli.runs.expectations import ExpectationCheck, check_expectations
 from mpt_cli.runs.provenance import (
+    code_differences,
+    collect_environment,
     environment_differences,
     known_environment,
     recorded_cores,
@@ -146,10 +148,13 @@ class Reproduction:
         checks = check_expectations(self.child.summary or {}, expect)
         return checks[1:] if "exit_code" not in self.target.expect and checks[0].passed else checks
 
-    @property
+    @cached_property
     def differences(self) -> list[str]:
+        """Return what changed since the first run of a run directory; of one that never started, only in code."""
         first, here = self.target.environment, self.child.environment
-        return environment_differences(first, here) if first and here else []
+        if not here:
+            return code_differences(first or {}, collect_environment({}))
+        return environment_differences(first, here) if first else []
 
     @property
     def attempts(self) -> int:

@@ -142,7 +142,7 @@ class GradientSampler:
         # layers of an output without a loss get no gradient, nor does here a weight that the program's loss alone uses
         is_idle = 0 in keras.tree.flatten(compiled_loss_weights(self.model))
         unseen = [weight.path for weight in self.model.trainable_variables if self.is_seeded]
-        faults = range_map.faults(rows)
+        faults = range_map.faults(rows, shadow.loss)
         faults = {name: its for name, its in faults.items() if its != DEAD or not (is_idle or name in unseen)}
         # of the calls the first
         shown = [batch[0][:1]] if self.is_seeded else self.examples() or [batch]

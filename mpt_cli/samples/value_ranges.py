@@ -152,9 +152,10 @@ class RangeMap:
                     rows.append(_layer_sample(entry, UPDATES, dtype, *both, weight))
         return rows
 
-    def faults(self, rows: Sequence[LayerSample]) -> dict[str, str]:
-        """Return the layers that do not train as they would in float32, each with what is wrong with it."""
-        trains = any(row.values for row in rows if row.kind == WEIGHT_GRADIENTS)
+    def faults(self, rows: Sequence[LayerSample], loss: float) -> dict[str, str]:
+        """Return the layers that do not train as they would in float32, each with what is wrong with it; `loss` is that
+        in float32, without which no gradient is missed.
+        """
         found: dict[str, str] = {}
         for entry in self.entries:
             own = [row for row in rows if row.layer == entry.name and row.variable in (None, *entry.kernels)]
@@ -167,7 +168,7 @@ class RangeMap:
                 found[entry.name] = VANISHED
             elif kernels and all(row.is_lost for row in kernels):
                 found[entry.name] = FLUSHED
-            elif kernels and trains and entry.is_called and not any(row.values for row in kernels):
+            elif kernels and loss and entry.is_called and not any(row.values for row in kernels):
                 found[entry.name] = DEAD
             elif updates and all(row.is_lost for row in updates):
                 found[entry.name] = UNMOVED

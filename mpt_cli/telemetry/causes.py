@@ -34,7 +34,7 @@ class Cause:
             diagnosis = f"mpt.diagnose(model, x, y, batch_size=…{after}) of the model built under this policy"
         notes = [f"{kept}, not tried"] if layer else []
         if run_state.is_inspectable:
-            notes.append(f"{diagnosis} names the layers that need it")
+            notes.append(f"{diagnosis} looks for layers that need it")
         named = f"layer {layer}" if layer else "a layer that overflows"
         overflowing = f"{named} in float32" + (f" ({'; '.join(notes)})" if notes else "")
         return self.advice.format(

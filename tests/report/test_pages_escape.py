@@ -91,7 +91,7 @@ def test_the_pages_of_a_sweep_and_of_a_comparison_escape_all_that_they_show():
         entries=TABLE,
         sentences=[EVIL],
         failures=[{"job": {"name": EVIL}, "reason": EVIL}],
-        command=EVIL,
+        again=[EVIL],
         job_commands=[EVIL],
     )
     page = check_escaped(text)

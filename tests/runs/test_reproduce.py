@@ -327,6 +327,11 @@ def test_a_repeated_run_that_raises_an_error_crashed_though_it_left_a_summary(ou
     assert main(["reproduce", "earlier"]) == 3
 
 
+def test_what_changed_is_named_though_a_repeated_run_never_started(outcome, earlier, monkeypatch, capsys):
+    monkeypatch.setattr(StubExecutor, "run", staticmethod(lambda command: command.log.touch() or 3), raising=False)
+    assert main(["reproduce", "earlier"]) == 3 and "  python: 3.11 -> 3." in capsys.readouterr().out
+
+
 def test_why_a_rule_ended_a_run_is_said_once(outcome, capsys):
     ending = {"status": "stopped", "exit_code": 4, "verdict": "collapsed", "explanation": "there is no such file"}
     outcome["summary"] = {**SUMMARY, **ending}

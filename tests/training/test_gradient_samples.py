@@ -184,6 +184,15 @@ def test_weights_that_no_update_moves_are_named_and_half_precision_over_float32_
     assert {row.dtype for row in mixed.layers} == {"bfloat16", "float32"} and mixed.sample.flushed_share == 0
 
 
+@pytest.mark.parametrize(("target", "faults"), [(1.0, {"first": "dead"}), (0.0, {})])
+def test_a_net_without_any_gradient_is_dead_unless_its_loss_is_0(target, faults):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2, name="first"), layers.Rescaling(0.0)], name="net")
+    model.compile("sgd", "mse")
+    batch = np.ones((4, 3), "float32"), np.full((4, 2), target, "float32"), None
+    found = GradientSampler(model, 1, pytest.fail).take(batch, 1, 1.0).sample.faults
+    assert {name.rpartition("/")[2]: fault for name, fault in found.items()} == faults
+
+
 def test_a_first_sample_that_is_compiled_waits_for_a_run_long_enough_to_pay_for_it_or_for_its_end():
     def sampler(layers):
         found = GradientSampler(keras.Sequential([]), "auto", pytest.fail)
