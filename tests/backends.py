@@ -52,7 +52,7 @@ def gradients(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
     return tuple(tape.gradient(total, arguments))
 
 
-def assert_same_variables(found: keras.Model, expected: keras.Model, rtol: float, atol: float = 0.0) -> None:
+def assert_same_variables(found: keras.Model, expected: keras.Model, rtol: float, atol: float = 0.0):
     """Those of the models and of their inner optimizers."""
     pairs = zip(
         *([*model.variables, *model.optimizer.inner_optimizer.variables] for model in (found, expected)), strict=True

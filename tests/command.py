@@ -119,7 +119,7 @@ def _ended(process: "subprocess.Popen[str]", timeout: float) -> "subprocess.Comp
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 60.0):
     """Return once `condition` holds; AssertionError where it does not within this time."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 
-def assert_said(text: str, path: Path) -> None:
+def assert_said(text: str, path: Path):
     if os.environ.get("WRITE_SAID"):
         path.write_text(text)
     assert text == path.read_text()

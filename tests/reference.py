@@ -58,7 +58,7 @@ class ReferenceScale:
     consecutive_skips: int = 0
     events: list[tuple[int, str, float, float]] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.left = self.hysteresis
 
     def step(self, finite: bool) -> Step:
@@ -82,7 +82,7 @@ class ReferenceScale:
     def run(self, pattern: Sequence[bool]) -> list[Step]:
         return [self.step(finite) for finite in pattern]
 
-    def _apply(self) -> None:
+    def _apply(self):
         self.applied += 1
         self.consecutive_skips = 0
         self.counter += 1
@@ -91,7 +91,7 @@ class ReferenceScale:
             self.counter = 0
             self.left = self.hysteresis
 
-    def _skip(self) -> None:
+    def _skip(self):
         self.skipped += 1
         self.consecutive_skips += 1
         self.counter = 0

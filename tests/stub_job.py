@@ -29,7 +29,7 @@ FINISHED = {
 OF_STUB = {"schema_version": 1, **FINISHED, "recipe": "stub", "run_dir": "x"}
 
 
-def write(run_dir: Path, environment: object = None, **changes: object) -> None:
+def write(run_dir: Path, environment: object = None, **changes: object):
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.yaml").write_text("recipe: stub\nseed: null\n")  # of no use to a sweep that is resumed
     if environment:
@@ -41,14 +41,14 @@ def write(run_dir: Path, environment: object = None, **changes: object) -> None:
     (run_dir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
 
 
-def terminated(run_dir: Path) -> None:
+def terminated(run_dir: Path):
     write(run_dir, status="terminated", exit_code=143)
     (run_dir / "checkpoints").mkdir(exist_ok=True)
     (run_dir / "checkpoints" / "step-000000100.npz").touch()
     sys.exit(143)
 
 
-def main(manner: str, run_dir: Path, value: float, more: str = "{}") -> None:
+def main(manner: str, run_dir: Path, value: float, more: str = "{}"):
     """`more` is JSON: further fields of its summary, and what its environment.json holds."""
     with (run_dir.parent / "started.txt").open("a") as file:
         file.write(f"{run_dir.name} {os.getpid()}\n")

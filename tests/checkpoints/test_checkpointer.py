@@ -59,7 +59,7 @@ def test_a_failed_save_is_said_once_and_so_is_the_first_that_works_again(tmp_pat
     checkpointer = _checkpointer(tmp_path / "c", said)
     _at(checkpointer, 10).save()
 
-    def full(_: int) -> None:
+    def full(_: int):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
@@ -86,7 +86,7 @@ def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path, said):
 
 
 def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path, said):
-    def cannot_flush() -> None:
+    def cannot_flush():
         raise DataError("metrics.jsonl can't be written: No space left on device.")
 
     checkpointer = _checkpointer(tmp_path / "c", said, cannot_flush)

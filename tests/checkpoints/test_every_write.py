@@ -84,7 +84,7 @@ def losses(run: RunDirectory) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines(run.metrics_jsonl) if not line["epoch_end"]]
 
 
-def check_left(run: RunDirectory, sound: RunDirectory) -> None:
+def check_left(run: RunDirectory, sound: RunDirectory):
     """Whatever has the name of a file of a run is whole."""
     assert not run.environment_json.exists() or read_json(run.environment_json)
     if run.summary_json.exists() and read_summary(run.summary_json)["exit_code"] == 0:
@@ -122,7 +122,7 @@ def test_a_disk_that_is_full_from_any_write_on(whole, failing_files, tmp_path):
     assert not faults, "\n\n".join(faults)
 
 
-def check_full_from(number: int, run: RunDirectory, library: Path, sound: RunDirectory) -> None:
+def check_full_from(number: int, run: RunDirectory, library: Path, sound: RunDirectory):
     error = ERRORS[number % len(ERRORS)]
     listed = run.path.with_name("listed")
     done = train(run, **failing(library, run, number, error), FAIL_LIST=str(listed))

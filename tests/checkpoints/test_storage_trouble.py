@@ -30,15 +30,15 @@ WORDS = [
 class Limits(Sink):
     """Sets, from a step on, how large a file may get."""
 
-    def __init__(self, plan: dict[int, int]) -> None:
+    def __init__(self, plan: dict[int, int]):
         self.plan = plan
 
-    def progress(self, step: int, epoch: int, phase: str) -> None:
+    def progress(self, step: int, epoch: int, phase: str):
         for at in [at for at in self.plan if at <= step]:
             limit(self.plan.pop(at))
 
 
-def limit(size: int) -> None:
+def limit(size: int):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 

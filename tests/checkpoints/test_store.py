@@ -64,17 +64,17 @@ def test_the_last_few_are_kept_what_a_killed_run_left_goes_and_files_of_others_s
     }
 
 
-def _truncate(path: Path) -> None:
+def _truncate(path: Path):
     path.write_bytes(path.read_bytes()[:-10])
 
 
-def _flip(path: Path) -> None:
+def _flip(path: Path):
     data = bytearray(path.read_bytes())
     data[data.index(b"NUMPY") + 140] ^= 1  # in the numbers of the first array
     path.write_bytes(data)
 
 
-def _of_another_step(path: Path) -> None:
+def _of_another_step(path: Path):
     shutil.copy(path.with_name(path.name.replace("20", "10")), path)
 
 
@@ -130,7 +130,7 @@ def test_a_damaged_later_one_never_pushes_out_what_is_saved_now(tmp_path, said):
 def test_a_failed_write_leaves_the_others_and_no_half_files(store, monkeypatch):
     store.save(_checkpoint(10))
 
-    def full(*_: object, **__: object) -> None:
+    def full(*_: object, **__: object):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     for where, name in ((os, "fsync"), (os, "replace"), (np, "savez")):
@@ -150,7 +150,7 @@ def test_room_is_asked_for_before_the_disk_is_filled(store, monkeypatch):
     assert store.steps() == [10]
 
 
-def _kill_at(call: int, patched: pytest.MonkeyPatch) -> None:
+def _kill_at(call: int, patched: pytest.MonkeyPatch):
     """From this call on that touches the disk, none of them does anything any more."""
     calls = iter(range(call))
     for where, name in ((os, "fsync"), (os, "replace"), (Path, "open"), (Path, "unlink")):

@@ -16,7 +16,7 @@ SHORT = ["conf=digits_mlp", "model.hidden_units=[8]", "trainer.jit_compile=false
 NAME = "-my run (2), 'ü'"
 
 
-def check_whole(run: Path, steps: int = 5) -> None:
+def check_whole(run: Path, steps: int = 5):
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["steps_seen"], summary["applied_steps"]) == ("finished", steps, steps)
 

@@ -134,7 +134,7 @@ def test_anything_else_is_a_bug_of_ours(mpt, monkeypatch):
 
 
 def test_the_users_exception_is_shown_with_their_traceback(mpt, monkeypatch):
-    def fail(words: list[str]) -> None:
+    def fail(words: list[str]):
         try:
             exec(compile("def net():\n    return 1 / 0\nnet()", "/home/me/nets.py", "exec"))
         except ZeroDivisionError as error:
@@ -147,7 +147,7 @@ def test_the_users_exception_is_shown_with_their_traceback(mpt, monkeypatch):
 
 
 def _raiser(error: BaseException):
-    def fail(words: list[str]) -> None:
+    def fail(words: list[str]):
         raise error
 
     return fail

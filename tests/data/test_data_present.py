@@ -13,12 +13,12 @@ from mpt_cli.training.run_from_settings import RunDefinition
 from mpt_cli.training_run import train
 
 
-def check_present(source: DataSettings) -> None:
+def check_present(source: DataSettings):
     check_run_present(replace(load_settings(["conf=digits_mlp"]), data=source))
 
 
 @pytest.fixture(autouse=True)
-def _files(here: Path) -> None:
+def _files(here: Path):
     Path("measured.csv").write_text("a,b\n1,2\n")
     Path("folder/.hidden").mkdir(parents=True)
     Path("loaders.py").write_text("1 / 0  # it is not run\n")

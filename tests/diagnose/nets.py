@@ -13,7 +13,7 @@ from mpt_cli.precision.gradients.custom_gradients import scale_gradient
 
 
 class Gate(layers.Layer):
-    def __init__(self, power: int, **kwargs: Any) -> None:
+    def __init__(self, power: int, **kwargs: Any):
         super().__init__(**kwargs)
         self.power = power
 
@@ -27,7 +27,7 @@ class Gate(layers.Layer):
 class Times(layers.Layer):
     """Multiplies by a constant, in the dtype of the layer."""
 
-    def __init__(self, factor: float, **kwargs: Any) -> None:
+    def __init__(self, factor: float, **kwargs: Any):
         super().__init__(**kwargs)
         self.factor = factor
 
@@ -60,7 +60,7 @@ def functional(input_shape: tuple[int, ...], num_classes: int, power: int = -12)
 class Subclassed(keras.Model):
     """A convolution and a dense layer with a gate between them; `call` mixes layers and plain operations."""
 
-    def __init__(self, num_classes: int, power: int) -> None:
+    def __init__(self, num_classes: int, power: int):
         super().__init__()
         self.convolution = layers.Conv2D(4, 3, name="convolution")
         self.gate = Gate(power, name="gate")

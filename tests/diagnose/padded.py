@@ -10,7 +10,7 @@ from keras import layers, ops
 class Attention(layers.Layer):
     """Masks padding by -1e9 in its own `call`, which is -inf in float16, and 0 times that nan."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.query, self.key, self.value = (layers.Dense(8, name=name) for name in ("query", "key", "value"))
 

@@ -34,7 +34,7 @@ def send(process: "subprocess.Popen[str]", number: signal.Signals) -> str:
     return process.communicate(timeout=60)[1]
 
 
-def until(process: "subprocess.Popen[str]", words: str) -> None:
+def until(process: "subprocess.Popen[str]", words: str):
     assert process.stdout is not None
     for line in process.stdout:
         if words in line:
@@ -46,7 +46,7 @@ def summary_for(run: Path) -> dict:
     return json.loads((run / "summary.json").read_text())
 
 
-def check_whole_or_gone(run: Path, number: signal.Signals) -> None:
+def check_whole_or_gone(run: Path, number: signal.Signals):
     if not run.exists():
         return
     summary = summary_for(run)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 
-def main(name: str, run: Path) -> None:
+def main(name: str, run: Path):
     import keras
     import yaml
 
@@ -68,7 +68,7 @@ def loss_of(asked: Any, module: Any) -> Any:
     return found(**asked["kwargs"])
 
 
-def write(model: Any, path: str) -> None:
+def write(model: Any, path: str):
     np.savez(path, **{f"weight{place}": np.asarray(weight) for place, weight in enumerate(model.get_weights())})
 
 

@@ -104,7 +104,7 @@ def words_of(name: str, backend: str, run_dir: str, *more: str) -> list[str]:
     ]
 
 
-def check_steps(run: RunDirectory, example: Example) -> None:
+def check_steps(run: RunDirectory, example: Example):
     summary = read_summary(run.summary_json)
     counts = summary["steps_seen"], summary["skipped_steps"], summary["applied_steps"]
     assert counts == (example.steps, 0, example.steps)

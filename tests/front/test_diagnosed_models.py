@@ -82,7 +82,7 @@ def test_inputs_beyond_float16_are_refused_only_where_a_layer_in_float16_reads_t
 class Own(keras.Model):
     """No config, a Lambda, a loss in its call, and one that is registered nowhere."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int):
         super().__init__()
         self.hidden = keras.layers.Dense(8, activation=lambda x: ops.tanh(x))
         self.twice = keras.layers.Lambda(lambda x: 2 * x)
@@ -152,7 +152,7 @@ def test_what_overflows_inside_a_layer_of_keras_is_named_by_that_layer_and_mende
 
 
 class Residual(keras.Model):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.more = keras.layers.Dense(6, name="more")
         self.big = keras.layers.Dense(6, kernel_initializer=large(60000.0), name="big")
@@ -179,7 +179,7 @@ def test_a_sum_that_takes_no_float32_leaves_the_remedy_untried():
 class Scores(keras.Layer):
     """A product between its layers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(name="scores")
         self.first = keras.layers.Dense(8, kernel_initializer=large(30.0), dtype=self.dtype_policy)
 
@@ -232,7 +232,7 @@ def test_a_batch_that_lost_its_loss_on_the_way_is_measured_though_it_is_rare():
 
 
 class Mixing(Own):
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int):
         super().__init__(size)
         self.head = keras.layers.Dense(size)
 

@@ -191,7 +191,7 @@ BY_HAND = {
 STEPS = {"subclassed": 24, "folds": 8}
 
 
-def check_loop(path: Path) -> None:
+def check_loop(path: Path):
     """What the optimizer saw, step by step, in a run directory like any other."""
     run = load_run(path)
     assert changes_of(run.events) == [(3, "overflow", 2.0**15, 2.0**14)]
@@ -212,7 +212,7 @@ def weights(path: Path) -> list[np.ndarray]:
         return [stored[name] for name in stored.files]
 
 
-def run_by_hand(backend: str, words: list[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def run_by_hand(backend: str, words: list[str], monkeypatch: pytest.MonkeyPatch, folder: Path):
     """Without `mpt run`, in this process where that has the backend; a script leaves its policy as it set it."""
     if backend != keras.backend.backend():
         hand = run_program("by_hand.py", *words, backend=backend, cwd=folder, timeout=120)
@@ -301,7 +301,7 @@ def short_run(tmp_path_factory):
     return folder, mpt("run", *words, cwd=folder)
 
 
-def check_short(path: Path, steps: tuple[int, ...] = (1, 7), loss: float = 0.6875) -> None:
+def check_short(path: Path, steps: tuple[int, ...] = (1, 7), loss: float = 0.6875):
     """Check the record of 8, 7, 6, 5, 4 and 3 eighths, and a skip."""
     run = load_run(path)
     assert [(event["step"], event["kind"], event["scale_after"]) for event in run.events] == [(3, "overflow", 4.0)]

@@ -196,7 +196,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the run; a secret in the environment, and nothing that starts a framework or a job."""
 
-    def reached(*_: object, **__: object) -> None:
+    def reached(*_: object, **__: object):
         raise Reached
 
     folder = tmp_path / "here"

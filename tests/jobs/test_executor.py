@@ -29,7 +29,7 @@ time.sleep(60)
 """
 
 
-def wait_until_gone(pids: list[int]) -> None:
+def wait_until_gone(pids: list[int]):
     wait_for(lambda: not any(map(is_alive, pids)))
 
 
@@ -84,7 +84,7 @@ def test_a_helper_past_its_time_is_killed(tmp_path):
 
 
 def test_a_helper_ends_where_ctrl_c_interrupts_the_wait_for_it(tmp_path):
-    def interrupt() -> None:
+    def interrupt():
         wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         time.sleep(0.3)  # until it is waited for
         os.kill(os.getpid(), signal.SIGINT)
@@ -99,7 +99,7 @@ def test_a_helper_ends_where_ctrl_c_interrupts_the_wait_for_it(tmp_path):
     ("number", "error", "code"), [(signal.SIGINT, KeyboardInterrupt, None), (signal.SIGTERM, SystemExit, 143)]
 )
 def test_a_signal_ends_the_one_command_first_and_then_this_program(tmp_path, number, error, code):
-    def ask() -> None:
+    def ask():
         wait_for((tmp_path / "begun").exists)
         os.kill(os.getpid(), number)
 

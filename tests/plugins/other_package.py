@@ -34,7 +34,7 @@ class LinearScale(ScaleRule):
 ENTRY_POINTS = {"linear": "tiny_mpt:LinearScale"}
 
 
-def install(folder: Path, name: str = "tiny-mpt", points: dict[str, str] = ENTRY_POINTS, source: str = SOURCE) -> None:
+def install(folder: Path, name: str = "tiny-mpt", points: dict[str, str] = ENTRY_POINTS, source: str = SOURCE):
     """The package as `pip install` would leave it in `folder`, which belongs on the path."""
     module = name.replace("-", "_")
     (folder / f"{module}.py").write_text(source)

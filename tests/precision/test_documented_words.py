@@ -79,7 +79,7 @@ def stepped(optimizer, *slopes: float, start: float = 1.0) -> keras.Variable:
     return variable
 
 
-def refused(words: str, *arguments, error: type = ValueError, **named) -> None:
+def refused(words: str, *arguments, error: type = ValueError, **named):
     with pytest.raises(error, match=words):
         Scaled(*(arguments or (SGD(0.25),)), **named)
 

@@ -14,7 +14,7 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.telemetry.sink_interface import Telemetry
 
 
-def main() -> None:
+def main():
     settings = load_settings(sys.argv[1:])
     platform = prepare_backend(settings)
     from mpt_cli.training.checkpoint import NoStore

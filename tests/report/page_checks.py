@@ -14,7 +14,7 @@ VOID = ("meta", "br", "link", "hr")
 class Page(HTMLParser):
     """A page read: its elements in order, what it would fetch, and whether all is closed."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str):
         super().__init__()
         self.text = text
         self.elements: list[tuple[str, dict[str, str]]] = []
@@ -73,7 +73,7 @@ def check_page(text: str) -> Page:
     return page
 
 
-def _check_names(page: Page) -> None:
+def _check_names(page: Page):
     assert page.all("html")[0]["lang"] == "en"
     assert [len(page.all(tag)) for tag in ("header", "main", "footer", "nav", "h1")] == [1] * 5
     links = [link["href"] for link in page.all("a")]

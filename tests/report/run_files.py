@@ -50,7 +50,7 @@ def overflow(step: int, before: float = 2048.0, after: float = 1024.0) -> dict[s
     }
 
 
-def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+def write_lines(path: Path, lines: Iterable[dict[str, Any]]):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

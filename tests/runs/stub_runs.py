@@ -41,7 +41,7 @@ class StubRun(Running):
     def poll(self) -> int | None:
         return self.code
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals):
         self.code = 143 if number == signal.SIGTERM else -number
 
 

@@ -29,21 +29,21 @@ WRONG_TYPES = {
 }
 
 
-def truncated(path: Path) -> None:
+def truncated(path: Path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def a_directory(path: Path) -> None:
+def a_directory(path: Path):
     path.unlink()
     (path / "inside").mkdir(parents=True)
 
 
-def a_link_to_itself(path: Path) -> None:
+def a_link_to_itself(path: Path):
     path.unlink()
     path.symlink_to(path.name)
 
 
-def a_pipe(path: Path) -> None:
+def a_pipe(path: Path):
     path.unlink()
     os.mkfifo(path)
 
@@ -91,7 +91,7 @@ def check(capfd, *words: str) -> int:
     """The exit code, which is one of those that are documented, within the time and without a traceback. What went
     wrong is said on standard error."""
 
-    def too_long(*_) -> None:
+    def too_long(*_):
         raise TimeoutError(f"{words} goes on after {SECONDS} s")
 
     before = signal.signal(signal.SIGALRM, too_long)

@@ -215,7 +215,7 @@ def test_a_run_that_can_not_be_started_says_why(monkeypatch):
     assert child.words == "it could not be started: [Errno 2] No such file or directory: '/no/such/program'"
 
 
-def named(name: str, text: str = RECIPE) -> None:
+def named(name: str, text: str = RECIPE):
     Path(name).parent.mkdir(parents=True, exist_ok=True)
     Path(name).write_text(text)
 
@@ -298,7 +298,7 @@ def test_a_value_that_no_run_reports_is_not_tried_again(outcome):
 def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch, capsys):
     """It writes a summary all the same, of a run that was terminated: an error, and no missed expectation."""
 
-    def never_ends(command: Command) -> None:
+    def never_ends(command: Command):
         command.log.write_text("mpt: terminated while loading the data")
         if "mine" in command.name:
             command.subject.path.mkdir(parents=True)

@@ -128,7 +128,7 @@ def test_a_lock_that_is_a_pipe_or_a_device_is_said_and_not_waited_for():
 
 
 def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch):
-    def no_locks(*_: object) -> None:
+    def no_locks(*_: object):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     run = _run(Path("here"))

@@ -59,7 +59,7 @@ def test_a_file_in_its_place_is_named(tmp_path):
 def test_a_run_that_never_started_takes_back_the_folders_it_made_and_no_others(tmp_path, monkeypatch):
     """What cannot be taken back is left without an error: a mounted volume is busy."""
 
-    def busy(path: Path) -> None:
+    def busy(path: Path):
         raise OSError(16, "Device or resource busy")
 
     (tmp_path / "mine").mkdir()
@@ -88,7 +88,7 @@ def test_a_failed_write_leaves_the_earlier_file(tmp_path, monkeypatch):
     write_atomic(tmp_path / "a.json", "older, and longer")
     write_atomic(tmp_path / "a.json", "old →")
 
-    def full(descriptor: int) -> None:
+    def full(descriptor: int):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)

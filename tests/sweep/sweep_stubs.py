@@ -45,7 +45,7 @@ class Ended(Running):
     def poll(self) -> int:
         return self.code
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals):
         raise AssertionError("it has ended")
 
 
@@ -77,7 +77,7 @@ def submitit_here(settings: dict[str, str]) -> Executor:
         def states(self, job_ids: Collection[str]) -> dict[str, ClusterJobState]:
             return {job_id: ClusterJobState("RUNNING") for job_id in job_ids if is_alive(int(job_id))}
 
-        def cancel(self, job_id: str) -> None:
+        def cancel(self, job_id: str):
             """As Slurm does, end by force what was asked to end before."""
             number = signal.SIGKILL if job_id in self.cancelled else signal.SIGTERM
             self.cancelled.add(job_id)
@@ -126,7 +126,7 @@ def started(folder: Path) -> list[str]:
     return sorted(line.split()[0] for line in file.read_text().splitlines()) if file.exists() else []
 
 
-def signal_when(folder: Path, count: int, number: signal.Signals, times: int = 1) -> None:
+def signal_when(folder: Path, count: int, number: signal.Signals, times: int = 1):
     """Sends the signal to this process once `count` stubs have begun to wait, which takes them a moment."""
     wait_for(lambda: len(started(folder)) >= count)
     for _ in range(times):

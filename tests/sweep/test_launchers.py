@@ -15,7 +15,7 @@ from mpt_cli.sweep.run import Options, plan_new
 from mpt_cli.telemetry.console import PrintableConsole
 
 
-def wait_until_none_is_left(folder: Path) -> None:
+def wait_until_none_is_left(folder: Path):
     wait_for(lambda: not processes_of(folder, "stub_job.py"))
 
 

@@ -43,7 +43,7 @@ def test_the_death_of_the_head_is_told_of_each_job_and_the_results_are_written(s
     stubs.manners = {1: "once", 2: "once"}
     stubs.values = {1: 180.0, 2: 180.0}  # seconds: longer than Ray takes to end them
 
-    def kill_it() -> None:
+    def kill_it():
         wait_for(lambda: len(started(tmp_path / "s")) == 2)
         os.killpg(head, signal.SIGKILL)
 

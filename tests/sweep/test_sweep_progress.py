@@ -16,7 +16,7 @@ LINE = {"step": 92, "loss": 0.1207, "loss_scale": 2.0**21, "skipped_steps": 13}
 class Running:
     """A child as far as the display knows one."""
 
-    def __init__(self, command, waits_for: str = "") -> None:
+    def __init__(self, command, waits_for: str = ""):
         self.command, self.seconds, self.cause, self.waits_for = command, 12.5, None, waits_for
 
 

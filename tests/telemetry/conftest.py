@@ -9,7 +9,7 @@ from mpt_cli.telemetry.record_types import RunHeader, Scaling, Snapshot, Summary
 class Clock:
     """Seconds that pass only by `clock.now += 1`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 100.0
 
     def __call__(self) -> float:

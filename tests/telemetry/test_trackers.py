@@ -15,7 +15,7 @@ from mpt_cli.telemetry.trackers import OPEN, TrackerSink, chosen_trackers
 
 @pytest.fixture
 def use(header, snapshot, summary, tmp_path):
-    def used(name: str) -> None:
+    def used(name: str):
         sink = TrackerSink(name, tmp_path / name)
         sink.start(header)
         sink.snapshot(replace(snapshot, gradients=GradientSample(30, 0.25, 0.125, 0.5, None)))
@@ -37,7 +37,7 @@ def modules(monkeypatch) -> Mock:
     return found
 
 
-def check_scalars(first: dict, second: dict) -> None:
+def check_scalars(first: dict, second: dict):
     assert (first["loss_scale"], first["loss"], first["gradient_flushed_share"]) == (16384.0, 0.5, 0.125)
     assert "gradient_headroom_doublings" not in first
     assert second["epoch/val_loss"] == 0.25 and "loss_scale" not in second

@@ -29,7 +29,7 @@ def build() -> keras.Model:
 
 
 def _recording(name: str) -> Any:
-    def hook(self: Any, *where: Any, logs: Any = None) -> None:
+    def hook(self: Any, *where: Any, logs: Any = None):
         *numbers, logs = where if logs is None else (*where, logs)
         CALLS.append((name, numbers[0] if numbers else None, dict(logs)))
 
@@ -48,11 +48,11 @@ for each in ("train", "epoch", "train_batch", "test", "test_batch"):
 class Halving(keras.callbacks.Callback):
     """Halves the learning rate after every fourth batch, and keeps count."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.batches = 0
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Any = None):
         self.batches += 1
         if self.batches % 4 == 0:
             self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) / 2
@@ -61,11 +61,11 @@ class Halving(keras.callbacks.Callback):
 class Noise(keras.callbacks.Callback):
     """Changes the weights at the beginning of each epoch, and what it adds itself."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.size = np.float32([0.5])
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Any = None):
         first = self.model.trainable_variables[0]
         first.assign(first + self.size[0])
         self.size = self.size * np.float32(0.5)
@@ -74,53 +74,53 @@ class Noise(keras.callbacks.Callback):
 class Looking(keras.callbacks.Callback):
     """Evaluates and predicts with the model in the middle of its training."""
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Any = None):
         outputs = self.model.predict(load()[1][0], verbose=0)
         CALLS.append(("predict", batch, {"size": float(abs(outputs).sum())}))
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Any = None):
         CALLS.append(("evaluate", epoch, self.model.evaluate(*load()[1], verbose=0, return_dict=True)))
 
 
 class StopsAt(keras.callbacks.Callback):
     """Ends the run after a batch."""
 
-    def __init__(self, batch: int) -> None:
+    def __init__(self, batch: int):
         super().__init__()
         self.at = batch
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Any = None):
         if batch == self.at:
             self.model.stop_training = True
 
 
 class Broken(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Any = None):
         raise ValueError("no such cell")
 
 
 class Unstorable(keras.callbacks.Callback):
     """Holds a metric of Keras's."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.mean = keras.metrics.Mean()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Any = None):
         self.mean.update_state(logs["loss"])
 
 
 class SaysItsState(Unstorable):
     """The same, storable."""
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Any = None):
         super().on_epoch_end(epoch, logs)
         logs["mean_loss"] = float(self.mean.result())
 
     def get_state(self) -> Any:
         return [v.numpy() for v in self.mean.variables]
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Any):
         for variable, value in zip(self.mean.variables, state, strict=True):
             variable.assign(value)
 

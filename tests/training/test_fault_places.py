@@ -23,7 +23,7 @@ NOWHERE = -1
 class Spoiled(keras.layers.Layer):
     """An identity; the one whose place `where` names adds `what` to one number of its output, or of the gradient."""
 
-    def __init__(self, place: int, where: keras.Variable) -> None:
+    def __init__(self, place: int, where: keras.Variable):
         super().__init__(name=f"spoiled_{place}", dtype="float32")
         self.place, self.where = place, where
 

@@ -46,7 +46,7 @@ def code_of(file: str, text: str, **names: Any) -> Callable[[], None]:
     return partial(exec, compile(text, file, "exec"), names)
 
 
-def run_guarded(run: Callable[[], None], several: bool = False) -> None:
+def run_guarded(run: Callable[[], None], several: bool = False):
     """From a frame of mpt's, as in a run: this file is that of a user."""
     code_of(OURS, "with guard: run()", guard=framework_errors(several), run=run)()
 
@@ -77,7 +77,7 @@ def test_our_own_errors_pass():
 
 
 class TooLarge(RunDefinition):
-    def build_model(self, data: Any) -> None:
+    def build_model(self, data: Any):
         raise RuntimeError("{{function_node}} OOM when allocating tensor with shape[1000000,1000000]")
 
 

@@ -147,7 +147,7 @@ def test_events_and_counters_are_those_of_the_reference(compiled, tmp_path_facto
     check_lines(lines(folder / "metrics.jsonl"), steps, log)
 
 
-def check_lines(found: list[dict], steps, log: int) -> None:
+def check_lines(found: list[dict], steps, log: int):
     logged = [line for line in found if not line.get("epoch_end")]
     expected = sorted(range(log, STEPS + 1, log))
     assert [line["step"] for line in logged if line["step"] in expected][: len(expected)] == expected

@@ -23,7 +23,7 @@ def cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
-    def of(flags: str) -> None:
+    def of(flags: str):
         info = tmp_path / "cpuinfo"
         info.write_text(f"model name\t: A CPU\nflags\t\t: fpu {flags}\n")
         monkeypatch.setattr(machine, "CPU_INFO", info)

@@ -21,10 +21,10 @@ UNSAVED = "the loss or a gradient of the last applied step was not finite"
 class Terminate(Sink):
     """Sends SIGTERM after step 30, once."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.sent = False
 
-    def progress(self, step: int, epoch: int, phase: str) -> None:
+    def progress(self, step: int, epoch: int, phase: str):
         if step >= 30 and not self.sent:
             self.sent = True
             os.kill(os.getpid(), signal.SIGTERM)

@@ -31,7 +31,7 @@ BASE = optimizers.Optimizer
 class InScaling:
     """An optimizer class whose instances come wrapped; all else of it is as it was."""
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind: type):
         self.kind = kind
 
     wraps = True  # not in a test whose optimizers are parts of a MultiOptimizer
@@ -62,7 +62,7 @@ class WrappedOnce(LossScaleOptimizer, metaclass=_Once):
     """Ours, for tests that wrap what is wrapped here already."""
 
 
-def _replace_in(namespace: dict[str, Any], loss_scale_optimizer: type) -> None:
+def _replace_in(namespace: dict[str, Any], loss_scale_optimizer: type):
     for name, value in list(namespace.items()):
         if value is KERAS_OWN:
             namespace[name] = loss_scale_optimizer
@@ -70,7 +70,7 @@ def _replace_in(namespace: dict[str, Any], loss_scale_optimizer: type) -> None:
             namespace[name] = InScaling(value)
 
 
-def _replace_in_module(module: Any) -> None:
+def _replace_in_module(module: Any):
     """A module that is about Keras's LossScaleOptimizer wraps by itself."""
     names = vars(module)
     if KERAS_OWN in [value for value in names.values() if inspect.isclass(value)]:
@@ -85,7 +85,7 @@ class _FailsButForCounts:
     mark = pytest.mark
 
     @staticmethod
-    def fail(reason: str) -> None:
+    def fail(reason: str):
         variable = sys._getframe(1).f_locals["variable"]
         if "int" not in str(variable.dtype):
             pytest.fail(reason)
@@ -97,11 +97,11 @@ def _of_the_inner(optimizer: Any, name: str) -> Any:
     return getattr(vars(optimizer)["inner_optimizer"], name)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config: pytest.Config):
     original = Trainer.compile
 
     @functools.wraps(original)
-    def compile_wrapped(self: Any, optimizer: Any = "rmsprop", *arguments: Any, **named: Any) -> None:
+    def compile_wrapped(self: Any, optimizer: Any = "rmsprop", *arguments: Any, **named: Any):
         original(self, wrapped(keras.optimizers.get(optimizer)), *arguments, **named)
 
     Trainer.compile = compile_wrapped
@@ -120,5 +120,5 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: Any) -> Any:
     yield
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item: pytest.Item):
     InScaling.wraps = "multi_optimizer" not in item.nodeid

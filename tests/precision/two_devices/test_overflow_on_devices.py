@@ -20,7 +20,7 @@ def no_distribution_stays():
     keras.distribution.set_distribution(before)
 
 
-def split_over(devices: int) -> None:
+def split_over(devices: int):
     split = keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:devices])
     keras.distribution.set_distribution(split if devices > 1 else None)
 
