@@ -235,7 +235,11 @@ def _metric_pictures(histories: Sequence[RunHistory], name: str) -> list[Picture
 
 def _metric_picture(title: str, y_label: str, curves: list[Curve]) -> Picture:
     is_lost = any(not math.isfinite(y) for curve in curves for y in curve.ys)
-    note = "Marks × at the top: a value that was not finite. The axis fits the other runs, if any." if is_lost else ""
+    note = (
+        "Marks × at the top: a value of the line in this color was not finite. The axis fits the other runs, if any."
+        if is_lost
+        else ""
+    )
     base = _log_base(curves[:MOST_DRAWN]) if falls(y_label) else None
     return Picture(title, y_label, curves, log_base=base, note=note)
 

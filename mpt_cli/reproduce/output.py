@@ -107,10 +107,11 @@ def _details(result: Reproduction) -> Iterator[str]:
     for each in ended[:-1]:
         if difference := first_difference(each.child.run, ended[-1].child.run, recorded):
             yield f"first difference of attempt {ended[-1].attempts} from {each.attempts}: {difference}"
+    if not result.unlike and 1 < result.attempts == len(ended) and (child.summary or {}).get(FINGERPRINT):
+        meaning = "only speed or memory differ" if result.passed else "probably not flaky"
+        yield f"{result.attempts} attempts gave the same weights and metrics: {meaning}"
     if result.passed:
         return
-    if not result.unlike and 1 < result.attempts == len(ended) and (child.summary or {}).get(FINGERPRINT):
-        yield f"{result.attempts} attempts gave the same values: probably not flaky"
     if result.target.code:
         yield result.target.code
     if child.run_dir:
@@ -123,7 +124,7 @@ def _details(result: Reproduction) -> Iterator[str]:
     if child.exit_code:
         yield from child.words.splitlines()[-MOST_OUTPUT_LINES:]
     if result.differences:
-        yield "changed since the first run (the cause only if it is repeatable; of code, what git tracks is known):"
+        yield "changed since the first run (a cause only if the run is repeatable; untracked code is not compared):"
         yield from (f"  {difference}" for difference in result.differences[:12])
     elif result.target.environment:
         what = ", package or data" if child.environment else " or package"

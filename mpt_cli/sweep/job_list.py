@@ -316,7 +316,7 @@ def seeds_sentence(jobs: Sequence[Job]) -> str:
     return (
         f"{len(seeds)} configurations with {range_of}{count_seeds(most)}. To tell two apart, the mean "
         "of their differences, one for each seed, must be at least this many times their standard deviation: "
-        f"{sizes} seeds. Fewer than {FEWEST_SEEDS} seeds can't tell them apart."
+        f"{sizes} seeds, if no job fails. Fewer than {FEWEST_SEEDS} seeds can't tell them apart."
     )
 
 

@@ -177,7 +177,7 @@ def _headline(found: SweepResults, best: JobResult) -> str:
         return f"{best.job.name}, {reached}"
     own = format_number(found.objective.value(best.summary))
     label = job_label(best, SEED) or "the configuration"
-    return f"{label}, {reached} over {seeds} seeds; best run {best.job.name}, {own}"
+    return f"{label}, {reached} over {seeds} seeds; its best run {best.job.name}, {own}"
 
 
 def lead_sentence(found: SweepResults) -> str:
@@ -199,6 +199,8 @@ def _standing(found: SweepResults) -> str:
     if found.mixes_losses:
         again = shell_command("report", found.directory.path, "--objective", "NAME")
         return f"The jobs have different losses, which do not compare them: rank by a metric that all have, `{again}`."
+    if not found.is_complete:
+        return "The sweep is not complete: configurations with jobs that have not ended rank last."
     if found.best_is_shown:
         common = [row.difference.seeds for row in found.rivals if row.difference]
         seeds = min(common, default=len(found.ranked[0].finished))
@@ -312,7 +314,7 @@ def sweep_page(found: SweepResults, pictures: Sequence[Picture], page: Path) -> 
         counts=f"{counts_sentence(found)}{'' if best is None else ' ' + lead_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
         configurations=PageTable(
-            "A rank links to its first run",
+            "A rank links to the first run of its row",
             columns(found),
             found.configurations,
             _row_kind,

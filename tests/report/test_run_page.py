@@ -99,7 +99,10 @@ def test_values_that_are_not_finite_break_the_line_and_are_marked(tmp_path):
     )
     assert [str(value) for value in history.steps["loss"].ys[2:4]] == ["nan", "inf"]
     loss = run_pictures([history])[0]
-    assert loss.note == "Marks × at the top: a value that was not finite. The axis fits the other runs, if any."
+    assert (
+        loss.note
+        == "Marks × at the top: a value of the line in this color was not finite. The axis fits the other runs, if any."
+    )
     curve = chart_data([loss])[0]["curves"][0]
     assert (curve["ys"][1:5], curve["lost"]) == ([1.0, None, None, 1.0], [3.0, 4.0])
 

@@ -266,15 +266,19 @@ def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys):
     assert "words" not in outcome and not Path("out.xml").exists()
 
 
-@pytest.mark.parametrize("case", ["flaky", "flaky-data", "flaky-metric", "never"])
-def test_what_passes_at_a_second_attempt_is_flaky_and_what_differs_not_repeatable(outcome, capsys, monkeypatch, case):
-    run, good = StubExecutor.run, outcome["summary"]
+@pytest.mark.parametrize("case", ["flaky", "flaky-data", "flaky-metric", "flaky-speed", "never"])
+def test_what_passes_at_a_second_attempt_is_flaky_and_what_differs_not_repeatable(
+    outcome, capsys, monkeypatch, case, recipe
+):
+    run, good, is_speed = StubExecutor.run, outcome["summary"], case == "flaky-speed"
+    recipe.write_text(RECIPE + "  examples_per_second: {min: 5}\n" * is_speed)
 
     def fails_first(command: Command) -> int:
         is_second = command.name.endswith("-2")
-        steps = 345 if is_second and case != "never" else 1
+        steps = 345 if (is_second and case != "never") or is_speed else 1
         outcome["summary"] = {**good, "steps_seen": steps, "weights_fingerprint": command.name}
-        if case == "flaky-metric":
+        outcome["summary"]["examples_per_second"] = 9 * is_second
+        if case in ("flaky-metric", "flaky-speed"):
             outcome["summary"]["weights_fingerprint"] = "the same"
         outcome["environment"] |= {"dataset_fingerprint": str(is_second and case == "flaky-data")}
         code = run(command)
@@ -285,7 +289,9 @@ def test_what_passes_at_a_second_attempt_is_flaky_and_what_differs_not_repeatabl
 
     monkeypatch.setattr(StubExecutor, "run", staticmethod(fails_first), raising=False)
     assert told(capsys, case, "./mine.yaml", f"--retries={2 - (case == 'never')}") == 5 * (case == "never")
-    assert properties("flaky") == ["true"] * (case != "never") and properties("repeatable") == ["false"]
+    assert properties("flaky") == ["true"] * (case != "never") and properties("repeatable") == ["false"] * (
+        not is_speed
+    )
     (suite,) = ElementTree.parse("out.xml").getroot()
     assert suite.get("time") == "2.0"  # both attempts
 

@@ -67,7 +67,7 @@ def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs):
     stubs.values = {1: 0.900, 2: 0.910, 3: 0.905, 4: 0.950, 5: 0.959, 6: 0.956}
     found, _ = stubs.start(GRID)
     assert best_lines(found)[0] == (
-        "best       initial_scale 2**15, val_accuracy 0.9550 ± 0.0046 over 3 seeds; best run 005-initial_scale-32768_seed-1, 0.9590"
+        "best       initial_scale 2**15, val_accuracy 0.9550 ± 0.0046 over 3 seeds; its best run 005-initial_scale-32768_seed-1, 0.9590"
     )
     assert (
         best_lines(found)[2].strip()

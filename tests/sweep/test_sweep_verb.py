@@ -17,8 +17,8 @@ def test_a_dry_run_lists_the_jobs_and_writes_nothing(here, capsys):
         "002-initial_scale-32768  loss_scale.initial_scale=2**15",
         "2 jobs",
         "2 configurations with one seed. To tell two apart, the mean of their differences, one for each seed, must be at "
-        "least this many times their standard deviation: 2.5 with 3, 1.2 with 5, 0.7 with 10 seeds. Fewer than 3 seeds "
-        "can't tell them apart.",
+        "least this many times their standard deviation: 2.5 with 3, 1.2 with 5, 0.7 with 10 seeds, if no job fails. Fewer "
+        "than 3 seeds can't tell them apart.",
         "`mpt check --build conf=digits_mlp 'loss_scale.initial_scale=2**8' policy=mixed_float16` also builds the model and reads the data",
     ]
     assert main(["sweep", *words, "--dry-run", "--json"]) == 0

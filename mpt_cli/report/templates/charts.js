@@ -90,7 +90,6 @@
   }
   function lineChart(box, found) {
     const { curves } = found;
-    const lost = curves.flatMap((curve) => curve.lost);
     const u = plot(box, {
       scales: { x: { time: false }, y: scale(found.log_base, found.from_zero, curves) },
       axes: [axis("step"), { ...axis("", found.log_base), size: roomFor, labelSize: 0 }],
@@ -103,7 +102,7 @@
         if (curves[place - 1]?.run != null) choose([curves[place - 1].run], show);
         if (curves[place - 1]?.label)
           for (let next = place; curves[next]?.label === ""; next++) u.setSeries(next + 1, { show });
-      }], draw: [(u) => { marks(u, lost, 0.985, "x", color("bad")); marks(u, found.skips, 0.025, "|", color("bad")); }] },
+      }], draw: [(u) => { curves.forEach((curve, place) => u.series[place + 1].show && marks(u, curve.lost, 0.985, "x", curve.color)); marks(u, found.skips, 0.025, "|", color("bad")); }] },
     }, uPlot.join(curves.map((curve) => [curve.xs, curve.ys])));
     for (const curve of curves) if (curve.run != null && curve.show) drawn.add(curve.run);
     lines.push([u, curves]);
