@@ -51,16 +51,16 @@ ASKS_A_PROGRAM = {"mpt_cli.machine": "nvidia-smi", "mpt_cli.runs.provenance": "g
 LIBRARIES_OF_THEIR_OWN = {"precision": {"settings", "errors"}}
 
 
-def room_of(module: str) -> str:
+def room_of(module: str):
     return module.split(".")[1] if "." in module else module
 
 
-def module_name(path: Path) -> str:
+def module_name(path: Path):
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path, inside_functions: bool) -> set[str]:
+def imports(path: Path, inside_functions: bool):
     """Modules of the package that `path` imports, absolute names only."""
     tree = TREES[path]
     skipped: set[ast.AST] = set()
@@ -85,7 +85,7 @@ MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = {path: ast.parse(path.read_text()) for path in MODULES.values()}
 
 
-def known(name: str) -> str | None:
+def known(name: str):
     """The module that an imported name is, or is in."""
     return name if name in MODULES else name.rpartition(".")[0] if name.rpartition(".")[0] in MODULES else None
 
@@ -117,7 +117,7 @@ def test_there_is_no_import_cycle():
         visit(module, ())
 
 
-def names_of_modules(path: Path) -> set[str]:
+def names_of_modules(path: Path):
     """What `path` imports, and the attributes of modules that it uses, dotted; also inside functions."""
     found = set()
     for node in ast.walk(TREES[path]):

@@ -28,7 +28,7 @@ with Watch() as watch:
 """
 
 
-def run_body(body: str, *numbers: signal.Signals, between: float = 0.2) -> tuple[int, str, str]:
+def run_body(body: str, *numbers: signal.Signals, between: float = 0.2):
     """Exit code, output and errors of a program that prints `ready`."""
     program = OPENING + textwrap.indent(textwrap.dedent(body), "    ") + CLOSING
     command = [sys.executable, "-c", program]

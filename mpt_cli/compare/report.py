@@ -81,7 +81,7 @@ def _pays_sentence(comparison: Comparison) -> str:
     measured = _measured(comparison)
     told = [
         f"{entry.label} {_pays_words(entry)}: {_speed_up_cell(entry)} the speed of {entry.baseline.label}, "
-        f"its quality {_quality_words(entry)} over {entry.quality.seeds} of {comparison.seeds} seeds, "
+        f"its quality {_quality_words(entry)} ({entry.quality.seeds} of {comparison.seeds} seeds), "
         f"its verdict{'s:' * (',' in format_verdict(entry))} {format_verdict(entry)}."
         for entry in measured
         if entry.baseline

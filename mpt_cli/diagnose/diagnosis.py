@@ -148,7 +148,14 @@ def diagnose(
     digits = examination.digits
     if kept := digits.remedy if digits else []:
         examination.keep_in_float32(kept)
-    return replace(_with_layers_in_float32(examination, _verify(examination, kept, say), say), digits=digits)
+    found = _with_layers_in_float32(examination, _verify(examination, kept, say), say)
+    if (mended := found.keep_in_float32) and not (digits and digits.layers):  # what they lost hides other lost digits
+        examination.keep_in_float32(mended)
+        digits = examination.measure_digits()
+        if more := digits.remedy if digits else []:
+            examination.keep_in_float32([*mended, *more])
+            found = replace(_verify(examination, [*mended, *more], say), mended=found.mended)
+    return replace(found, digits=digits)
 
 
 def _with_layers_in_float32(examination: Examination, found: Diagnosis, say: Say) -> Diagnosis:
@@ -310,8 +317,8 @@ def lead_sentences(found: Diagnosis) -> Rows:
         trial += f"flushed, overflow in {tried.overflows} of {tried.passes} passes"
     sure = (
         f"{trial}; measured at step {found.step}, {_measured(found)}; later gradients (after_steps=, "
-        f"--after-steps) and other batches (batches=, --batches) may differ. Lost digits were looked for in at most "
-        f"{MOST_EXAMPLES} examples"
+        f"--after-steps) and other batches (batches=, --batches) may differ. Lost digits "
+        + (f"were looked for in at most {MOST_EXAMPLES} examples" if found.digits else "could not be looked for")
     )
     if ALL_LAYERS in found.lost_by:
         keys = "policy=float32: no loss scale brings lost digits back"
@@ -336,7 +343,7 @@ def _measured(found: Diagnosis) -> str:
     # a model with layers of several dtypes has the policy of most
     policy = found.policy.name if found.policy.name.endswith("ed_float16") else "the dtypes of its layers"
     words = f"{found.batches} batches of {found.settings.trainer.batch_size} under {policy}"
-    words += f", with {name_layers([*kept])} not in float16" if kept else ""
+    words += f", with gradients of {name_layers([*kept])} not in float16" if kept else ""
     if found.policy.head and isinstance(found.settings.model, GivenModel):
         words += ", as mpt.fit trains it (to measure what mpt run trains, build the model under its policy)"
     return words
@@ -345,7 +352,8 @@ def _measured(found: Diagnosis) -> str:
 def _finding(found: Diagnosis) -> str:
     met = found.trial_of_run
     if found.digits and found.loses_digits:
-        return found.digits.sentence
+        before = f"with {name_layers([*found.mended])}, lost in the forward pass, in float32: " if found.mended else ""
+        return before + found.digits.sentence
     if met is None:
         return "nothing is wrong: no gradient is in float16"
     scale = "without loss scaling" if met.scale == 1 else f"at loss scale {format_scale(met.scale)}"
@@ -366,7 +374,8 @@ def _finding(found: Diagnosis) -> str:
     if not met.loss_is_finite:
         wrong = "no loss scale keeps the loss itself finite in float16"
     if fault := next((fault for fault in FAULTS if fault in faults.values()), None):
-        wrong = f"{name_layers(layers_with(fault, faults, found))} {FAULTS[fault][0]}; {wrong}"
+        after = "; with those below in float32 " if found.keep_in_float32 else "; "
+        wrong = f"{name_layers(layers_with(fault, faults, found))} {FAULTS[fault][0]}{after}{wrong}"
     elif found.keep_in_float32:
         wrong = f"no loss scale fits all layers as they are, in float16; with those below in float32 {wrong}"
     return f"{wrong} at step {found.step}"

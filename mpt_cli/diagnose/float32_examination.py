@@ -21,7 +21,7 @@ from mpt_cli.precision.gradients.exponent_counts import INFS, NANS, SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
 from mpt_cli.precision.policy import head_layers, layers_of, name_of, outermost, parts_of
 from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges
-from mpt_cli.samples.lost_digits import measure_digits
+from mpt_cli.samples.lost_digits import LostDigits, measure_digits
 from mpt_cli.samples.probes import VALUE
 from mpt_cli.samples.value_ranges import HALF, RangeMap, is_rounded, mean_share
 from mpt_cli.settings.schema import PolicySettings
@@ -171,7 +171,7 @@ class Examination:
         self._build_examined()
         self._policies = {name_of(layer): layer.dtype_policy.name for layer in layers_of(self._examined)}
         if not is_measured:
-            self.digits = measure_digits(self._examined, self._batches)
+            self.digits = self.measure_digits()
         self._in_float32 = GradientPass(self._examined, in_float32=True)
         self._reference = add_up([self._in_float32(batch) for batch in self._batches])
         self.loss = self._reference.loss
@@ -182,6 +182,10 @@ class Examination:
                 "data and model."
             )
         self.loss_scale = float(self.parts.optimizer.loss_scale) if self.parts.scaling.scales else 1.0
+
+    def measure_digits(self) -> LostDigits | None:
+        """Return the digits lost in the dtypes of the model under examination."""
+        return measure_digits(self._examined, self._batches)
 
     def layers(self) -> list[LayerRange]:
         """Return the measurements of each layer, in the dtypes of the model under examination."""

@@ -65,8 +65,9 @@ def _explain_forward(run_state: RunState, overflowing: str) -> str:
     lowers = run_state.forward_steps and run_state.scaling.rule.moves
     return (
         "the loss itself was not finite, which is not the loss scale's fault"
-        f"{', though such skips lower it too' if lowers else ''}. {first}. If that does not help, look for bad values "
-        f"in the data{', or lower the learning rate' if run_state.applied_steps else ''}."
+        f"{', though such skips lower it too' if lowers else ''}. {first}. If the loss is still not finite, look "
+        "at the layers after it, and for bad values in the data"
+        f"{', or lower the learning rate' if run_state.applied_steps else ''}."
     )
 
 

@@ -20,25 +20,25 @@ from mpt_cli.training.progress import Progress, is_better
 
 
 @pytest.fixture
-def said() -> list[str]:
+def said():
     return []
 
 
 class Run(SimpleNamespace):
     """What is saved of a run."""
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self):
         position = {"progress": asdict(self.progress), "dataset": "a" * 64}
         return Checkpoint(self.counters.seen, {"weight/0": np.ones(1)}, position)
 
 
-def _checkpointer(folder: Path, said: list[str], flush=lambda: None) -> Checkpointer:
+def _checkpointer(folder: Path, said: list[str], flush=lambda: None):
     settings = TrainerSettings(checkpoint_every_steps=10, checkpoint_every_minutes=None)
     run: Any = Run(telemetry=SimpleNamespace(flush=flush))
     return Checkpointer(CheckpointStore(folder, 2, said.append), settings, run, run.checkpoint)
 
 
-def _at(checkpointer: Checkpointer, step: int, epochs: int = 0, in_epoch: int = 1) -> Checkpointer:
+def _at(checkpointer: Checkpointer, step: int, epochs: int = 0, in_epoch: int = 1):
     """The checkpointer of a run that is there."""
     checkpointer.record.progress = Progress(epochs + 1, in_epoch, epochs)
     checkpointer.record.counters = StepCounters(CounterOptions(), seen=step)

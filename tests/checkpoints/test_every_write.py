@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ WORDS = [
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS)
 
 
-def train(run: RunDirectory, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+def train(run: RunDirectory, *words: str, **variables: str):
     return run_program(
         "mpt_cli",
         "train",
@@ -44,12 +43,12 @@ def train(run: RunDirectory, *words: str, **variables: str) -> "subprocess.Compl
     )
 
 
-def failing(library: Path, run: RunDirectory, start: int, number: int = errno.ENOSPC) -> dict[str, str]:
+def failing(library: Path, run: RunDirectory, start: int, number: int = errno.ENOSPC):
     return {"LD_PRELOAD": str(library), "FAIL_UNDER": str(run.path), "FAIL_FROM": str(start), "FAIL_ERRNO": str(number)}
 
 
 @pytest.fixture(scope="module")
-def failing_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def failing_files(tmp_path_factory: pytest.TempPathFactory):
     """The library that makes writing fail, compiled."""
     compiler, library = shutil.which("cc"), tmp_path_factory.mktemp("preload") / "failing.so"
     if compiler is None:
@@ -60,7 +59,7 @@ def failing_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(failing_files: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, list[str]]:
+def whole(failing_files: Path, tmp_path_factory: pytest.TempPathFactory):
     """A run that nothing befalls, and what it writes: how, and which file, without what differs between runs."""
     run = RunDirectory(tmp_path_factory.mktemp("whole") / "run")
     listed = run.path.parent / "listed"
@@ -70,7 +69,7 @@ def whole(failing_files: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return run, [re.sub(r"\.\d+\.tmp", ".tmp", line) for line in lines]
 
 
-def moments(writes: list[str]) -> Iterator[tuple[int, str]]:
+def moments(writes: list[str]):
     """The number of the first of each kind into each file, from 1 on, and of the last that writes into it; all labels
     of checkpoints are one file here, as are all their variables."""
     kinds = [re.sub(r"\d+", "N", write) for write in writes]
@@ -80,7 +79,7 @@ def moments(writes: list[str]) -> Iterator[tuple[int, str]]:
         yield from ((number, kind) for number in dict.fromkeys([numbers[0], *last]))
 
 
-def losses(run: RunDirectory) -> list[tuple[int, float]]:
+def losses(run: RunDirectory):
     return [(line["step"], line["loss"]) for line in lines(run.metrics_jsonl) if not line["epoch_end"]]
 
 

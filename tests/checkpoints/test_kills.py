@@ -37,7 +37,7 @@ MORE = [
 PATIENCE_SECONDS = 100.0
 
 
-def killed_after(words: list[str], folder: Path, count: int, seconds: float) -> int:
+def killed_after(words: list[str], folder: Path, count: int, seconds: float):
     """The exit code of an attempt that is killed some seconds after so many new checkpoints, if it still runs."""
     process = start_mpt("train", *words, cwd=folder)
     labels, end = folder / "killed/checkpoints", time.monotonic() + PATIENCE_SECONDS

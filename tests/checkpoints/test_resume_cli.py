@@ -17,7 +17,7 @@ SAVED = ["trainer.checkpoint_every_steps=20", "trainer.keep_checkpoints=3"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory):
     """A folder with a finished run in `run`, which saved at steps 20, 40 and 60."""
     folder = tmp_path_factory.mktemp("resume")
     done = mpt("train", *TINY, "run_dir=run", *SAVED, cwd=folder)
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _files(folder: Path) -> dict[str, bytes]:
+def _files(folder: Path):
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 

@@ -20,16 +20,16 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def said() -> list[str]:
+def said():
     return []
 
 
 @pytest.fixture
-def store(tmp_path: Path, said: list[str]) -> CheckpointStore:
+def store(tmp_path: Path, said: list[str]):
     return CheckpointStore(tmp_path / "checkpoints", 2, said.append)
 
 
-def _checkpoint(step: int) -> Checkpoint:
+def _checkpoint(step: int):
     arrays = {
         "weight/0": np.arange(6, dtype=np.float32).reshape(2, 3) * step,
         "weight/1": np.asarray([1.5, float("nan")], ml_dtypes.bfloat16),
@@ -156,7 +156,7 @@ def _kill_at(call: int, patched: pytest.MonkeyPatch):
     for where, name in ((os, "fsync"), (os, "replace"), (Path, "open"), (Path, "unlink")):
         real = getattr(where, name)
 
-        def until_killed(*given: object, real: Callable[..., object] = real, **named: object) -> object:
+        def until_killed(*given: object, real: Callable[..., object] = real, **named: object):
             if next(calls, None) is None:
                 raise Killed
             return real(*given, **named)

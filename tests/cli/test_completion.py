@@ -13,7 +13,7 @@ from mpt_cli.verbs.arguments import LISTED_VERBS
 from mpt_cli.verbs.completion import complete
 
 
-def complete_line(line: str) -> list[str]:
+def complete_line(line: str):
     """Candidates for the last word of the line, as argcomplete hands them to a shell that splits words at spaces."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {

@@ -13,7 +13,7 @@ import pytest
 from mpt_cli.cli import main
 
 
-def surroundings() -> dict:
+def surroundings():
     return {
         "policy": keras.config.dtype_policy().name,
         "handlers": [signal.getsignal(number) for number in signal.valid_signals()],

@@ -10,7 +10,7 @@ import pytest
 from strict import lines
 
 
-def run(*command, **options) -> "subprocess.CompletedProcess[str]":
+def run(*command, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
 
 

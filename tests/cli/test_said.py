@@ -49,7 +49,7 @@ ELSEWHERE = {"compare", "plan", "doctor"}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory):
     """Where all are called, with the run and the script."""
     folder = tmp_path_factory.mktemp("said")
     (folder / "short.py").write_text(SCRIPT)
@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shown(verb: str, folder: Path) -> str:
+def shown(verb: str, folder: Path):
     done = mpt(verb, *WORDS[verb], cwd=folder)
     assert done.returncode == 0, done.stderr
     text = done.stdout + done.stderr

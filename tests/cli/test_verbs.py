@@ -22,7 +22,7 @@ def test_help_names_every_verb_and_exit_code(mpt):
     assert "130 interrupted" in mpt("--help-all").out
 
 
-def fits_a_screen(text: str) -> bool:
+def fits_a_screen(text: str):
     lines = text.splitlines()
     return len(lines) <= 24 and max(map(len, lines)) <= 80
 

@@ -42,7 +42,7 @@ def mpt(tmp_path_factory):
     """`mpt` in an empty directory, in an environment without some packages, in the processes it starts too."""
     folder = tmp_path_factory.mktemp("empty")
 
-    def run(*words: str, without: tuple[str, ...] = EXTRAS) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, without: tuple[str, ...] = EXTRAS):
         hook = tmp_path_factory.mktemp("absent")
         (hook / "sitecustomize.py").write_text(ABSENT.format(names=set(without)))
         here = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from mpt_cli.compare.comparison import make_comparison
 TWO = "policy=float32,mixed_float16"
 
 
-def order(words, seeds=None) -> list[tuple[str, str]]:
+def order(words, seeds=None):
     plan, _ = make_comparison(["conf=digits_mlp", *words], seeds)
     return [(job.overrides["policy"], job.overrides.get("seed", "")) for job in plan.jobs]
 

@@ -21,7 +21,7 @@ EACH_BACKEND = [*THREE, "policy=mixed_bfloat16,mixed_float16", "backend=tensorfl
 EQUAL = [0.95, 0.96, 0.94, 0.97, 0.95]
 
 
-def spread(*of_float16: float, of_float32=(0.95, 0.96, 0.94), **more) -> dict:
+def spread(*of_float16: float, of_float32=(0.95, 0.96, 0.94), **more):
     return {"float32": of_float32, "mixed_float16": of_float16, **more}
 
 
@@ -64,7 +64,7 @@ CASES = {
 }
 
 
-def said(found) -> str:
+def said(found):
     stream = io.StringIO()
     print_comparison(found, PrintableConsole(stream))
     return stream.getvalue()
@@ -80,7 +80,7 @@ def test_what_is_said_of_a_comparison(outcomes):
     assert_said(text, Path(__file__).with_name("comparisons.txt"))
 
 
-def cells(found, label: str) -> dict[str, str]:
+def cells(found, label: str):
     entry = next(entry for entry in found.entries if entry.label == label)
     return {column.title: column.cell(entry) for column in columns(found)}
 
@@ -166,7 +166,7 @@ def test_a_comparison_can_be_judged_by_the_best_epoch_and_without_its_metric_the
     assert overall_sentence(replace(found, entries=sound)) == (
         "No run has best_metrics.val_accuracy, to show its quality. "
         "`mpt report c --objective NAME` judges by another: con:min (or :max). On CPU: mixed_float16 does not pay: "
-        "1.01× (0.99× … 1.04×) the speed of float32, its quality unknown over 0 of 3 seeds, its verdicts: 2 healthy, 1 "
+        "1.01× (0.99× … 1.04×) the speed of float32, its quality unknown (0 of 3 seeds), its verdicts: 2 healthy, 1 "
         "not checked. On a GPU this may differ: compare there."
     )
 

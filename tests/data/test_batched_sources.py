@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mpt_cli.data.batch_streams import as_examples, open_batches
-from mpt_cli.data.examples import DataSet, Examples, Reading, Stream, in_epochs_of
+from mpt_cli.data.examples import Examples, Reading, Stream, in_epochs_of
 from mpt_cli.data.prepare_data_set import weighted_by_class
 from mpt_cli.data.sources import load_data, load_data_of_run
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
@@ -24,7 +24,7 @@ class Pairs(keras.utils.PyDataset):
         super().__init__()
         self.epoch = 0
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 3
 
     def __getitem__(self, index: int):
@@ -34,12 +34,12 @@ class Pairs(keras.utils.PyDataset):
         self.epoch += 1
 
 
-def read(stream: Stream, epoch: int, shuffle: bool = False) -> list[list[float]]:
+def read(stream: Stream, epoch: int, shuffle: bool = False):
     batches = stream.batches(epoch, seed=5, shuffle=shuffle)
     return [[len(batch.x), float(batch.y[0, 0])] for batch in batches]
 
 
-def pairs() -> Stream:
+def pairs():
     return open_batches(Pairs(), Pairs, 5, "it")
 
 
@@ -176,7 +176,7 @@ def test_steps_of_an_epoch_are_for_streams():
 @pytest.mark.slow
 @pytest.mark.usefixtures("loaders")
 def test_keys_that_batches_of_ones_own_leave_no_say_are_refused():
-    def load(name: str, *words: str) -> DataSet:
+    def load(name: str, *words: str):
         own = "data.num_classes=5", "trainer.steps_per_epoch=3", "trainer.max_steps=3"
         return load_data_of_run(load_settings(["conf=digits_mlp", f"data.loader=loaders:{name}", *own, *words]))
 

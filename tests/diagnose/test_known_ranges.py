@@ -9,7 +9,6 @@ from examined import PLATFORM, diagnosed, net_settings
 from mpt_cli.data.sources import load_data
 from mpt_cli.diagnose.diagnosis import Diagnosis
 from mpt_cli.diagnose.float32_examination import RunStepper
-from mpt_cli.diagnose.safe_windows import GradientCounts
 from mpt_cli.precision.gradients.exponent_counts import INFS, largest_exponent, share_flushed
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.training.build_run_parts import assemble
@@ -20,17 +19,17 @@ BATCHES = 3
 
 
 @pytest.fixture(scope="module")
-def found() -> Diagnosis:
+def found():
     return diagnosed("subclassed", batches=BATCHES)
 
 
-def layer(found: Diagnosis, name: str) -> GradientCounts:
+def layer(found: Diagnosis, name: str):
     gradients = next(row for row in found.layers if row.name.rpartition("/")[2] == name).activations
     assert gradients is not None
     return gradients
 
 
-def predicted(found: Diagnosis, scale: float) -> float:
+def predicted(found: Diagnosis, scale: float):
     bound = [g for row in found.layers for g in row.gradients if g.is_float16]
     sizes = [g.counts[:INFS].sum() for g in bound]
     return float(np.dot([share_flushed(g.counts, scale) for g in bound], sizes) / sum(sizes))
@@ -58,7 +57,7 @@ def test_the_highest_safe_scale_is_met_by_real_training_steps(found):
     assert found.recommended == 2.0 ** (highest - 1)
 
 
-def skipped_steps(scale: float) -> int:
+def skipped_steps(scale: float):
     """Of real training steps at a fixed scale, with weights that stay where they are."""
     jit = "trainer.jit_compile=false"  # XLA may keep float32 between the operations it fuses
     settings = net_settings("subclassed", jit, "optimizer.learning_rate=1e-30")

@@ -33,12 +33,12 @@ TINY = [
 ]
 
 
-def trained(run_dir: Path, *words: str) -> Path:
+def trained(run_dir: Path, *words: str):
     training_run.train(load_settings([*TINY, f"run_dir={run_dir}", *words]))
     return run_dir
 
 
-def found(run_dir: Path, capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
+def found(run_dir: Path, capsys: pytest.CaptureFixture[str], *words: str, code: int = 0):
     capsys.readouterr()
     assert main(["diagnose", str(run_dir), "--json", "--trial-steps", "0", *words]) == code
     content: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -47,7 +47,7 @@ def found(run_dir: Path, capsys: pytest.CaptureFixture[str], *words: str, code: 
     return content
 
 
-def net(name: str) -> list[str]:
+def net(name: str):
     return [f"model.builder={NETS}:{name}", "policy=mixed_float16"]
 
 

@@ -11,39 +11,39 @@ from nets import functional, subclassed
 
 from mpt_cli.precision.gradients.exponent_counts import EXPONENT_BIAS, ZEROS, statistics_of_each
 from mpt_cli.precision.policy import name_of, parts_of
-from mpt_cli.samples.gradient_pass import GradientPass, ValueRanges
+from mpt_cli.samples.gradient_pass import GradientPass
 from mpt_cli.samples.probes import GRADIENT, VALUE, Probes
 
 NETS = {"functional": functional, "subclassed": subclassed}
 
 
-def built(net: str) -> keras.Model:
+def built(net: str):
     keras.utils.set_random_seed(1)
     model = NETS[net]((8, 8, 1), 10)
     model(np.zeros((1, 8, 8, 1), np.float32))
     return model
 
 
-def batch(*shape: int) -> tuple[Any, Any, None]:
+def batch(*shape: int):
     """Six examples: images, or ones of that shape."""
     rng = np.random.default_rng(3)
     x = np.ones((6, *shape), np.float32) if shape else rng.random((6, 8, 8, 1), np.float32)
     return ops.array(x), ops.array(rng.integers(0, 10, 6)), None
 
 
-def compiled_with_loss(model: keras.Model) -> keras.Model:
+def compiled_with_loss(model: keras.Model):
     model.compile(None, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model._symbolic_build(data_batch=batch(*model.input_shape[1:])[:2])
     return model
 
 
-def counted(model: keras.Model, *shape: int) -> tuple[ValueRanges, Probes]:
+def counted(model: keras.Model, *shape: int):
     """What one pass counts, and the probes that saw it."""
     found = GradientPass(model)
     return found(batch(*shape)), found.probes
 
 
-def names(probes: Probes, indices: Any) -> set[str]:
+def names(probes: Probes, indices: Any):
     """Without the path, and without the number that Keras counts on for operations."""
     return {name_of(probes.parts[index]).rpartition("/")[2].rstrip("_0123456789") for index in indices}
 

@@ -18,7 +18,7 @@ JIT = f"trainer.jit_compile={str(BACKEND == 'jax').lower()}"  # with XLA it take
 QUIET = ["trainer.save_model=false", "trainer.gradient_health_every_steps=null", "logger=quiet", "expect={}", JIT]
 
 
-def accuracy(run_dir: Path, *settings: str) -> float:
+def accuracy(run_dir: Path, *settings: str):
     training_run.train(load_settings([*settings, f"run_dir={run_dir}"]))
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["steps_seen"] == 276 and summary["skipped_steps"] <= 3, summary["explanation"]

@@ -7,7 +7,7 @@ from mpt_cli.diagnose.safe_windows import GradientCounts
 from mpt_cli.precision.gradients.exponent_counts import EXPONENT_BIAS, SLOTS, SafeScales
 
 
-def of_outputs(values: dict[int, int]) -> GradientCounts:
+def of_outputs(values: dict[int, int]):
     """In float16, by exponent how many."""
     counts = np.zeros(SLOTS, np.float32)
     for exponent, number in values.items():

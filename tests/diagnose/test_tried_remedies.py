@@ -19,7 +19,7 @@ TOO_HIGH = ["loss_scale=fixed", "loss_scale.initial_scale=2**30"]
 NETS = Path(__file__).with_name("padded.py")
 
 
-def trained(folder: Path, net: str, *words: str) -> str:
+def trained(folder: Path, net: str, *words: str):
     tiny = [
         "conf=digits_mlp",
         f"backend={BACKEND}",

@@ -28,7 +28,7 @@ COMPILED_ANEW = {**ENVIRONMENT, "JAX_ENABLE_COMPILATION_CACHE": "false"}
 DEEP = ["conf=digits_mlp", "model.builder=parts.py:stack", "trainer.jit_compile=true", "policy=float32"]
 
 
-def send(process: "subprocess.Popen[str]", number: signal.Signals) -> str:
+def send(process: "subprocess.Popen[str]", number: signal.Signals):
     """The errors of the process, which ends long before what goes on would be over."""
     process.send_signal(number)
     return process.communicate(timeout=60)[1]
@@ -42,7 +42,7 @@ def until(process: "subprocess.Popen[str]", words: str):
     raise AssertionError(f"it ended without {words!r}")
 
 
-def summary_for(run: Path) -> dict:
+def summary_for(run: Path):
     return json.loads((run / "summary.json").read_text())
 
 

@@ -12,7 +12,6 @@ import re
 import shlex
 import subprocess
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,11 +44,11 @@ class Block:
     follows: str | None
 
     @property
-    def commands(self) -> list[str]:
+    def commands(self):
         return [line.removeprefix("$ ") for line in self.text.splitlines() if line.startswith("$ ")]
 
 
-def blocks_of(text: str) -> list[Block]:
+def blocks_of(text: str):
     found: list[Block] = []
     end = None
     for match in BLOCK.finditer(text):
@@ -95,14 +94,14 @@ def test_the_readme_is_short_and_links_to_pages_that_there_are():
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def as_the_shell_reads(command: str, cwd: Path) -> list[str]:
+def as_the_shell_reads(command: str, cwd: Path):
     """Its words, each sent through `sh` once: quotes, comments, patterns of file names."""
     print_each = f"printf '%s\\0' {command}"
     done = subprocess.run(["sh", "-c", print_each], cwd=cwd, capture_output=True, text=True, check=True)
     return done.stdout.split("\0")[:-1]
 
 
-def shape(text: str) -> list[str]:
+def shape(text: str):
     """Its lines without numbers, whose widths vary, and without the units of memory."""
     return [" ".join(re.sub(r"[-+]?\d[\d,.]*(e[-+]?\d+)?( [MG]iB)?", "#", line).split()) for line in text.splitlines()]
 
@@ -158,7 +157,7 @@ def test_what_cannot_be_run_here_is_at_least_well_formed(tmp_path, monkeypatch):
                 assert load_settings(overrides).recipe, command
 
 
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Any, path: str = ""):
     """Each value of a mapping with its path."""
     for name, value in tree.items():
         inner = f"{path}.{name}" if path else str(name)

@@ -86,13 +86,13 @@ PLAIN_ON_JAX = ("siamese", "masked_regression", "text_transformer", "tickets", "
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Path:
+def work(tmp_path: Path):
     """A project folder with the examples in it."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     return tmp_path
 
 
-def words_of(name: str, backend: str, run_dir: str, *more: str) -> list[str]:
+def words_of(name: str, backend: str, run_dir: str, *more: str):
     return [
         "train",
         f"conf=examples/{EXAMPLES[name].file or f'{name}/{name}'}.yaml",
@@ -146,7 +146,7 @@ def test_it_trains_is_killed_resumed_and_evaluated(work, name, backend):
     assert done.returncode == 0 and np.isfinite(json.loads(done.stdout)["metrics"]["loss"]), done.stdout + done.stderr
 
 
-def kill_after_a_checkpoint(words: list[str], work: Path) -> int | None:
+def kill_after_a_checkpoint(words: list[str], work: Path):
     """The exit code of a run that was killed as soon as it had written a checkpoint."""
     process = start_mpt(*words, cwd=work)
     ends = time.monotonic() + PATIENCE_SECONDS

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples" / "notebook" / "mixed_precision.ipynb"
 
 
-def _outputs(cells, key: str) -> list[str]:
+def _outputs(cells, key: str):
     """All outputs of this kind, in order."""
     found = [output.data[key] for cell in cells for output in cell.get("outputs", []) if key in output.get("data", {})]
     return ["".join(data) for data in found]

@@ -28,7 +28,7 @@ CAUSES = [each for each in vars(causes).values() if isinstance(each, causes.Caus
 SETTING = re.compile(r"(?<![/\w])(?:loss_scale|policy|optimizer|trainer)(?:\.[a-z_]+|(?==))")
 
 
-def model(dtype: str = "mixed_float16", optimizer: Any = "sgd") -> Any:
+def model(dtype: str = "mixed_float16", optimizer: Any = "sgd"):
     layers = [keras.Input((2,)), keras.layers.Dense(2, name="first"), keras.layers.Dense(1, name="last", dtype=dtype)]
     made = keras.Sequential(layers, name="net")
     made.compile(optimizer, "mse")

@@ -18,7 +18,7 @@ X, Y = RNG.normal(size=(64, 6)).astype("float32"), RNG.normal(size=(64, 2)).asty
 QUIET = {"batches": 2, "quiet": True, "batch_size": 16}
 
 
-def net(policy: str = "float32") -> keras.Model:
+def net(policy: str = "float32"):
     keras.utils.set_random_seed(1)
     with mpt.Policy(policy).scope():
         inputs = keras.Input((6,))
@@ -123,16 +123,16 @@ def test_a_model_that_only_its_author_can_make_again_is_examined_itself(kind, lo
     assert int(model.optimizer.iterations) == 4
 
 
-def compiled(model: keras.Model) -> keras.Model:
+def compiled(model: keras.Model):
     model.compile("sgd", "mse", jit_compile=False)
     return model
 
 
-def large(stddev: float) -> keras.initializers.Initializer:
+def large(stddev: float):
     return keras.initializers.RandomNormal(stddev=stddev, seed=1)
 
 
-def attending(**its_dtype: str) -> keras.Model:
+def attending(**its_dtype: str):
     inputs = keras.Input((3, 2))
     attention = keras.layers.MultiHeadAttention(1, 8, name="attend", kernel_initializer=large(3.0), **its_dtype)
     x = keras.layers.Dense(8, name="down")(attention(inputs, inputs))
@@ -148,7 +148,9 @@ def test_what_overflows_inside_a_layer_of_keras_is_named_by_that_layer_and_mende
     assert found.keep_in_float32 == ["attend"] and found.is_safe
     again = mpt.diagnose(attending(dtype="float32"), x, Y, **QUIET)
     assert not again.mended and not again.keep_in_float32 and again.is_safe
-    assert "under mixed_float16, with 2 layers (attend, head) not in float16, as mpt.fit trains it" in str(again)
+    assert "under mixed_float16, with gradients of 2 layers (attend, head) not in float16, as mpt.fit trains it" in str(
+        again
+    )
 
 
 class Residual(keras.Model):
@@ -222,6 +224,18 @@ def test_a_layer_without_weights_whose_gradient_is_nan_in_float16_alone_is_named
 
 
 @pytest.mark.slow
+def test_digits_that_an_overflow_hides_are_found_behind_it():
+    inputs = keras.Input((6,))
+    lost = keras.layers.Rescaling(1e-13, name="cool")(keras.layers.Rescaling(1e5, name="big")(inputs))
+    apart = keras.layers.Dense(6, use_bias=False, name="apart")(inputs)
+    model = compiled(keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Add()([lost, apart]))))
+    model.get_layer("apart").kernel.assign(np.eye(6) - np.roll(np.eye(6), 1, 0))  # takes off the common offset
+    found = mpt.diagnose(model, 1000 + 0.25 * X, Y, **QUIET)
+    assert found.digits.remedy == ["apart"] and {"big", "apart"} <= {*found.keep_in_float32}
+    assert str(found).startswith("finding: with layer big, lost in the forward pass, in float32: Half precision loses")
+
+
+@pytest.mark.slow
 def test_a_batch_that_lost_its_loss_on_the_way_is_measured_though_it_is_rare():
     x = np.full((64, 6), 1e-3, "float32")
     x[-1] = 1000
@@ -258,7 +272,7 @@ def test_where_the_loss_overflows_in_the_dtype_of_the_outputs_their_layer_is_nam
         model = compiled(Summing(2))
     found = mpt.diagnose(model, X, Y, **QUIET)
     assert found.keep_in_float32 == [model.head.path] and found.is_safe
-    assert "measured at step 0, 2 batches of 16 under mixed_float16, with layer summing/" in str(found)
+    assert "measured at step 0, 2 batches of 16 under mixed_float16, with gradients of layer summing/" in str(found)
 
 
 def test_what_can_not_be_diagnosed_is_said():

@@ -66,7 +66,7 @@ def test_a_run_shows_itself(reference):
 BY_LAYER = ("layer", "fault", "dtype")
 
 
-def without_layers(run: mpt.Run) -> list[dict]:
+def without_layers(run: mpt.Run):
     """Events without what a Recorder finds for the last step of a call alone, and without names of layers, which count
     on in a process."""
     return [{name: value for name, value in event.items() if name not in BY_LAYER} for event in run.events]

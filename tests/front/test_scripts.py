@@ -200,14 +200,14 @@ def check_loop(path: Path):
     assert (path / "console.log").exists() and (path / "config.yaml").exists()
 
 
-def script(name: str, by_hand: bool) -> str:
+def script(name: str, by_hand: bool):
     parts = BY_HAND if by_hand else {"policy": "", "wrap": "optimizer"}
     body = SCRIPTS[name].replace("{scaled}", SCALED.get(name, SCALED_BY_HAND) if by_hand else "")
     body = body.replace("{policy}", parts["policy"].partition("\n")[0])
     return HEAD.format(**parts) + body + TAIL
 
 
-def weights(path: Path) -> list[np.ndarray]:
+def weights(path: Path):
     with np.load(path) as stored:
         return [stored[name] for name in stored.files]
 

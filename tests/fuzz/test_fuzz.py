@@ -138,7 +138,7 @@ VERBS = st.sampled_from(
 SEED = int(os.environ.get("FUZZ_SEED", 0))
 
 
-def drawn(test: Callable[..., None]) -> Callable[..., None]:
+def drawn(test: Callable[..., None]):
     """Run a test with as many cases as there are to be; to shrink one that fails would take minutes."""
     chosen = settings(
         max_examples=CASES,
@@ -155,7 +155,7 @@ class Reached(BaseException):
 
 
 @pytest.fixture(scope="module")
-def shelf(run: Path) -> Path:
+def shelf(run: Path):
     """A folder with the run, and a sweep and a comparison of two such runs."""
     facts = plan_facts(["mpt", "sweep", "conf=digits_mlp"], Options())
     sweep = SweepDirectory(run.parent / "sweep")
@@ -176,7 +176,7 @@ def shelf(run: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory):
     """The directory of a whole run, without what is large."""
     run = tmp_path_factory.mktemp("shelf") / "run"
     words = [
@@ -193,7 +193,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def here(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A working directory with the run; a secret in the environment, and nothing that starts a framework or a job."""
 
     def reached(*_: object, **__: object):
@@ -212,7 +212,7 @@ def here(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def fault(*words: str) -> str:
+def fault(*words: str):
     """What does not hold of the answer of `mpt`, in this process; empty where all does."""
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
     kept, started = (sys.stdout, sys.stderr, sys.stdin), time.process_time()
@@ -236,7 +236,7 @@ def fault(*words: str) -> str:
     return "".join(f"{name}: {words}\n{said[-3000:]}\n" for name, is_wrong in found.items() if is_wrong)
 
 
-def _is_touched(folder: Path) -> bool:
+def _is_touched(folder: Path):
     """Whether anything beside the working directory is there, or the one file has changed."""
     return (
         sorted(path.name for path in folder.iterdir()) != ["here", "mine.txt"]

@@ -7,7 +7,7 @@ import pytest
 from backends import only_on
 
 from mpt_cli.plan.device import PLUGINS
-from mpt_cli.plan.plan import Plan, plan
+from mpt_cli.plan.plan import plan
 
 pytestmark = [
     pytest.mark.long,
@@ -26,12 +26,12 @@ GPT = [
 ]
 
 
-def plans_of(*words: str, device: str = "h100", devices: int = 1) -> list[Plan]:
+def plans_of(*words: str, device: str = "h100", devices: int = 1):
     return plan(words, device, devices)
 
 
 @pytest.fixture(scope="module")
-def gpt() -> Plan:
+def gpt():
     return plans_of(*GPT)[0]
 
 

@@ -71,7 +71,7 @@ ENTRY %main (e: (s32[], f16[64,256], f32[256,512], f32[8,4])) -> (s32[], f16[64,
 LINE = "  %y = f16[64,512]{1,0} fusion(%x, %w), kind=kCustom, calls=%product"
 
 
-def step_with(*lines: str, has_tf32: bool = True) -> StepReader:
+def step_with(*lines: str, has_tf32: bool = True):
     """The step of `STEP` with more instructions before its product."""
     return StepReader(STEP.replace(LINE, "\n".join([*lines, LINE]), 1), has_tf32)
 

@@ -34,7 +34,7 @@ print(*(offer for word in sys.argv[1:] for offer in OFFERS[OVERRIDES](word)))
 
 
 @pytest.fixture
-def mpt(tmp_path: Path) -> Mpt:
+def mpt(tmp_path: Path):
     """What the command prints, on standard error where it fails, in a working directory with the recipe and with the
     package installed in a folder on the path."""
     (tmp_path / "lib").mkdir()
@@ -43,7 +43,7 @@ def mpt(tmp_path: Path) -> Mpt:
     (tmp_path / "offered.py").write_text(OFFERED)
     path = os.pathsep.join([str(Path(__file__).parents[2]), str(tmp_path / "lib")])
 
-    def run(*words: str, code: int = 0, until: Callable[[], object] | None = None) -> str:
+    def run(*words: str, code: int = 0, until: Callable[[], object] | None = None):
         if words[0] == "offered.py":
             return run_program(*words, backend="tensorflow", cwd=tmp_path, timeout=60, PYTHONPATH=path).stdout
         process = start_mpt(*words, cwd=tmp_path, env={**ENVIRONMENT, "PYTHONPATH": path})

@@ -13,7 +13,7 @@ TF_KERAS_BOUNDS = {"min_scale": 1.0, "max_scale": 2.0**126}
 STEPS = 1000
 
 
-def bad_steps(share: float, seed: int) -> np.ndarray:
+def bad_steps(share: float, seed: int):
     """0 for a finite step, else inf, -inf or nan; bad steps come in runs as well as alone."""
     random = np.random.default_rng(seed)
     bad = random.random(STEPS) < share
@@ -21,7 +21,7 @@ def bad_steps(share: float, seed: int) -> np.ndarray:
     return np.where(bad, random.choice(np.float32([np.inf, -np.inf, np.nan]), STEPS), np.float32(0.0))
 
 
-def trajectory(optimizer, variable, additions: np.ndarray) -> np.ndarray:
+def trajectory(optimizer, variable, additions: np.ndarray):
     """(scale, counter, both weights) after each step of minimising a noisy parabola, in one compiled loop."""
     import tensorflow as tf
 

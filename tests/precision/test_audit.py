@@ -6,7 +6,7 @@ import pytest
 from mpt_cli.precision import Policy, apply_policy, find_bad_combinations
 
 
-def network(policy: str = "float32", last: str | None = None) -> keras.Model:
+def network(policy: str = "float32", last: str | None = None):
     with Policy(policy).scope():
         layers = [keras.layers.Dense(3, name="hidden"), keras.layers.Dense(2, activation=last, name="head")]
         return keras.Sequential([keras.Input((4,)), *layers], name="net")

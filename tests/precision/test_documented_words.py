@@ -47,7 +47,7 @@ class Row(NamedTuple):
 ROWS: list[Row] = []
 
 
-def row(source: str, kind: str, *words: str, differs: str = "", backend: str = "") -> Callable:
+def row(source: str, kind: str, *words: str, differs: str = "", backend: str = ""):
     def noted(check):
         ROWS.append(Row(source, kind, words, check, differs, backend))
         return check
@@ -55,7 +55,7 @@ def row(source: str, kind: str, *words: str, differs: str = "", backend: str = "
     return noted
 
 
-def table() -> str:
+def table():
     lines = ["| document | | word | |", "|---|---|---|---|"]
     order = [TF_KERAS, KERAS_3, POLICY, GRADIENT, "argument", "attribute", "method", "rule", "error", "example"]
     for each in sorted(ROWS, key=lambda each: (order.index(each.source), order.index(each.kind))):
@@ -65,11 +65,11 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def floats(*tensors) -> list:
+def floats(*tensors):
     return [ops.convert_to_numpy(tensor).tolist() for tensor in tensors]
 
 
-def stepped(optimizer, *slopes: float, start: float = 1.0) -> keras.Variable:
+def stepped(optimizer, *slopes: float, start: float = 1.0):
     """A weight after steps with these true gradients; what is not finite is so however it is scaled."""
     variable = keras.Variable(start)
     optimizer.build([variable])
@@ -507,7 +507,7 @@ def a_pure_step():
     assert (float(value), float(variable.value)) == (0.5, 1.0)
 
 
-def dense(optimizer="sgd", **arguments) -> keras.Model:
+def dense(optimizer="sgd", **arguments):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(optimizer, "mse", **arguments)
     return model
@@ -677,7 +677,7 @@ def nested_gradients():
     assert floats(*gradients(lambda x: gradients(op_with_fused_backprop, x)[0], x)) == [200.0]
 
 
-def linear_poly(weights: keras.Variable, takes_variables: bool = True) -> Callable:
+def linear_poly(weights: keras.Variable, takes_variables: bool = True):
     @mpt.custom_gradient
     def poly(x):
         def grad_fn(dpoly, variables=None):

@@ -19,7 +19,7 @@ POWERS = st.integers(-6, 6).map(lambda k: 2.0**k)
 
 
 @st.composite
-def dynamic_scales(draw) -> DynamicScale:
+def dynamic_scales(draw):
     low, initial, high = sorted(draw(st.tuples(POWERS, POWERS, POWERS)))
     return DynamicScale(
         initial,
@@ -32,7 +32,7 @@ def dynamic_scales(draw) -> DynamicScale:
     )
 
 
-def run(rule: ScaleRule, sequence: list[bool], largest: list[float] | None = None) -> list[dict]:
+def run(rule: ScaleRule, sequence: list[bool], largest: list[float] | None = None):
     """State after each step, as numbers, computed by the very functions that the optimizer compiles."""
     state = {name: keras.ops.convert_to_tensor(value) for name, value in rule.initial().items()}
     state["tally"] = keras.ops.zeros(len(TALLY), "int32")

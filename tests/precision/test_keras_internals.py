@@ -39,7 +39,7 @@ def test_no_other_file_uses_a_private_part_of_keras():
 
 
 def test_names_are_counted_from_the_beginning_and_then_as_before():
-    def name() -> str:
+    def name():
         return str(keras.layers.Dense(1).name)
 
     before = name()

@@ -13,7 +13,7 @@ from mpt_cli.precision.gradient_check import GradientMeasurement, measure
 RULE = LogMaxScale(beta1=0.75, beta2=0.875, deviations=2.0, log_max=15.0, min_scale=2.0**-4, max_scale=2.0**20)
 
 
-def by_hand(rule: LogMaxScale, exponents: list[float | None]) -> list[float]:
+def by_hand(rule: LogMaxScale, exponents: list[float | None]):
     """Scales after each step, in float64; None stands for an overflow."""
     fast = slow = square = 0.0
     scales = []
@@ -29,7 +29,7 @@ def by_hand(rule: LogMaxScale, exponents: list[float | None]) -> list[float]:
     return scales
 
 
-def steps(rule: LogMaxScale, exponents: list[float | None], mode: str = "eager") -> list[dict]:
+def steps(rule: LogMaxScale, exponents: list[float | None], mode: str = "eager"):
     state = {name: keras.ops.convert_to_tensor(value) for name, value in rule.initial().items()}
     advance = compiled(lambda state, finite, largest: rule.advance(state, GradientMeasurement(finite, largest)), mode)
     rows = []

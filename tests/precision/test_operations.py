@@ -85,11 +85,11 @@ NETS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 }
 
 
-def inputs_of(name: str) -> np.ndarray:
+def inputs_of(name: str):
     return np.random.default_rng(0).normal(size=(8, *NETS[name][1])).astype("float32")
 
 
-def net(name: str) -> Any:
+def net(name: str):
     with MIXED.scope(), names_as_in_a_fresh_process():
         model = NETS[name][0]()
         if not model.built:  # others are not run: JAX would compile each of their operations
@@ -97,15 +97,15 @@ def net(name: str) -> Any:
     return model
 
 
-def built(name: str, **overrides: str) -> Any:
+def built(name: str, **overrides: str):
     return apply_policy(net(name), Policy("mixed_float16", overrides=overrides))
 
 
-def needs(model: Any, x: np.ndarray) -> dict[str | None, str]:
+def needs(model: Any, x: np.ndarray):
     return {part and name_of(part): need for part, need in needs_of(model, x).items()}
 
 
-def in_float32(model: Any) -> set[str]:
+def in_float32(model: Any):
     return {name_of(layer) for layer in layers_of(model) if layer.compute_dtype == "float32"}
 
 

@@ -15,11 +15,11 @@ X = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
 Y = X[:, :1] * 2
 
 
-def adam(**arguments) -> keras.optimizers.Optimizer:
+def adam(**arguments):
     return keras.optimizers.Adam(0.01, **arguments)
 
 
-def trained(optimizer: keras.optimizers.Optimizer, units: int = 16, dtype: str = "mixed_float16") -> keras.Model:
+def trained(optimizer: keras.optimizers.Optimizer, units: int = 16, dtype: str = "mixed_float16"):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(units, "relu", dtype=dtype), keras.layers.Dense(1)])
     model.compile(optimizer, "mse", jit_compile=False)
@@ -27,37 +27,37 @@ def trained(optimizer: keras.optimizers.Optimizer, units: int = 16, dtype: str =
     return model
 
 
-def state(part) -> list:
+def state(part):
     return [keras.ops.convert_to_numpy(v).tolist() for v in part.variables]
 
 
-def scaled(inner: keras.optimizers.Optimizer | None = None, **arguments) -> LossScaleOptimizer:
+def scaled(inner: keras.optimizers.Optimizer | None = None, **arguments):
     arguments = {"initial_scale": 2.0**10, "dynamic_growth_steps": 3, **arguments}
     return LossScaleOptimizer(inner or adam(), **arguments)
 
 
-def dynamic() -> LossScaleOptimizer:
+def dynamic():
     inner = adam(clipnorm=2.0, use_ema=True)
     numbers = {"min_scale": 2.0, "hysteresis": 2, "growth_factor": 4.0}
     return scaled(inner, initial_scale=2.0**20, **numbers)  # which overflows in its first steps
 
 
-def logmax() -> LossScaleOptimizer:
+def logmax():
     return LossScaleOptimizer(adam(), rule=LogMaxScale(beta1=0.5))
 
 
-def by_file(model: keras.Model, folder: Path) -> keras.Model:
+def by_file(model: keras.Model, folder: Path):
     model.save(folder / "model.keras")
     return keras.models.load_model(folder / "model.keras")
 
 
-def remade(model: keras.Model) -> keras.Model:
+def remade(model: keras.Model):
     again = keras.models.clone_model(model)
     again.compile(LossScaleOptimizer.from_config(model.optimizer.get_config()), "mse", jit_compile=False)
     return again
 
 
-def by_values(model: keras.Model, folder: Path) -> keras.Model:
+def by_values(model: keras.Model, folder: Path):
     again = remade(model)
     again.optimizer.build(again.trainable_variables)
     again.set_weights(model.get_weights())
@@ -65,7 +65,7 @@ def by_values(model: keras.Model, folder: Path) -> keras.Model:
     return again
 
 
-def by_checkpoint(model: keras.Model, folder: Path) -> keras.Model:
+def by_checkpoint(model: keras.Model, folder: Path):
     """Read by a dynamic one that is built, and by another before."""
     from tensorflow.train import Checkpoint
 

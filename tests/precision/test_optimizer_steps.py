@@ -10,17 +10,17 @@ from mpt_cli.precision import LossScaleOptimizer, NoScale
 INF, NAN = float("inf"), float("nan")
 
 
-def tensors(*values) -> list:
+def tensors(*values):
     return [keras.ops.convert_to_tensor(np.asarray(value, "float32")) for value in values]
 
 
-def wrapped(inner: keras.optimizers.Optimizer, **arguments) -> LossScaleOptimizer:
+def wrapped(inner: keras.optimizers.Optimizer, **arguments):
     optimizer = LossScaleOptimizer(inner, **{"initial_scale": 4.0, **arguments})
     optimizer.scale_loss(1.0)  # or it warns that nothing was scaled
     return optimizer
 
 
-def values(variables) -> list[np.ndarray]:
+def values(variables):
     return [keras.ops.convert_to_numpy(v).copy() for v in variables]
 
 

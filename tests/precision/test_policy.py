@@ -11,7 +11,7 @@ import pytest
 from mpt_cli.precision import Policy, apply_policy, computes_in_float16, head_layers, layers_of
 
 
-def functional(policy: str = "float32") -> keras.Model:
+def functional(policy: str = "float32"):
     with Policy(policy).scope():
         inputs = keras.Input((8, 8, 1))
         x = keras.layers.Conv2D(4, 3, activation="relu", name="conv_1")(inputs)
@@ -36,12 +36,12 @@ class Subclassed(keras.Model):
         return {"dtype_of_hidden": self.dtype_of_hidden, **super().get_config()}
 
 
-def built(model: keras.Model) -> keras.Model:
+def built(model: keras.Model):
     model(np.ones((1, 8), "float32"))
     return model
 
 
-def policies(model: keras.Model) -> dict[str, str]:
+def policies(model: keras.Model):
     return {layer.name: layer.dtype_policy.name for layer in layers_of(model)}
 
 

@@ -51,14 +51,14 @@ def part(kind: str):
 KINDS = ["attention", "both ways", "block"]
 
 
-def network(kind: str, policy: str) -> keras.Model:
+def network(kind: str, policy: str):
     with Policy(policy).scope():
         inputs = keras.Input((5, 4))
         x = part(kind)(keras.layers.Dense(4, name="before")(inputs)[:, :4])  # the slice: an operation, not a layer
         return keras.Model(inputs, keras.layers.Dense(3, name="head")(x))
 
 
-def inside(model: keras.Model) -> list:
+def inside(model: keras.Model):
     [layer] = [layer for layer in layers_of(model) if layer.name == "part"]
     return [layer, *layers_of(layer)]
 
@@ -114,7 +114,7 @@ def test_a_layer_that_cannot_be_made_anew_is_refused():
         apply_policy(model, Policy("float16"))
 
 
-def nested(policy: str) -> keras.Model:
+def nested(policy: str):
     with Policy(policy).scope():
         layers = [keras.layers.Dense(4, name="first"), keras.layers.Dense(3, activation="softmax", name="last")]
         inputs = keras.Input((4,))

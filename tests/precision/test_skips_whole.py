@@ -29,7 +29,7 @@ class Subclassed(keras.Model):
         return self.head(self.dense(self.norm(x, training=training)))
 
 
-def network(kind: str) -> keras.Model:
+def network(kind: str):
     keras.utils.set_random_seed(2)
     if kind == "loaded":
         return Subclassed()
@@ -38,7 +38,7 @@ def network(kind: str) -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(1)(hidden))
 
 
-def inner() -> keras.optimizers.Optimizer:
+def inner():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 1, 0.9)
     return keras.optimizers.AdamW(schedule, weight_decay=0.1, global_clipnorm=1.0, use_ema=True, ema_momentum=0.5)
 

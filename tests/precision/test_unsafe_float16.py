@@ -38,7 +38,7 @@ LAYERS = {
 }
 
 
-def around(layer, shape) -> keras.Model:
+def around(layer, shape):
     """A mixed_float16 model in which `layer` stands before a float32 head that adds up what comes out of it."""
     with Policy("mixed_float16").scope():
         inputs = keras.Input(shape)
@@ -46,14 +46,14 @@ def around(layer, shape) -> keras.Model:
         return keras.Model(inputs, layers.Dense(1, use_bias=False, kernel_initializer="ones", dtype="float32")(hidden))
 
 
-def found(model: keras.Model) -> list[str]:
+def found(model: keras.Model):
     findings = find_bad_combinations(model, "sgd")
     assert not any(finding.fatal for finding in findings)
     assert all(finding.key.startswith("policy.overrides.") for finding in findings)
     return [finding.what for finding in findings]
 
 
-def result(model: keras.Model, fill: float) -> np.ndarray:
+def result(model: keras.Model, fill: float):
     return ops.convert_to_numpy(model(np.full((2, *model.input_shape[1:]), fill, "float32"))).astype("float64")
 
 

@@ -11,7 +11,7 @@ from mpt_cli.precision import LossScaleOptimizer
 MODE = "xla" if BACKEND == "jax" else "graph"
 
 
-def fixed() -> LossScaleOptimizer:
+def fixed():
     return LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=8.0)
 
 

@@ -30,7 +30,7 @@ TINY = [
 ]
 
 
-def marked(folder: Path) -> list[str]:
+def marked(folder: Path):
     """The command lines of the living processes that were started with this folder as their mark."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -50,7 +50,7 @@ def test_a_sweep_that_is_killed_ends_as_one_that_never_was(backend, tmp_path):
     assert done.returncode == 0, done.stderr
     plan, chance = tmp_path / "killed" / "sweep.json", random.Random(backend)
 
-    def next_words() -> list[str]:
+    def next_words():
         return ["sweep", "--resume", "killed"] if plan.exists() else ["sweep", *words, "sweep_dir=killed"]
 
     for number in range(KILLS):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from page_checks import Page, check_page
+from page_checks import check_page
 from run_files import overflow, step_line, write_run
 
 from mpt_cli.report.history import read_history
@@ -18,7 +18,7 @@ TABLE = PageTable(EVIL, [TableColumn(EVIL, str, False), TableColumn(EVIL, str)],
 PICTURE = Picture(EVIL, EVIL, [Curve(EVIL, [1, 2], [1.0, 2.0]), Curve(f"2 {EVIL}", [1, 2], [1.0, 3.0])], note=EVIL)
 
 
-def check_escaped(text: str) -> Page:
+def check_escaped(text: str):
     """No element of a page is a script but ours, and nothing was left out to that end."""
     found = check_page(text)
     assert not any(name.startswith("on") for _, attributes in found.elements for name in attributes)

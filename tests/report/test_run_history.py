@@ -5,7 +5,7 @@ from run_files import overflow, step_line, write_run
 from mpt_cli.report.history import read_history
 
 
-def points(series) -> list[tuple[float, float]]:
+def points(series):
     return list(zip(series.xs, series.ys, strict=True))
 
 

@@ -136,7 +136,7 @@ def test_a_run_of_many_steps_has_a_page_of_less_than_a_megabyte_that_keeps_each_
     assert max(charts[0]["curves"][0]["ys"]) == 9.0 and len(charts[1]["skips"]) <= 1_001
 
 
-def sampled(step: int, layer: str, lowest: int, **fields: object) -> dict[str, object]:
+def sampled(step: int, layer: str, lowest: int, **fields: object):
     """A line of layers.jsonl: two values at the lowest exponent and six two above it."""
     return {
         "step": step,

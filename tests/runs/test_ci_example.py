@@ -2,7 +2,6 @@
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -12,11 +11,11 @@ from mpt_cli.verbs import verb_parser
 FOLDER = Path(__file__).parents[2] / "examples" / "ci"
 
 
-def read(name: str) -> Any:
+def read(name: str):
     return yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
 
 
-def commands(name: str) -> list[list[str]]:
+def commands(name: str):
     if name == "reproduce.yml":
         lines = [step["run"] for step in read(name)["jobs"]["reproduce"]["steps"] if "run" in step]
     else:

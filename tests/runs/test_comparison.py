@@ -18,7 +18,7 @@ from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 
-def _run(path: Path, **changes: Any) -> RunDirectory:
+def _run(path: Path, **changes: Any):
     run = RunDirectory(path)
     path.mkdir()
     event = {"scale_after": changes.get("scale", 2.0), "attempt": changes.get("attempt", 1)}
@@ -63,11 +63,11 @@ def test_the_first_difference_is_named(tmp_path):
 
 
 @pytest.fixture
-def children(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def children(monkeypatch: pytest.MonkeyPatch):
     """Stand-ins for the three runs: how the whole one ends, and what the resumed one does differently."""
     plan: dict[str, Any] = {"status": "finished", "steps": 10, "changes": {}, "killed": -9, "changed": "killed"}
 
-    def run_one(command: Command, _: Executor) -> Ending:
+    def run_one(command: Command, _: Executor):
         assert command.log is not None
         if "__killed" in command.arguments:
             command.log.write_text("mpt: it ended\n")
@@ -115,6 +115,6 @@ def test_what_cannot_be_proved_says_why(children, tmp_path):
         verify_resume(["conf=x"], _new(tmp_path, "failed"), None)
 
 
-def _new(folder: Path, name: str) -> Path:
+def _new(folder: Path, name: str):
     (folder / name).mkdir()
     return folder / name

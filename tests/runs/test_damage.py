@@ -69,7 +69,7 @@ OF_RESUMED = ["truncated", "directory", "deep", "types", "pipe"]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     words = [
         "conf=digits_mlp",
@@ -87,7 +87,7 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
-def check(capfd, *words: str) -> int:
+def check(capfd, *words: str):
     """The exit code, which is one of those that are documented, within the time and without a traceback. What went
     wrong is said on standard error."""
 

@@ -50,7 +50,7 @@ def test_variables_that_change_a_computation_are_recorded_and_those_that_may_be_
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path: Path):
     (tmp_path / "a.py").write_text("1\n")
     who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
     for words in (["init", "-q"], ["add", "a.py"], [*who, "commit", "-qm", "first"]):

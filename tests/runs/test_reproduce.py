@@ -25,7 +25,7 @@ from mpt_cli.settings.search_path import recipe_paths
 
 
 @pytest.fixture(autouse=True)
-def recipe(here: Path) -> Path:
+def recipe(here: Path):
     path = Path("mine.yaml")
     path.write_text(RECIPE)
     return path
@@ -34,7 +34,7 @@ def recipe(here: Path) -> Path:
 TOLD = Path(__file__).with_name("reproductions")
 
 
-def told(capsys, case: str, *words: str) -> int:
+def told(capsys, case: str, *words: str):
     """The exit code; what is printed and written for JUnit is what `reproductions` has for the case."""
     code = main(["reproduce", *words, "--junit", "out.xml", "--output", "out"])
     said = capsys.readouterr()
@@ -43,7 +43,7 @@ def told(capsys, case: str, *words: str) -> int:
     return code
 
 
-def junit_verdicts() -> list[tuple[str, str, str, str]]:
+def junit_verdicts():
     """Suite, case, kind and message of all that did not pass, whose counts must be those of the suites."""
     suites = ElementTree.parse("out.xml").getroot().findall("testsuite")
     found = [
@@ -62,7 +62,7 @@ def junit_verdicts() -> list[tuple[str, str, str, str]]:
     return found
 
 
-def properties(name: str) -> list[str | None]:
+def properties(name: str):
     found = ElementTree.parse("out.xml").iter("property")
     return [each.get("value") for each in found if each.get("name") == name]
 
@@ -107,7 +107,7 @@ def test_the_results_of_an_earlier_reproduction_stay_in_their_folder_and_not_in_
 
 
 @pytest.fixture
-def earlier() -> Path:
+def earlier():
     run = RunDirectory(Path("earlier"))
     run.path.mkdir()
     run.config_yaml.write_text(resolved_yaml(load_settings(["conf=./mine.yaml"])))
@@ -220,7 +220,7 @@ def named(name: str, text: str = RECIPE):
     Path(name).write_text(text)
 
 
-def collected(*names: str, **request: Any) -> list[str]:
+def collected(*names: str, **request: Any):
     return [target.name for target in collect(Selection(names, **request)).targets]
 
 
@@ -273,7 +273,7 @@ def test_what_passes_at_a_second_attempt_is_flaky_and_what_differs_not_repeatabl
     run, good, is_speed = StubExecutor.run, outcome["summary"], case == "flaky-speed"
     recipe.write_text(RECIPE + "  examples_per_second: {min: 5}\n" * is_speed)
 
-    def fails_first(command: Command) -> int:
+    def fails_first(command: Command):
         is_second = command.name.endswith("-2")
         steps = 345 if (is_second and case != "never") or is_speed else 1
         outcome["summary"] = {**good, "steps_seen": steps, "weights_fingerprint": command.name}
@@ -349,7 +349,7 @@ def test_after_an_interruption_the_results_so_far_are_shown_and_written(outcome,
     written: list[tuple[str, str, str, str]] = []  # what a kill would leave
     begun: list[str | None] = []
 
-    def is_interrupted(command: Command) -> int | None:
+    def is_interrupted(command: Command):
         if "digits" in command.name:
             written.extend(junit_verdicts())
             begun.extend(properties("run_dir"))

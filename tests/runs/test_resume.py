@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("here")
 WORDS = ["conf=digits_mlp", "trainer.epochs=3"]
 
 
-def _run(path: Path, *words: str, **summary: object) -> RunDirectory:
+def _run(path: Path, *words: str, **summary: object):
     run = RunDirectory(path)
     path.mkdir(parents=True)
     run.config_yaml.write_text(resolved_yaml(load_settings([*WORDS, *words])))
@@ -41,7 +41,7 @@ def _run(path: Path, *words: str, **summary: object) -> RunDirectory:
     return run
 
 
-def _settings(*words: str) -> Settings:
+def _settings(*words: str):
     return load_settings([*WORDS, *words])
 
 

@@ -1,6 +1,5 @@
 import os
 import re
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def test_a_run_that_began_and_ended_meanwhile_is_left_alone(monkeypatch, tmp_pat
     """Between the look whether the directory is empty and the moment it is held."""
     lock = RunDirectory.lock
 
-    def another_run(run: RunDirectory) -> AbstractContextManager[None]:
+    def another_run(run: RunDirectory):
         run.config_yaml.write_text("recipe: other\n")
         return lock(run)
 

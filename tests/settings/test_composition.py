@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -78,7 +77,7 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory):
     root = tmp_path_factory.mktemp("project")
     for name, text in PROJECT.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +85,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def by_hydra(root: Path, listed: str, keys: str, words: list[str]) -> Any:
+def by_hydra(root: Path, listed: str, keys: str, words: list[str]):
     """The recipe as the primary configuration of an application of Hydra's whose search path is ours."""
     search = [f"file://{folder}" for folder in (f"{root}/conf", root, conf_directory())]
     primary = root / "by_hydra" / "primary.yaml"
@@ -97,7 +96,7 @@ def by_hydra(root: Path, listed: str, keys: str, words: list[str]) -> Any:
         return compose("primary", words)
 
 
-def by_mpt(root: Path, listed: str, keys: str, words: list[str]) -> Any:
+def by_mpt(root: Path, listed: str, keys: str, words: list[str]):
     (root / "recipe.yaml").write_text(f"defaults: [{listed}]\n{keys}")
     return load_settings(["conf=./recipe.yaml", *words])
 

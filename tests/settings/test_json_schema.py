@@ -14,13 +14,13 @@ from mpt_cli.settings.search_path import recipe_paths
 
 
 @pytest.fixture(scope="module")
-def validator() -> Any:
+def validator():
     schema = json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 
 
-def faults(validator: Any, text: str) -> list[str]:
+def faults(validator: Any, text: str):
     return ["/".join(map(str, error.absolute_path)) for error in validator.iter_errors(yaml.safe_load(text))]
 
 

@@ -25,7 +25,7 @@ def test_it_is_found_by_bare_and_absolute_path_and_at_home(write_recipe, monkeyp
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch) -> Path:
+def project(tmp_path, monkeypatch):
     """A folder with a recipe and modules beside it, and another one to work in."""
     (project := tmp_path / "project").mkdir()
     (project / "parts.py").write_text("def stack(input_shape): ...\n")
@@ -36,7 +36,7 @@ def project(tmp_path, monkeypatch) -> Path:
     return project
 
 
-def written_beside(project: Path, text: str) -> list[str]:
+def written_beside(project: Path, text: str):
     (project / "mine.yaml").write_text(f"{text}\n")
     return ["conf=../project/mine.yaml"]
 

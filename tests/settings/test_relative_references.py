@@ -9,7 +9,7 @@ from mpt_cli.settings.search_path import CONFIG_DIR
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """One to work in, beside others; nothing is named by the environment."""
     monkeypatch.delenv(CONFIG_DIR, raising=False)
     (tmp_path / "work").mkdir()
@@ -17,13 +17,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write(path: Path, text: str = "") -> Path:
+def write(path: Path, text: str = ""):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
 
 
-def builder(*words: str) -> str:
+def builder(*words: str):
     return load_settings(["conf=digits_mlp", *words]).model.builder  # type: ignore[attr-defined]
 
 

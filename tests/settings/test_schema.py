@@ -33,7 +33,7 @@ ROUNDS = range(max(map(len, VARIANTS.values())))
 EXAMPLES = settings(max_examples=2, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.generate])
 
 
-def keys_of(number: int) -> tuple[dict[str, Any], list[Key]]:
+def keys_of(number: int):
     """Of each section a variant, with its keys and those that no variant decides; over all rounds each variant."""
     chosen = {section: [*variants][number % len(variants)] for section, variants in VARIANTS.items()}
     keys = [key for path, key in all_keys().items() if path.partition(".")[0] not in VARIANTS]
@@ -43,7 +43,7 @@ def keys_of(number: int) -> tuple[dict[str, Any], list[Key]]:
     return named, [key for key in keys if not (key.path in is_left or key.takes_objects)]
 
 
-def bounds(key: Key, kind: type) -> tuple[Any, Any]:
+def bounds(key: Key, kind: type):
     """The smallest and the largest number."""
     low, high = (key.bounds.get(name) for name in ("at_least", "at_most"))
     if kind is int:
@@ -53,8 +53,8 @@ def bounds(key: Key, kind: type) -> tuple[Any, Any]:
     return float(low), float(math.nextafter(key.bounds.get("below", 1e300), -math.inf) if high is None else high)
 
 
-def legal(key: Key) -> st.SearchStrategy[Any]:
-    def part(kind: Any) -> st.SearchStrategy[Any]:
+def legal(key: Key):
+    def part(kind: Any):
         if kind in (int, float):
             return (st.integers if kind is int else st.floats)(*bounds(key, kind))
         if key.choices:
@@ -67,7 +67,7 @@ def legal(key: Key) -> st.SearchStrategy[Any]:
     return values | st.none() if key.is_optional else values
 
 
-def illegal(key: Key) -> list[tuple[Any, str]]:
+def illegal(key: Key):
     """Values just beyond the range, of another type and of no choice, each with what must be said."""
     (kind, *_), range_said = key.kinds, format_range(key)
     choices = ", ".join(str(choice).lower() for choice in key.choices)
@@ -92,7 +92,7 @@ def illegal(key: Key) -> list[tuple[Any, str]]:
     return [*found, *(([value] if key.is_list else value, said) for value, said in beyond)]
 
 
-def write(values: dict[str, Any]) -> str:
+def write(values: dict[str, Any]):
     """A recipe with these values, in recipe.yaml too."""
     tree: dict[str, Any] = {}
     for path, value in values.items():

@@ -13,7 +13,7 @@ MINE = "# for my net\nmode: fixed\ninitial_scale: 128\n"
 RECIPE = "description: of the project\ndefaults: [{loss_scale: mine}, {policy: mixed_float16}]\n"
 
 
-def write(name: str, text: str) -> Path:
+def write(name: str, text: str):
     path = Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -21,7 +21,7 @@ def write(name: str, text: str) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(CONFIG_DIR, raising=False)
     return here
 

@@ -10,7 +10,7 @@ from mpt_cli.settings.search_path import DEFAULTS
 
 
 @pytest.fixture
-def file(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(DEFAULTS)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(here / "config"))
     (path := here / "config" / "mpt" / "defaults.yaml").parent.mkdir(parents=True)

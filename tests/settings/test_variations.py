@@ -1,6 +1,5 @@
 """Many command lines, composed once where they differ in plain values alone."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,14 +28,14 @@ GRIDS = [
 ]
 
 
-def loaded(words: tuple[str, ...]) -> Settings | ConfigError:
+def loaded(words: tuple[str, ...]):
     try:
         return load_settings([*words])
     except ConfigError as error:
         return error
 
 
-def said(outcome: Settings | ConfigError) -> str | list[str]:
+def said(outcome: Settings | ConfigError):
     return sorted(map(str, outcome.problems)) if isinstance(outcome, ConfigError) else repr(outcome)
 
 
@@ -49,7 +48,7 @@ def test_each_has_the_settings_or_the_problems_that_it_has_alone(grid, here):
 
 
 def test_those_that_differ_in_plain_values_are_composed_once(write_recipe):
-    def lines() -> Iterator[list[str]]:
+    def lines():
         own = write_recipe("trainer: {epochs: 3}\n")
         yield [own, "seed=1"]
         Path("own.yaml").unlink()  # so that it can't be read again

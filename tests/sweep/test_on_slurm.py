@@ -49,16 +49,16 @@ def later(*steps):
     thread.start()
 
 
-def note_of(number: int, kind: str) -> dict:
+def note_of(number: int, kind: str):
     return read_note(next(Path("s/logs").glob(f"00{number}-*.{kind}"), Path("none")))
 
 
-def job(number: int = 1) -> str:
+def job(number: int = 1):
     wait_for(lambda: note_of(number, "submitted"))
     return note_of(number, "submitted")["job_id"]
 
 
-def wait_until_it_runs(number: int = 1) -> int:
+def wait_until_it_runs(number: int = 1):
     wait_for(lambda: note_of(number, "began"))
     wait_for(lambda: any(name.startswith(f"00{number}") for name in started(Path("s"))))
     time.sleep(0.5)
@@ -185,7 +185,7 @@ def test_no_gpu_of_a_step_stays_unused(ask, options, seen):
     assert {*ask("srun", *options.split(), sys.executable, "-c", PLACE).splitlines()} == seen
 
 
-def several(monkeypatch, *words: str) -> list[str]:
+def several(monkeypatch, *words: str):
     """A command of two nodes. Their names lead nowhere here, where all are one machine."""
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:61234")
     return [

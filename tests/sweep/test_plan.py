@@ -48,7 +48,7 @@ def test_more_jobs_than_could_be_meant_are_refused():
 
 @pytest.mark.slow
 def test_what_a_job_wants_of_the_gpus():
-    def wanted(*words: str) -> int:
+    def wanted(*words: str):
         return make_plan(["conf=digits_mlp", *words]).jobs[0].gpus
 
     assert (wanted(), wanted("backend.device=cpu")) == (1, 0)

@@ -11,7 +11,7 @@ import pytest
 from command import is_alive, wait_for
 from sweep_stubs import signal_when, stub_work
 
-from mpt_cli.jobs.local_processes import Command, Ending, Limits, LocalExecutor, LocalProcess
+from mpt_cli.jobs.local_processes import Command, Ending, Limits, LocalExecutor
 from mpt_cli.jobs.queue import Queue
 from mpt_cli.sweep.job_list import Job
 
@@ -21,13 +21,13 @@ class Counting(LocalExecutor):
 
     most_running = 0
 
-    def start(self, command: Command) -> LocalProcess | None:
+    def start(self, command: Command):
         running = super().start(command)
         self.most_running = max(self.most_running, sum(each.is_alive for each in self._running))
         return running
 
 
-def run_queue(work, executor=None, **limits) -> tuple[dict[int, Ending], signal.Signals | None]:
+def run_queue(work, executor=None, **limits):
     """Return the endings by the numbers of the jobs, and the signal."""
     endings: dict[int, Ending] = {}
     queue = Queue(

@@ -7,7 +7,6 @@ import os
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,13 +25,13 @@ from mpt_cli.telemetry.console import PrintableConsole
 GRID = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1,2", "sweep_dir=s"]
 
 
-def cells(found, overrides: str) -> dict[str, str]:
+def cells(found, overrides: str):
     """Title and text of the row whose initial scale is this."""
     row = next(row for row in found.configurations if row.overrides == {"loss_scale.initial_scale": overrides})
     return {column.title: column.cell(row) for column in columns(found)}
 
 
-def written(found) -> dict[str, Any]:
+def written(found):
     return json.loads(found.directory.results_json.read_text())
 
 
@@ -120,7 +119,7 @@ def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
 
 @pytest.mark.slow
 def test_the_reference_has_every_field_of_a_sweeps_files(stubs, hook):
-    def told(name: str) -> set[str]:
+    def told(name: str):
         return set(re.findall(r"^\| `(\w+)` \|", hook.content(name), re.M)) | {"schema_version"}
 
     stubs.start([*GRID[:2], "seed=0,1", "sweep_dir=s"], objective="val_accuracy")
@@ -244,7 +243,7 @@ def test_the_importance_of_a_key_is_its_share_of_the_ranking(stubs):
 def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):
     found, _ = stubs.start(GRID)
 
-    def shown(width: int) -> str:
+    def shown(width: int):
         stream = io.StringIO()
         report.print_results(found, PrintableConsole(stream, force_terminal=True, width=width, color_system=None))
         return " ".join(stream.getvalue().split("\n")[0].split())

@@ -24,7 +24,7 @@ SCALE = "loss_scale.initial_scale=2**range(8,25)"
 WORDS = ["conf=digits_mlp", "trainer.epochs=1", RATE, SCALE, "optimizer.name=adam,sgd"]
 
 
-def value_of(job: Job) -> float:
+def value_of(job: Job):
     """Best with adam at a rate of 0.01."""
     return (
         1.0
@@ -36,17 +36,17 @@ def value_of(job: Job) -> float:
 class SearchStubs(Stubs):
     """Their value is that of what was chosen, where no test says another."""
 
-    def _launch(self, job: Job, run_dir: Path) -> list[str]:
+    def _launch(self, job: Job, run_dir: Path):
         value = self.values.get(job.number, value_of(job) if "optimizer.learning_rate" in job.overrides else 0.5)
         return stub_command(run_dir, self.manners.get(job.number, "good"), value)
 
 
 @pytest.fixture
-def searches(stubs: Stubs) -> SearchStubs:
+def searches(stubs: Stubs):
     return SearchStubs()
 
 
-def study_in(folder: Path) -> optuna.Study:
+def study_in(folder: Path):
     journal = JournalStorage(JournalFileBackend(str(folder / "study.journal")))
     return optuna.load_study(study_name="mpt", storage=journal)
 
@@ -69,7 +69,7 @@ def test_a_search_runs_its_trials_and_names_the_best(searches, tmp_path):
     assert [trial.user_attrs["job"] for trial in trials] == [1, 2, 3, 4]
 
 
-def proposals(journal: Path, sampler: str, count: int) -> list[dict[str, object]]:
+def proposals(journal: Path, sampler: str, count: int):
     """What a study proposes for jobs 1 to `count`, each of which reaches its value before the next is asked for."""
     made = []
     for number in range(1, count + 1):

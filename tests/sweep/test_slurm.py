@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +28,7 @@ PROGRAMS = {
 
 
 @pytest.fixture
-def programs(tmp_path, monkeypatch) -> Path:
+def programs(tmp_path, monkeypatch):
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, line in PROGRAMS.items():

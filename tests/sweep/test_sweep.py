@@ -16,7 +16,7 @@ from mpt_cli.sweep.report import failure_lines
 SIX = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1,2"]
 
 
-def statuses(found) -> dict[int, str]:
+def statuses(found):
     return {result.job.number: result.status for result in found.results if result.status != "finished"}
 
 

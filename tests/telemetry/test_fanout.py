@@ -14,7 +14,7 @@ from mpt_cli.telemetry.sink_interface import Sink, Telemetry
 from mpt_cli.telemetry.sinks import console_sinks
 
 
-def recorder(failure: Exception | None = None) -> Mock:
+def recorder(failure: Exception | None = None):
     """A sink that notes what is called."""
     found = Mock(spec=Sink)
     found.close.side_effect = failure
@@ -69,12 +69,12 @@ def test_one_sink_that_cannot_close_keeps_no_other_open_and_hides_nothing():
 class Terminal(io.StringIO):
     encoding = "utf-8"
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
 def test_the_console_suits_the_stream(monkeypatch):
-    def kinds(mode: str, stream: io.StringIO, term: str = "xterm-256color") -> list[type[Sink]]:
+    def kinds(mode: str, stream: io.StringIO, term: str = "xterm-256color"):
         monkeypatch.setenv("TERM", term)
         return [type(sink) for sink in console_sinks(mode, stream)]
 

@@ -10,7 +10,7 @@ from golden import assert_said
 from mpt_cli.precision import DynamicScale
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
-from mpt_cli.telemetry.health_and_verdict import HealthRules, Stop
+from mpt_cli.telemetry.health_and_verdict import HealthRules
 from mpt_cli.telemetry.record_types import NEVER, GradientSample, Scaling, StopLimits, StreakCounts
 from mpt_cli.telemetry.run_state import EventTally, RunState, build_run_state
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRecords
@@ -27,7 +27,7 @@ def after(
     loss: float = 0.5,
     floor: float = 2.0**-14,
     sample: GradientSample | None = None,
-) -> RunState:
+):
     """A run after calls of these steps (. applied, x skipped, 0 applied with all-zero gradients), all at one
     scale and with one loss."""
     counters, tally = StepCounters(CounterOptions(min_scale=floor)), EventTally()
@@ -41,7 +41,7 @@ def after(
 
 def check(
     run_state: RunState, trainer: TrainerSettings | None = None, at_epoch_end: bool = False, **loss_scale: object
-) -> Stop | None:
+):
     """Of a model in float16."""
     settings = LossScaleSettings(**loss_scale)  # type: ignore[arg-type]
     scaling = Scaling(settings.rule_for(True))
@@ -49,16 +49,16 @@ def check(
     return rules.check(replace(run_state, scaling=scaling), at_epoch_end=at_epoch_end)
 
 
-def check_epoch(run_state: RunState, trainer: TrainerSettings | None = None, **loss_scale: object) -> Stop | None:
+def check_epoch(run_state: RunState, trainer: TrainerSettings | None = None, **loss_scale: object):
     return check(run_state, trainer, True, **loss_scale)
 
 
-def check_sample(mode: str, *sample: float) -> Stop | None:
+def check_sample(mode: str, *sample: float):
     trainer = TrainerSettings(max_zero_gradients=3)
     return check(after("000", sample=GradientSample(*sample, 0.0, None)), trainer, mode=mode)  # type: ignore[arg-type]
 
 
-def check_skips(skips: list[int], forward: list[int], **rule: object) -> Stop | None:
+def check_skips(skips: list[int], forward: list[int], **rule: object):
     """Which of 30 steps were skipped, and which of them for their loss."""
     run_state = RunState(
         SCALED,
@@ -72,7 +72,7 @@ def check_skips(skips: list[int], forward: list[int], **rule: object) -> Stop | 
     return check(run_state, **{**OFF, **rule})
 
 
-def stops() -> dict[str, Stop | None]:
+def stops():
     three = {"max_consecutive_skips": 3}
     losses, zeros = TrainerSettings(max_nonfinite_losses=3), TrainerSettings(max_zero_gradients=5)
     one = {"mode": "fixed", "max_consecutive_skips": 1}
@@ -118,7 +118,7 @@ def test_what_ends_a_run_and_what_is_advised():
     assert_said(text, Path(__file__).with_name("stops.txt"))
 
 
-def limits_of(run_state: RunState, trainer: TrainerSettings | None = None, **loss_scale: object) -> StopLimits:
+def limits_of(run_state: RunState, trainer: TrainerSettings | None = None, **loss_scale: object):
     settings = LossScaleSettings(**loss_scale)  # type: ignore[arg-type]
     return HealthRules(settings, trainer or TrainerSettings(), run_state.scaling).stop_limits(run_state)
 

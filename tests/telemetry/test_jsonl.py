@@ -11,7 +11,7 @@ from mpt_cli.telemetry.sinks import JsonlSink
 
 
 @pytest.fixture
-def sink(tmp_path: Path, header) -> JsonlSink:
+def sink(tmp_path: Path, header):
     sink = JsonlSink(TelemetryFiles(tmp_path), print)
     sink.start(header)
     return sink

@@ -47,7 +47,7 @@ def test_closing_twice_writes_once_and_closes_no_file_opened_since(tmp_path):
 
 
 def test_a_full_disk_is_named_where_all_must_be_written_and_where_too_much_waits(tmp_path, monkeypatch):
-    def full(descriptor: int, data: bytes) -> int:
+    def full(descriptor: int, data: bytes):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
@@ -76,7 +76,7 @@ def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_p
     file, real, room = LineFile(tmp_path / "a", said.append), os.write, [0]
     file.open()
 
-    def write(descriptor: int, data: bytes) -> int:
+    def write(descriptor: int, data: bytes):
         if not room[0]:
             raise OSError(28, "No space left on device")
         written = real(descriptor, data[: room[0]])

@@ -14,12 +14,12 @@ from mpt_cli.telemetry.sink_interface import Telemetry
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
-def _live(width: int = 80, **more) -> tuple[LiveConsole, io.StringIO]:
+def _live(width: int = 80, **more):
     terminal = io.StringIO()
     return LiveConsole(Console(file=terminal, force_terminal=True, width=width, highlight=False, **more)), terminal
 
 
-def _area(header: RunHeader | None, snapshot: Snapshot | None = None, width: int = 80, doing: str = "") -> str:
+def _area(header: RunHeader | None, snapshot: Snapshot | None = None, width: int = 80, doing: str = ""):
     """What changes in place: it is drawn anew below each message."""
     live, terminal = _live(width, no_color=True)
     if header:
@@ -35,7 +35,7 @@ def _area(header: RunHeader | None, snapshot: Snapshot | None = None, width: int
     return next(filter(str.strip, re.split(r"\r|\x1b\[\d[AK]|\x1b\[\?25.", below)))
 
 
-def _words(text: str) -> str:
+def _words(text: str):
     return " ".join(text.split())
 
 

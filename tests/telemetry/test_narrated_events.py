@@ -7,7 +7,7 @@ from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.record_types import Event, Scaling
 
 
-def _skips(first: int, last: int, scale: float, backoff: float = 0.5, **more) -> list[Event]:
+def _skips(first: int, last: int, scale: float, backoff: float = 0.5, **more):
     return [
         Event(step, 1, "overflow", scale * backoff**index, scale * backoff ** (index + 1), **more)
         for index, step in enumerate(range(first, last + 1))
@@ -17,11 +17,11 @@ def _skips(first: int, last: int, scale: float, backoff: float = 0.5, **more) ->
 DYNAMIC, FIXED, LOGMAX = Scaling(DynamicScale(2.0**15, 40)), Scaling(FixedScale(1024.0)), Scaling(LogMaxScale(1024.0))
 
 
-def _growths(*steps: int) -> list[Event]:
+def _growths(*steps: int):
     return [Event(step, 1, "growth", 2.0**power, 2.0 ** (power + 1)) for power, step in enumerate(steps)]
 
 
-def _stays(**more) -> list[Event]:
+def _stays(**more):
     return _skips(7, 7, 1024.0, backoff=1.0, inf=1, **more)
 
 
@@ -65,7 +65,7 @@ TOLD = [
 def begun(header, clock):
     """The lines of a console whose run began with this scaling, and the console."""
 
-    def console(scaling: Scaling = DYNAMIC, **more) -> tuple[list[str], PlainConsole]:
+    def console(scaling: Scaling = DYNAMIC, **more):
         lines: list[str] = []
         found = PlainConsole(lambda line: lines.append(line.strip()), clock)
         found.start(replace(header, scaling=scaling, **more))

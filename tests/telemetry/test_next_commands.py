@@ -16,7 +16,7 @@ def test_what_is_printed_can_be_run(run_dir, tmp_path, monkeypatch, summary):
     Path(run_dir).mkdir()
     (Path(run_dir) / "config.yaml").write_text("recipe: own\n")
 
-    def words(**changes: object) -> list[list[str]]:
+    def words(**changes: object):
         return [*map(shlex.split, next_commands(replace(summary, run_dir=run_dir, **changes)))]
 
     [resume] = words(status="interrupted", exit_code=130)

@@ -50,12 +50,12 @@ SAMPLE = GradientSample(step=30, norm=0.25, flushed_share=0.125, subnormal_share
 
 
 @pytest.fixture
-def written() -> list[str]:
+def written():
     return []
 
 
 @pytest.fixture
-def console(written, clock) -> PlainConsole:
+def console(written, clock):
     return PlainConsole(written.append, clock)
 
 

@@ -15,7 +15,7 @@ from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters, StepRe
 NAN, INF = math.nan, math.inf
 
 
-def block_of(steps: list[Step], losses: list[float] | None = None, **columns: int) -> StepRecords:
+def block_of(steps: list[Step], losses: list[float] | None = None, **columns: int):
     """A block of these steps; `columns` gives nan, inf and nearest for all of them."""
     losses = losses or [0.5] * len(steps)
     floats = [[loss, step.scale_before, step.scale_after, 0.25] for step, loss in zip(steps, losses, strict=True)]
@@ -26,12 +26,12 @@ def block_of(steps: list[Step], losses: list[float] | None = None, **columns: in
     )
 
 
-def steps_of(pattern: str, **rule: float) -> list[Step]:
+def steps_of(pattern: str, **rule: float):
     """Steps of a dynamic scale: a dot is an applied step, an x a skipped one."""
     return ReferenceScale(**rule).run([mark == "." for mark in pattern])
 
 
-def kinds(events) -> list[tuple[int, str]]:
+def kinds(events):
     return [(event.step, event.kind) for event in events]
 
 
@@ -114,7 +114,7 @@ def test_a_bound_that_float32_cannot_hold_is_met_all_the_same():
 def test_the_mean_loss_is_that_of_applied_steps_since_it_was_last_taken():
     counters = StepCounters(CounterOptions())
 
-    def mean(pattern: str, *losses: float) -> float | None:
+    def mean(pattern: str, *losses: float):
         counters.absorb(block_of(steps_of(pattern), list(losses)), 1)
         return counters.take_mean_loss()
 

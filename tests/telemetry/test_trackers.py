@@ -27,7 +27,7 @@ def use(header, snapshot, summary, tmp_path):
 
 
 @pytest.fixture
-def modules(monkeypatch) -> Mock:
+def modules(monkeypatch):
     found = Mock()
     for name in ("mlflow", "mlflow.entities", "wandb"):
         monkeypatch.setitem(sys.modules, name, getattr(found, name.rpartition(".")[2]))

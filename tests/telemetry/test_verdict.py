@@ -46,16 +46,16 @@ FIRST, ALL, TENTHS = range(1, 16), range(1, 1001), range(10, 1000, 10)
 LAST, MOST = 1000 - LONGEST_SETTLING_SKIPS, 1001 - LONGEST_SETTLING_SKIPS
 
 
-def skipping(steps, base: RunState = CLEAN, **more) -> RunState:
+def skipping(steps, base: RunState = CLEAN, **more):
     skips = tuple(steps)
     return replace(base, skip_steps=skips, applied_steps=base.steps_seen - len(skips), **more)
 
 
-def at_floor(streak: int, **more) -> RunState:
+def at_floor(streak: int, **more):
     return skipping(range(1001 - streak, 1001), **{"scale": 2.0**-14, **more})
 
 
-def from_high(*late: int, growth: int | None) -> RunState:
+def from_high(*late: int, growth: int | None):
     """25 skips on the way down from 2**40, and later ones."""
     scales = tuple(2.0 ** (40 - step) for step in range(1, 26)) + (2.0**14,) * len(late)
     base = replace(CLEAN, scaling=HIGH, steps_seen=128, first_growth_step=growth, skip_scales=scales)
@@ -207,15 +207,15 @@ def test_no_verdict_names_a_cause_that_no_event_or_sample_has(name, sample, end)
         assert words not in explanation or is_shown(found), (words, explanation)
 
 
-def overflow(step: int, scale: float, **more) -> Event:
+def overflow(step: int, scale: float, **more):
     return Event(step, 1, "overflow", scale, scale / 2, **more)
 
 
-def nan_at(step: int, scale: float, **more) -> Event:
+def nan_at(step: int, scale: float, **more):
     return overflow(step, scale, **{"nan": 5, "cause": "backward", **more})
 
 
-def tallied(scaling: Scaling, *events: Event) -> EventTally:
+def tallied(scaling: Scaling, *events: Event):
     tally = EventTally(scaling)
     tally.add(events)
     return tally

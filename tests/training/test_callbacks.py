@@ -26,27 +26,27 @@ logger: {console: quiet}
 FAST = f"trainer.jit_compile={str(BACKEND == 'jax').lower()}"
 
 
-def train(folder: Path, *words: str, run: str = "run") -> tuple[Any, Path]:
+def train(folder: Path, *words: str, run: str = "run"):
     (folder / "own.yaml").write_text(RECIPE)
     settings = [f"conf={folder / 'own.yaml'}", f"run_dir={folder / run}", f"backend={BACKEND}", FAST, *words]
     return training_run.train(load_settings(settings)), folder / run
 
 
-def lines(run_dir: Path, epoch_end: bool) -> list[dict[str, Any]]:
+def lines(run_dir: Path, epoch_end: bool):
     return [line for line in strict.lines(run_dir / "metrics.jsonl") if line["epoch_end"] is epoch_end]
 
 
-def weights(run_dir: Path) -> list[np.ndarray]:
+def weights(run_dir: Path):
     return keras.saving.load_model(run_dir / "model.keras", compile=False).get_weights()
 
 
-def calls() -> list[tuple[str, Any, dict[str, float]]]:
+def calls():
     found = [*custom_callbacks.CALLS]
     custom_callbacks.CALLS.clear()
     return found
 
 
-def keras_fit(*callbacks: Any) -> keras.Model:
+def keras_fit(*callbacks: Any):
     (x, y), validation = custom_callbacks.load()
     model = custom_callbacks.build()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -1,7 +1,6 @@
 """What JAX compiles is kept for the next run."""
 
 import os
-from pathlib import Path
 
 from command import start_mpt
 
@@ -12,7 +11,7 @@ def test_a_run_fills_the_folder_of_this_processor_and_drops_what_is_old(tmp_path
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
 
-    def train(name: str) -> Path:
+    def train(name: str):
         process = start_mpt("train", *words[:-1], f"run_dir={name}", cwd=tmp_path, env=environment)
         assert process.communicate()[1] == "" and process.returncode == 0
         (cache,) = folder.iterdir()

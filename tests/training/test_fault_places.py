@@ -46,7 +46,7 @@ def put_in(x, bad):
 
 
 @pytest.fixture(scope="module")
-def spoiled() -> tuple[TinyRun, keras.Variable]:
+def spoiled():
     """A run that skips each step, and the place of its fault."""
     keras.utils.set_random_seed(1)
     where = keras.Variable(np.array([NOWHERE, 0, 0], "float32"), trainable=False, name="where")

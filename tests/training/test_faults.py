@@ -12,20 +12,20 @@ from mpt_cli.settings.schema import FaultSettings
 from mpt_cli.training.checkpoint import collect_state
 
 
-def data_set(x: Examples, dtype: str = "float32") -> DataSet:
+def data_set(x: Examples, dtype: str = "float32"):
     return DataSet(
         train=x, validation=None, input_shape=(4,), input_dtypes=dtype, num_classes=3, fingerprint="", description=""
     )
 
 
-def faulty_run(fault: FaultSettings, rule=None, steps: int = 12) -> TinyRun:
+def faulty_run(fault: FaultSettings, rule=None, steps: int = 12):
     data, model = tiny_data(steps * 4), tiny_model()
     injector = build_injector(fault, model, data_set(data))
     wrap = injector.wrap_step if injector else None
     return tiny_run(data, model=model, rule=rule or FixedScale(2.0**10), wrap_step=wrap)
 
 
-def bad_steps(run: TinyRun) -> list[int]:
+def bad_steps(run: TinyRun):
     finite = np.concatenate([block.finite for block in run.epochs(1)])
     return (np.flatnonzero(~finite) + 1).tolist()
 

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -18,11 +18,11 @@ from mpt_cli.errors import DataError
 class HostEngine:
     """Places data nowhere, so that a test can look at it."""
 
-    def to_device(self, arrays: Any) -> Any:
+    def to_device(self, arrays: Any):
         return arrays
 
 
-def examples(count: int, kind: str = "array", weighted: bool = False) -> Examples:
+def examples(count: int, kind: str = "array", weighted: bool = False):
     """Example i holds the number i in every leaf, so that a batch says which examples it is made of."""
     numbers = np.arange(count, dtype=np.float32)
     x = {
@@ -33,7 +33,7 @@ def examples(count: int, kind: str = "array", weighted: bool = False) -> Example
     return Examples(x, np.arange(count, dtype=np.int32), numbers / 2 if weighted else None)
 
 
-def batches(feed: Feed, epoch: int = 1, skip: int = 0, most: Callable[[], int] = lambda: 3) -> list[Any]:
+def batches(feed: Feed, epoch: int = 1, skip: int = 0, most: Callable[[], int] = lambda: 3):
     """What each step of a pass is given, as lists."""
     feed.start(epoch, skip)
     found = []
@@ -44,7 +44,7 @@ def batches(feed: Feed, epoch: int = 1, skip: int = 0, most: Callable[[], int] =
     return found
 
 
-def feeds(data: Examples, plan: BatchPlan) -> list[Feed]:
+def feeds(data: Examples, plan: BatchPlan):
     return [Feed(data, HostEngine(), plan, resident) for resident in (True, False)]  # type: ignore[arg-type]
 
 
@@ -101,8 +101,8 @@ def test_chunks_stay_small(monkeypatch):
     assert [part[1] for part in batches(feed)] == np.arange(40).reshape(10, 4).tolist()
 
 
-def stream_feed(sizes: list[int], plan: BatchPlan, endless: bool = False, steps: int | None = None) -> Feed:
-    def read(reading: Reading) -> Iterator[Examples]:
+def stream_feed(sizes: list[int], plan: BatchPlan, endless: bool = False, steps: int | None = None):
+    def read(reading: Reading):
         data = examples(sum(sizes), "dict", weighted=True)
         order = np.arange(data.size)
         if reading.shuffle:
@@ -154,7 +154,7 @@ def test_a_stream_without_end_can_be_left():
 
 
 def test_what_fails_while_reading_ahead_is_raised_at_its_place():
-    def read(reading: Reading) -> Iterator[Examples]:
+    def read(reading: Reading):
         yield examples(4)
         raise DataError("row 5 is broken")
 

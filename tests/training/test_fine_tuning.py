@@ -17,13 +17,12 @@ from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.models.build import set_trained
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.model_data_optimizer_keys import ModelSettings
-from mpt_cli.telemetry.record_types import Summary
 from mpt_cli.training.model_saving import load_initial_weights
 
 PROGRAM = Path(base_and_head.__file__)  # an epoch has 5 steps
 
 
-def train(run_dir: Path, *words: str) -> Summary:
+def train(run_dir: Path, *words: str):
     given = [
         "conf=digits_mlp",
         f"backend={BACKEND}",
@@ -39,16 +38,16 @@ def train(run_dir: Path, *words: str) -> Summary:
     return training_run.train(load_settings(given))
 
 
-def weights(model: Any) -> dict[str, np.ndarray]:
+def weights(model: Any):
     """By layer and name: models that are loaded have other paths."""
     return {"/".join(v.path.split("/")[-2:]): np.asarray(v.numpy()) for v in model.weights}
 
 
-def saved(run_dir: Path) -> dict[str, np.ndarray]:
+def saved(run_dir: Path):
     return weights(keras.saving.load_model(run_dir / "model.keras", compile=False))
 
 
-def fitted_twice(fit: Callable[..., Any]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def fitted_twice(fit: Callable[..., Any]):
     """A frozen base under a new head, then the top of the base at a lower rate; its weights at the start and the end."""
     keras.utils.set_random_seed(0)
     (x, y), _ = base_and_head.load_data()

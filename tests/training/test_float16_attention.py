@@ -14,7 +14,7 @@ pytestmark = only_on("jax")
 
 
 @pytest.fixture
-def attention() -> Any:
+def attention():
     """JAX's attention as a run on its CPU has it, and afterwards as it was."""
     import jax
 
@@ -23,7 +23,7 @@ def attention() -> Any:
     replace_attention(on_cpu=False)
 
 
-def attended(query: Any, key: Any, value: Any, seen: Any, bias: Any = 0.0) -> Any:
+def attended(query: Any, key: Any, value: Any, seen: Any, bias: Any = 0.0):
     """Attention in float64 by its definition."""
     heads = query.shape[2] // key.shape[2]
     key, value = np.repeat(key, heads, 2), np.repeat(value, heads, 2)
@@ -67,7 +67,7 @@ def test_gradients_of_the_logits_flush_and_overflow_as_float16(attention):
     rng = np.random.default_rng(5)
     parts = [jnp.asarray(rng.normal(size=(1, 4, 1, 8)), "float16") for _ in range(3)]
 
-    def gradient(scale: float, dtype: str = "float16") -> Any:
+    def gradient(scale: float, dtype: str = "float16"):
         query, key, value = (part.astype(dtype) for part in parts)
         return jax.grad(lambda q: jnp.sum(attention(q, key, value).astype("float32") ** 2 * scale))(query)
 

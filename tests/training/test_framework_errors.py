@@ -42,7 +42,7 @@ TABLE = [
 OURS, INSTALLED = str(Path(mpt_cli.__file__).with_name("some.py")), "/lib/site-packages/framework.py"
 
 
-def code_of(file: str, text: str, **names: Any) -> Callable[[], None]:
+def code_of(file: str, text: str, **names: Any):
     return partial(exec, compile(text, file, "exec"), names)
 
 

@@ -14,7 +14,6 @@ from mpt_cli.samples.gradient_samples import (
     COMPILE_SECONDS,
     COMPILE_SECONDS_PER_LAYER,
     GradientSampler,
-    SampleResult,
     sample_of_all,
 )
 from mpt_cli.telemetry.record_types import UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
@@ -29,7 +28,7 @@ def product(y, prediction):
     return keras.ops.mean(y * prediction)
 
 
-def linear_engine(x: list[float], y: float) -> tuple[Engine, object]:
+def linear_engine(x: list[float], y: float):
     """One example, one weight per input, in mixed_float16; the second value is the example on the device."""
     data = Examples(np.array([x], np.float32), np.array([[y]], np.float32), None)
     model = keras.Sequential([keras.Input((len(x),)), layers.Dense(1, use_bias=False, dtype="mixed_float16")])
@@ -37,7 +36,7 @@ def linear_engine(x: list[float], y: float) -> tuple[Engine, object]:
     return engine, engine.to_device(data)
 
 
-def look_at(engine: Engine, source: object, step: int, scale: float) -> SampleResult:
+def look_at(engine: Engine, source: object, step: int, scale: float):
     """At the one example."""
     return GradientSampler(engine.model, 1, pytest.fail).take(engine.batch(source, ROW[0]), step, scale)
 
@@ -110,7 +109,7 @@ def test_looking_changes_no_bit():
         np.testing.assert_array_equal(np.asarray(variable.numpy()), value)
 
 
-def due_steps(every: int, log: int, last: int) -> list[int]:
+def due_steps(every: int, log: int, last: int):
     sampler = GradientSampler(None, every, pytest.fail)
     return [step for step in range(log, last + 1, log) if sampler.is_due(step, log)]
 

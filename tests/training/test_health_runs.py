@@ -11,7 +11,6 @@ from mpt_cli import training_run
 from mpt_cli.errors import NUMERICAL, OK, ConfigError
 from mpt_cli.settings.load import load_settings
 from mpt_cli.telemetry import health_and_verdict as v
-from mpt_cli.telemetry.record_types import Summary
 from mpt_cli.telemetry.sink_interface import Sink
 
 pytestmark = pytest.mark.slow
@@ -56,13 +55,13 @@ RUNS = {
 }
 
 
-def train(tmp_path: Path, *words: str) -> tuple[Summary, Path]:
+def train(tmp_path: Path, *words: str):
     run_dir = tmp_path / "run"
     policy = [] if any(word.startswith("policy=") for word in words) else ["policy=mixed_float16"]
     return training_run.train(load_settings([*TINY, *policy, *words, f"run_dir={run_dir}"])), run_dir
 
 
-def objects(path: Path) -> list[dict]:
+def objects(path: Path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -119,7 +118,7 @@ UNDERFLOWS = [
 ]
 
 
-def train_underflowing(tmp_path: Path, *words: str) -> Summary:
+def train_underflowing(tmp_path: Path, *words: str):
     common = [word for word in TINY if "hidden_units" not in word and "input_shape" not in word]
     more = ["policy=mixed_float16", "data.input_shape=[8]", "loss_scale=fixed", "loss_scale.initial_scale=2", *words]
     return training_run.train(load_settings([*common, *UNDERFLOWS, *more, f"run_dir={tmp_path}/run"]))

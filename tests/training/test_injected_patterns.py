@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import ReferenceScale, changes_of
 from test_health_runs import objects as lines
-from tiny import TinyRun, tiny_data, tiny_run
+from tiny import tiny_data, tiny_run
 
-from mpt_cli.data.examples import Examples
 from mpt_cli.engine.step_batches import BatchPlan, Feed
 from mpt_cli.precision import DynamicScale
 from mpt_cli.settings.model_data_optimizer_keys import LossScaleSettings
@@ -27,7 +26,6 @@ from mpt_cli.telemetry.sinks import JsonlSink
 from mpt_cli.telemetry.step_counters import CounterOptions, StepCounters
 from mpt_cli.training.checkpoint import collect_state, restore_state
 from mpt_cli.training.epoch_loop import Trainer
-from mpt_cli.training.progress import Outcome
 
 pytestmark = pytest.mark.slow
 STEPS = 30  # an epoch of batches of 4
@@ -52,13 +50,13 @@ class NoCheckpoints:
 
 
 @pytest.fixture(scope="module")
-def compiled() -> tuple[TinyRun, dict]:
+def compiled():
     """One compiled loop for all patterns, and its state before the first step."""
     run = tiny_run(tiny_data(STEPS * 4), capacity=8, rule=DynamicScale(16.0, **RULE))
     return run, collect_state(run.model)
 
 
-def spoiled(pattern: list[bool], value: float) -> Examples:
+def spoiled(pattern: list[bool], value: float):
     """Data whose step i, in order, has a bad number in it where `pattern` is false."""
     data = tiny_data(STEPS * 4)
     for step, good in enumerate(pattern):
@@ -80,7 +78,7 @@ def trainer_of(
     validate: int = 1,
     validation: int = 0,
     **rules,
-) -> Trainer:
+):
     run, start = compiled
     restore_state(run.model, start)
     feeds = (
@@ -103,11 +101,11 @@ def trainer_of(
     return Trainer(parts, telemetry, counters, health, NoCheckpoints())
 
 
-def record_in(folder) -> Telemetry:
+def record_in(folder):
     return Telemetry([JsonlSink(TelemetryFiles(folder), print)])
 
 
-def train(compiled, pattern: list[bool], folder=None, **options) -> tuple[Outcome, StepCounters]:
+def train(compiled, pattern: list[bool], folder=None, **options):
     with record_in(folder) if folder else Telemetry([]) as telemetry:
         trainer = trainer_of(compiled, pattern, telemetry, **options)
         return trainer.fit(), trainer.counters
@@ -200,7 +198,7 @@ def test_a_run_ends_at_the_step_that_breaks_the_rule(compiled, good, limit, per_
     assert outcome.progress.step_in_epoch == (counters.seen if expected else 0)
 
 
-def epoch_lines(folder) -> list[dict]:
+def epoch_lines(folder):
     return [line for line in lines(folder / "metrics.jsonl") if line.get("epoch_end")]
 
 

@@ -20,7 +20,7 @@ from mpt_cli.training.loss_and_optimizer import (
 )
 
 
-def net(units: int = 3, activation: str | None = None) -> keras.Model:
+def net(units: int = 3, activation: str | None = None):
     return keras.Sequential([keras.Input((2,)), layers.Dense(units, activation=activation)])
 
 
@@ -28,7 +28,7 @@ def objective(model=None, task="classification", policy="mixed_float16", **train
     return SimpleNamespace(**build_loss_and_metrics(TrainerSettings(**trainer), model or net(), task, policy))
 
 
-def of_kind(built) -> list[tuple[str, str]]:
+def of_kind(built):
     return [(type(metric).__name__, metric.name) for metric in built.metrics]
 
 
@@ -64,7 +64,7 @@ class Subclassed(keras.Model):
         return self.last(x)
 
 
-def functional(*operations) -> keras.Model:
+def functional(*operations):
     x = inputs = keras.Input((2,))
     for operation in operations:
         x = operation(x)
@@ -155,7 +155,7 @@ def test_losses_and_metrics_of_the_users_are_taken_in_every_form():
     assert objective(loss="own_objects:plain").loss.__name__ == "plain"
 
 
-def two_outputs() -> keras.Model:
+def two_outputs():
     x = keras.Input((2,))
     return keras.Model(x, {"a": layers.Dense(1, name="a")(x), "b": layers.Dense(4, activation="softmax", name="b")(x)})
 
@@ -221,7 +221,7 @@ def test_objects_of_another_kind_are_refused():
             objective(**trainer)
 
 
-def own_optimizer(name: str, **settings) -> keras.optimizers.Optimizer:
+def own_optimizer(name: str, **settings):
     return build_optimizer(CustomOptimizer(object=f"own_objects:{name}", **settings), 20)
 
 

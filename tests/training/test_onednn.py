@@ -31,7 +31,7 @@ def cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return of
 
 
-def variables(*words: str, environment: dict[str, str] | None = None) -> dict[str, str]:
+def variables(*words: str, environment: dict[str, str] | None = None):
     given = {"CUDA_VISIBLE_DEVICES": ""} if environment is None else environment
     return import_variables(load_settings(["conf=digits_mlp", *words]), given)
 

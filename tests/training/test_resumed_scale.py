@@ -9,7 +9,7 @@ import pytest
 from test_health_runs import TINY, objects, train
 
 from mpt_cli import training_run
-from mpt_cli.precision import DynamicScale, LossScaleOptimizer, ScaleRule
+from mpt_cli.precision import DynamicScale, LossScaleOptimizer
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.model_data_optimizer_keys import SCALE_RULES, LossScaleSettings
 from mpt_cli.settings.schema import Settings
@@ -20,18 +20,18 @@ from mpt_cli.training.session import restore_scale, scale_at
 FIXED = ["loss_scale=fixed", "loss_scale.initial_scale=2**15"]
 
 
-def _rule(mode: str, loss_scale: LossScaleSettings) -> ScaleRule:
+def _rule(mode: str, loss_scale: LossScaleSettings):
     """The mode, with those of the numbers that it has."""
     rule = SCALE_RULES[mode]
     return rule(**{name: getattr(loss_scale, name) for name in rule.key_names() if hasattr(loss_scale, name)})
 
 
-def _parts(mode: str, loss_scale: LossScaleSettings, optimizer: Any = None) -> Any:
+def _parts(mode: str, loss_scale: LossScaleSettings, optimizer: Any = None):
     settings = Settings(loss_scale=loss_scale)
     return SimpleNamespace(settings=settings, scaling=Scaling(_rule(mode, loss_scale)), optimizer=optimizer)
 
 
-def _checkpoint(mode: str = "dynamic", scale: float = 2.0**10) -> Checkpoint:
+def _checkpoint(mode: str = "dynamic", scale: float = 2.0**10):
     return Checkpoint(40, {"scale/scale": np.float32(scale)}, {"scaling_mode": mode})
 
 

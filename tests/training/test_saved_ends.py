@@ -10,7 +10,6 @@ from test_health_runs import NAN_TO_THE_END, TINY, train
 from mpt_cli import training_run
 from mpt_cli.errors import BAD_DATA, NUMERICAL, TERMINATED
 from mpt_cli.settings.load import load_settings
-from mpt_cli.telemetry.record_types import Summary
 from mpt_cli.telemetry.sink_interface import Sink
 from mpt_cli.training.checkpoint import CheckpointStore
 
@@ -30,12 +29,12 @@ class Terminate(Sink):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def terminated(run_dir: Path, *words: str) -> Summary:
+def terminated(run_dir: Path, *words: str):
     settings = load_settings([*TINY, "policy=float32", "trainer.steps_per_execution=1", *words, f"run_dir={run_dir}"])
     return training_run.train(settings, reporters=training_run.Reporters(sinks=[Terminate()]))
 
 
-def newest_step(run_dir: Path) -> int | None:
+def newest_step(run_dir: Path):
     found = CheckpointStore(run_dir / "checkpoints").newest()
     return None if found is None else found.step
 

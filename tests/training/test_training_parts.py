@@ -31,7 +31,7 @@ class TestStopwatch:
         monkeypatch.setattr(stopwatch_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
         watch = Stopwatch()
 
-        def run(seconds: float, steps: int, batch: int = 10) -> Stopwatch:
+        def run(seconds: float, steps: int, batch: int = 10):
             watch.start()
             now[0] += seconds
             watch.stop(steps, batch)

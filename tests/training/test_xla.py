@@ -75,7 +75,7 @@ class Unknown(layers.Layer):
         return x + 0.0 * tf.cast(tf.strings.length(tf.strings.as_string(x)), x.dtype)
 
 
-def model_with(*more: keras.Layer) -> keras.Model:
+def model_with(*more: keras.Layer):
     keras.utils.set_random_seed(3)
     return keras.Sequential([keras.Input((4,)), *more, layers.Dense(8), layers.BatchNormalization(), layers.Dense(3)])
 

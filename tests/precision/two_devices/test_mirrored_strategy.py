@@ -13,7 +13,7 @@ if BACKEND == "tensorflow":
 INF, NAN = np.float32("inf"), np.float32("nan")
 
 
-def copies(variable) -> list[np.ndarray]:
+def copies(variable):
     """The value on each replica."""
     return [value.numpy() for value in variable.value.values]
 

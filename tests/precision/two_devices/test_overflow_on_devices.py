@@ -47,7 +47,7 @@ def one_step(numbers, devices):
     return model, before, [np.array(variable.value) for variable in state]
 
 
-def parts(*of_devices: list[float]) -> list[float]:
+def parts(*of_devices: list[float]):
     """The numbers of the first devices, two of each; zeros of the others."""
     return [*np.concatenate(of_devices), *[0.0] * (ROWS - 2 * len(of_devices))]
 

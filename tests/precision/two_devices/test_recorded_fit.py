@@ -5,11 +5,11 @@ from backends import BACKEND, only_on
 from patterned_fit import OF_PATTERN, PATTERNED, QUIET, data, net, rule_of_pattern
 from reference import changes_of
 
-from mpt_cli import Recorder, Run
+from mpt_cli import Recorder
 from mpt_cli.errors import ConfigError
 
 
-def recorded(scope, run_dir, **options) -> Run:
+def recorded(scope, run_dir, **options):
     """Of steps that are bad on the second device."""
     x, y = data(bad=OF_PATTERN["bad"], place=3)
     with scope():
