@@ -210,7 +210,7 @@ def _standing(found: SweepResults) -> str:
         )
     close = [job_label(row.results[0], SEED) or "the other" for row in found.not_told_apart]
     return (
-        f"It may be first by chance: their common seeds can't tell it from {_named(close)}. "
+        f"It may be first by chance: seeds that both have can't tell it from {_named(close)}. "
         f"More seeds may show a difference.{_uneven_sentence(found)}"
     )
 

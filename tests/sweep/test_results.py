@@ -92,7 +92,7 @@ def test_jobs_with_different_losses_are_not_called_best_by_a_loss(stubs):
 def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     stubs.values = {1: 0.90, 2: 0.91, 3: 0.95, 4: 0.93, 5: 0.90, 6: 0.96}
     found, _ = stubs.start(GRID)
-    told = "It may be first by chance: their common seeds can't tell it from initial_scale 2**8. More seeds may show a difference."
+    told = "It may be first by chance: seeds that both have can't tell it from initial_scale 2**8. More seeds may show a difference."
     assert best_lines(found)[0].startswith("first      initial_scale 2**15, val_accuracy 0.9300 ±")
     assert best_lines(found)[2].strip() == told
     assert cells(found, "2**8")["to the first"] == "≈ -0.0100 ± 0.0497"
@@ -182,7 +182,7 @@ def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs):
     lines = plain_lines(columns(found), found.configurations)
     assert [line.split()[:2] for line in lines[1:]] == [["1", "2"], ["1", "4"], ["3", "1"], ["3", "3"], ["5", "5"]]
     assert best_lines(found)[2].strip() == (
-        "It may be first by chance: their common seeds can't tell it from epochs 4; epochs 1; epochs 3; epochs 5. More seeds may "
+        "It may be first by chance: seeds that both have can't tell it from epochs 4; epochs 1; epochs 3; epochs 5. More seeds may "
         "show a difference."
     )
     unlike = (

@@ -144,7 +144,7 @@ def test_a_trial_that_failed_is_one_anew(searches, tmp_path, capsys):
     assert (len(jobs), last) == (2, "3 trials, tpe")
     found, code = searches.resume(tmp_path / "s", trials=4)
     assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["001", "002", "004"]
-    assert "their common seeds can't tell it from" in lead_sentence(found)
+    assert "seeds that both have can't tell it from" in lead_sentence(found)
     anew = study_in(tmp_path / "s").get_trials()[3:]
     assert sorted((trial.user_attrs["job"], trial.value) for trial in anew) == [(1, -0.5), (2, -0.5), (4, -0.5)]
 
