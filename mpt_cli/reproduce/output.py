@@ -11,7 +11,7 @@ from mpt_cli.files import write_atomic
 from mpt_cli.redaction import without_secrets
 from mpt_cli.report.tables import print_table, text_columns
 from mpt_cli.reproduce.collection import FINGERPRINT, Collection, ReproduceTarget
-from mpt_cli.reproduce.reproduction import Outcomes, Reproduction, first_difference, recorded
+from mpt_cli.reproduce.reproduction import TIME_DEPENDENT, Outcomes, Reproduction, first_difference, recorded
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.overrides import resume_command
 from mpt_cli.settings.search_path import shell_command
@@ -108,7 +108,8 @@ def _details(result: Reproduction) -> Iterator[str]:
         if difference := first_difference(each.child.run, ended[-1].child.run, recorded):
             yield f"first difference of attempt {ended[-1].attempts} from {each.attempts}: {difference}"
     if not result.unlike and 1 < result.attempts == len(ended) and (child.summary or {}).get(FINGERPRINT):
-        meaning = "only speed or memory differ" if result.passed else "probably not flaky"
+        is_clock = all(check.passed or check.name in TIME_DEPENDENT for check in ended[0].checks)
+        meaning = "what was missed depends on the machine and its load" if is_clock else "probably not flaky"
         yield f"{result.attempts} attempts gave the same weights and metrics: {meaning}"
     if result.passed:
         return

@@ -189,7 +189,7 @@ class Reproduction:
             return f"the data was different from attempt to attempt; {CAUSES_IN_DATA}"
         if len(weights) > 1:
             return f"attempts gave different values; {CAUSES_IN_TRAINING}"
-        results = ([check.got for check in each.checks if check.name not in _TIME_DEPENDENT] for each in self.ended)
+        results = ([check.got for check in each.checks if check.name not in TIME_DEPENDENT] for each in self.ended)
         if len(set(map(repr, results))) > 1:
             return "attempts gave the same weights, but other values: metrics or validation data are not repeatable"
         return ""
@@ -280,7 +280,7 @@ def _new_folder(path: Path) -> RunDirectory:
 
 # What depends on the clock and the machine, and which attempt wrote a line.
 # Samples are taken only where they cost little time, so what rests on them depends on the clock too.
-_TIME_DEPENDENT = {
+TIME_DEPENDENT = {
     "seconds",
     "examples_per_second",
     "peak_memory_bytes",
@@ -301,7 +301,7 @@ def recorded(run: RunDirectory) -> Facts:
     for line, file in sorted(lines, key=lambda pair: int(pair[0]["step"])):
         # in ever fewer steps of an attempt
         looked_for = {"variable", "layer", "fault"} if line.get("cause") == FORWARD_PASS else set()
-        for name in sorted(line.keys() - _TIME_DEPENDENT - looked_for):
+        for name in sorted(line.keys() - TIME_DEPENDENT - looked_for):
             if not name.startswith("gradient_"):
                 yield f"{name} at step {line['step']} ({file})", line[name]
 
@@ -323,7 +323,7 @@ def _facts(run: RunDirectory) -> Facts:
     for name, array in sorted(checkpoint.arrays.items()):
         yield f"variable {name} at step {checkpoint.step}", hashlib.sha256(array.tobytes()).hexdigest()
     summary = read_summary(run.summary_json)
-    for name in sorted(summary.keys() - _TIME_DEPENDENT):
+    for name in sorted(summary.keys() - TIME_DEPENDENT):
         yield f"{name} in {run.summary_json.name}", summary[name]
 
 
