@@ -289,6 +289,7 @@ def _entry(setup: Setup, found: JobResults) -> Entry:
         job.seed: setup.batch_size / rate
         for job in own
         if job.status == FINISHED
+        and found.plan.facts["workers"] == 1  # else jobs slow each other
         and (rate := job.number("examples_per_second") or job.number("steps_per_second"))
         and 0 < setup.batch_size / rate < math.inf  # a damaged file has anything
     }
