@@ -216,8 +216,6 @@ def compare_page(comparison: Comparison, page: Path) -> str:
         for entry in comparison.entries
         for job in entry.results
     )
-    objective = f"{comparison.objective.name}:{comparison.objective.direction}"
-    report = shell_command("report", comparison.directory.path, "--objective", objective)
     return render_page(
         "compare.html",
         f"Comparison {comparison.directory.path.name}",
@@ -233,7 +231,15 @@ def compare_page(comparison: Comparison, page: Path) -> str:
         ),
         sentences=sentences(comparison),
         failures=[job for job in comparison.results if not job.is_good],
-        again=[shlex.join(comparison.plan.facts["command_line"]), report],
+        again=[
+            shlex.join(comparison.plan.facts["command_line"]),
+            shell_command(
+                "report",
+                comparison.directory.path,
+                "--objective",
+                f"{comparison.objective.name}:{comparison.objective.direction}",
+            ),
+        ],
         job_commands=[job.job.command for entry in comparison.entries for job in entry.results],
     )
 

@@ -352,8 +352,8 @@ def _measured(found: Diagnosis) -> str:
 def _finding(found: Diagnosis) -> str:
     met = found.trial_of_run
     if found.digits and found.loses_digits:
-        before = f"with {name_layers([*found.mended])}, lost in the forward pass, in float32: " if found.mended else ""
-        return before + found.digits.sentence
+        before = f"with {name_layers([*found.mended])}, lost in the forward pass, in float32: "
+        return before * bool(found.mended) + found.digits.sentence
     if met is None:
         return "nothing is wrong: no gradient is in float16"
     scale = "without loss scaling" if met.scale == 1 else f"at loss scale {format_scale(met.scale)}"

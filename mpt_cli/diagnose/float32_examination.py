@@ -166,10 +166,12 @@ class Examination:
         self._batches = self._stepper.peek_batches(self.batches)
         if self._stepper.lost is not None:  # which may be rare
             self._batches[-1] = self._stepper.lost
+        is_measured = is_rounded(self.parts.model)  # which shares layers with the copy that is built here
+        self.digits = measure_digits(self.parts.model, self._batches) if is_measured else None
         self._build_examined()
         self._policies = {name_of(layer): layer.dtype_policy.name for layer in layers_of(self._examined)}
-        model = self.parts.model
-        self.digits = measure_digits(model, self._batches) if is_rounded(model) else self.measure_digits()
+        if not is_measured:
+            self.digits = self.measure_digits()
         self._in_float32 = GradientPass(self._examined, in_float32=True)
         self._reference = add_up([self._in_float32(batch) for batch in self._batches])
         self.loss = self._reference.loss

@@ -108,8 +108,11 @@ def _details(result: Reproduction) -> Iterator[str]:
         if difference := first_difference(each.child.run, ended[-1].child.run, recorded):
             yield f"first difference of attempt {ended[-1].attempts} from {each.attempts}: {difference}"
     if not result.unlike and 1 < result.attempts == len(ended) and (child.summary or {}).get(FINGERPRINT):
-        is_clock = all(check.passed or check.name in TIME_DEPENDENT for check in ended[0].checks)
-        meaning = "what was missed depends on the machine and its load" if is_clock else "probably not flaky"
+        meaning = (
+            "what was missed depends on the machine and its load"
+            if all(check.passed or check.name in TIME_DEPENDENT for check in ended[0].checks)
+            else "probably not flaky"
+        )
         yield f"{result.attempts} attempts gave the same weights and metrics: {meaning}"
     if result.passed:
         return
