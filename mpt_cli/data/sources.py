@@ -132,7 +132,7 @@ def load_synthetic(settings: Synthetic, seed: int) -> DataSet:
 
     The last examples are held out: they are as random as any, so nothing is shuffled and no copy is made.
     """
-    rng = np.random.default_rng([seed, 2])  # 0 and 1 draw and split examples; each source takes the next number
+    rng = np.random.default_rng([seed, 2])  # 0 and 1 draw and split examples; a new source takes a number that none has
     if settings.task == "tokens":
         x, y = _random_tokens(settings, rng)
     else:

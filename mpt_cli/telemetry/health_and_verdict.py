@@ -1,6 +1,7 @@
 """Judge whether a run trains: the rules that end a run or name a problem, from the state in `run_state`.
 
-A new rule is one row of `RULES`, and its key in `settings/schema.py` or `settings/model_data_optimizer_keys.py`.
+A new rule is one row of `RULES`; one that stops a run has a key, in `settings/schema.py` or
+`settings/model_data_optimizer_keys.py`.
 Advice on each cause is in `causes`.
 """
 
