@@ -114,12 +114,12 @@ def _parse(word: str) -> tuple[Override | None, str]:
     powers = _POWERS_OF_A_RANGE.fullmatch(word)
     text = f"{powers[1]}={powers[3]}" if powers else word
     try:
-        return parse_override(_CALL.sub(_with_numbers, text)), f"{powers[2]}**" if powers else ""
+        return parse_override(_CALL.sub(_with_powers_written_out, text)), f"{powers[2]}**" if powers else ""
     except HydraException:
         return None, ""
 
 
-def _with_numbers(call: re.Match[str]) -> str:
+def _with_powers_written_out(call: re.Match[str]) -> str:
     """Return a call with its powers written out, as Hydra's functions take numbers only."""
     return _POWER_IN_CALL.sub(lambda power: str(read_number(power[0])), call[0])
 

@@ -25,7 +25,7 @@ from mpt_cli.precision.keras_internals import idles_at_batches
 from mpt_cli.settings.checks import REFUSED_CALLBACKS
 from mpt_cli.settings.key_type import map_texts
 from mpt_cli.settings.schema import Settings, TrainerSettings
-from mpt_cli.telemetry.record_types import Snapshot
+from mpt_cli.telemetry.record_types import Metrics, Snapshot
 from mpt_cli.training.checkpoint import CALLBACK_PREFIX, NamedArrays, digest_of
 from mpt_cli.user_code import build_object
 
@@ -172,7 +172,6 @@ REFUSED = {
     **{getattr(keras.callbacks, name): remedy for name, remedy in REFUSED_CALLBACKS.items()},
     keras.callbacks.CallbackList: "Give its members one by one.",
 }
-Logs = dict[str, float]
 
 
 def build_callbacks(trainer: TrainerSettings, run_dir: str) -> list[Any]:
@@ -304,7 +303,7 @@ class Callbacks:
                 else:
                     state.restore(position["states"][name], arrays)
 
-    def call(self, hook: str, *where: int, logs: Logs | None = None) -> Logs:
+    def call(self, hook: str, *where: int, logs: Metrics | None = None) -> Metrics:
         """Call the `hook` of those that declare it, `where` the number of the epoch or batch, from 0; returns the logs
         as the callbacks left them."""
         members = self._of_hook[hook]
@@ -320,7 +319,7 @@ class Callbacks:
                 self.ended = why_ended(callback, hook)
         return given
 
-    def epoch_end(self, epoch: int, metrics: Logs) -> Logs:
+    def epoch_end(self, epoch: int, metrics: Metrics) -> Metrics:
         """Call `on_epoch_end`; return `metrics` and the numbers that callbacks added to the logs."""
         if not self.wants("on_epoch_end"):
             return metrics
@@ -361,7 +360,7 @@ class Callbacks:
 _FIELDS = frozenset(Snapshot.__dataclass_fields__)
 
 
-def metrics_in(logs: Mapping[str, Any]) -> Logs:
+def metrics_in(logs: Mapping[str, Any]) -> Metrics:
     """Return the metrics of an epoch in Keras's logs: numbers, but for those that the record has anyway, as
     `learning_rate`.
 
@@ -371,7 +370,7 @@ def metrics_in(logs: Mapping[str, Any]) -> Logs:
     return {name: float(value) for name, value in logs.items() if name == "loss" or _is_new_metric(name, value, {})}
 
 
-def _is_new_metric(name: str, value: Any, metrics: Logs) -> bool:
+def _is_new_metric(name: str, value: Any, metrics: Metrics) -> bool:
     is_number = isinstance(value, int | float) or getattr(value, "shape", None) == ()
     return name not in metrics and name not in _FIELDS and is_number
 
