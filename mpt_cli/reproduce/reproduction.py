@@ -152,8 +152,8 @@ class Reproduction:
     def differences(self) -> list[str]:
         """Return what changed since the first run of a run directory; of one that never started, only in code."""
         first, here = self.target.environment, self.child.environment
-        if not here:
-            return code_differences(first or {}, collect_environment({}))
+        if first and not here:
+            return code_differences(first, collect_environment({}))
         return environment_differences(first, here) if first else []
 
     @property
